@@ -203,8 +203,10 @@ class Findings:
     def _note(self, message: Message, text: str, rank: int | None) -> None:
         known = self._found.get(message.name)
         if known is None:
-            told = () if rank is None else (rank,)
-            self._found[message.name] = Finding(message.name, message.kind, message.cause, text, 1, told)
+            line_ranks = () if rank is None else (rank,)
+            self._found[message.name] = Finding(
+                message.name, message.kind, message.cause, text, 1, line_ranks
+            )
             return
         ranks = known.ranks
         if rank is not None and rank not in ranks:

@@ -145,7 +145,7 @@ class RankSums:
         if missing > 0:
             self._sums.extend(array("d", bytes(8 * missing)))
 
-    def told(self) -> dict[int, tuple[float, int]]:
+    def by_rank(self) -> dict[int, tuple[float, int]]:
         """Return (sum, count) by rank."""
         counts = [0] * len(self._sums)
         for (first, behind), count in self._counts.items():
@@ -223,11 +223,11 @@ class Marks:
         for begin in range(0, len(xs), self._most):
             part = xs[begin : begin + self._most]
             if part[-1] - part[0] == len(part) - 1:
-                places: Sequence[int] = range(-part[0] % self._stride, len(part), self._stride)
+                indices: Sequence[int] = range(-part[0] % self._stride, len(part), self._stride)
             else:
-                places = [place for place, x in enumerate(part) if x % self._stride == 0]
-            for place in places:
-                at = begin + place
+                indices = [index for index, x in enumerate(part) if x % self._stride == 0]
+            for index in indices:
+                at = begin + index
                 self._found[xs[at]] = ones[at], others[at] if others else None
             if len(self._found) > 2 * self._most:
                 self._thin()
@@ -246,14 +246,14 @@ class Marks:
             second_only: Compare only the second numbers of the pairs, where there are any.
         """
         stride = max(self._stride, other._stride)
-        places = [x for x in other._found if x % stride == 0]
+        common = [x for x in other._found if x % stride == 0]
         if second_only:
-            places = [x for x in places if other._found[x][1] is not None]
+            common = [x for x in common if other._found[x][1] is not None]
         compared = slice(1, 2) if second_only else slice(2)
         # NaN is not equal to itself, so compare the text.
-        return bool(places) and all(
+        return bool(common) and all(
             x in self._found and repr(self._found[x][compared]) == repr(other._found[x][compared])
-            for x in places
+            for x in common
         )
 
 

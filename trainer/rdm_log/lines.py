@@ -503,8 +503,8 @@ def _of_others(line: bytes, whole: bool) -> Iterator[Record]:
             values, _ = _pairs(grammar, match, whole or match.end() < len(line))
             of = match.groupdict()
             where = f"iteration {int(of['step'])}" if "step" in of else _NO_NAME.sub(" ", _text(of["where"]))
-            told = {name: value for name, value in values.items() if _EVALUATED.fullmatch(name)}
-            yield Evaluation(where, {_value_name(name): value for name, value in told.items()})
+            evaluated = {name: value for name, value in values.items() if _EVALUATED.fullmatch(name)}
+            yield Evaluation(where, {_value_name(name): value for name, value in evaluated.items()})
         elif grammar.step is not None and (match := grammar.step.search(line)):
             yield from _own_step(grammar, line, match, whole)
         elif grammar.done is not None and grammar.done.search(line):
@@ -524,12 +524,12 @@ def _own_step(grammar: Grammar, line: bytes, match: re.Match[bytes], whole: bool
     tag, time = prefix(line[:start]) if start else ("", "")
     if time and (clock := _CLOCK.search(line, 0, start)):
         time = clock[0].decode().replace("T", " ").replace(",", ".")
-    told = match["step"] if "step" in match.re.groupindex else None
-    number, total = int(told or 0), 0
+    step = match["step"] if "step" in match.re.groupindex else None
+    number, total = int(step or 0), 0
     both = _STEP_OF.search(match["fields"]) if _STEP_OF_WORD in line else None
     if both:
         number, total = int(both[1]), int(both[2])
-    is_numbered = told is not None or both is not None
+    is_numbered = step is not None or both is not None
     yield Step(number, total, values, tag, time, not is_whole, is_numbered, not is_whole)
     if sizes:
         yield Memory(_rank_of(tag), number, sizes)

@@ -125,8 +125,8 @@ def observe(
     heads = [_head_of(log) for log in logs[:_HEADS]]
     info = info_of_job([one.info for one in heads])
     run = next((run for run in reversed(runs) if run["lines"]), None)
-    told = {**info, **(run["arguments"] if run else {})}
-    wanted = _as_told(_settings(conf), told) if conf else {}
+    logged = {**info, **(run["arguments"] if run else {})}
+    wanted = _by_logged_names(_settings(conf), logged) if conf else {}
 
     def of_nodes(ending: str) -> list[Path]:
         return sorted(folder.glob(f"{glob.escape(node) or '*'}{ending}")) if whole else []
@@ -145,15 +145,15 @@ def observe(
             **{ARGUMENT_OF[key]: value for key, value in info.items() if key in ARGUMENT_OF},
             **wanted,
         },
-        reported={node: told} if told else {},
+        reported={node: logged} if logged else {},
         gpu_processes=_processes(of_nodes(".gpu")),
         seconds_since_step=None if is_silent or run is None else waited,
         # Most programs do not log when they begin to save or evaluate.
         tells_phases=False,
         vocabulary=next((one.vocabulary for one in heads if one.vocabulary is not None), None),
         signs=[
-            *(_slow(run, told, heads, logs) if run else ()),
-            *(_not_compared(conf) if conf and not told.keys() & wanted.keys() else ()),
+            *(_slow(run, logged, heads, logs) if run else ()),
+            *(_not_compared(conf) if conf and not logged.keys() & wanted.keys() else ()),
             *(_left_out(path, folder, node) if whole else ()),
             *_not_read(errors),
             # A job's observer has evaluated these samples already; for a job that has ended they are moot.
@@ -164,13 +164,13 @@ def observe(
     )
 
 
-def check_state(said: str) -> None:
+def check_state(state: str) -> None:
     """Check that each line is a word for a job's state. Accepts an empty text, and words cut by sacct.
 
     Raises:
         NothingToRead: A line is not such a word.
     """
-    for line in said.splitlines():
+    for line in state.splitlines():
         if all(word in STATES for word in states_of(line)):
             continue
         near = difflib.get_close_matches(state_of(line), sorted(STATES), 1)
@@ -271,18 +271,18 @@ def _head_of(log: Sequence[Path]) -> _Head:
 
 
 def _slow(
-    run: Mapping[str, Any], told: Mapping[str, str], heads: Sequence[_Head], logs: Sequence[Sequence[Path]]
+    run: Mapping[str, Any], logged: Mapping[str, str], heads: Sequence[_Head], logs: Sequence[Sequence[Path]]
 ) -> list[Sign]:
     """Return the ranks that compute longer than their peers, if the timers of all ranks are logged.
 
     Args:
         run: The run.
-        told: Its job info and arguments.
+        logged: Its job info and arguments.
         heads: The heads of the first logs.
         logs: All logs, each as its pieces.
     """
     compute = {int(rank): float(time) for rank, time in run["compute_ms"].items()}
-    layout = rank_timers.layout(told)
+    layout = rank_timers.layout(logged)
     if not compute or layout is None:
         return []
     names = {}
@@ -290,7 +290,7 @@ def _slow(
         number = one.info.get("NODE_RANK", "")
         if number.isdecimal():
             names[int(number)] = one.node
-    count = told.get("NNODES", "")
+    count = logged.get("NNODES", "")
     each = len(compute) // int(count) if count.isdecimal() and int(count) else 0
     nodes = {rank: names[rank // each] for rank in compute if rank // each in names} if each else {}
     return rank_timers.slow(compute, *layout, nodes)
@@ -408,10 +408,10 @@ def _settings(conf: Path) -> dict[str, str]:
         raise NothingToRead(f"{conf} cannot be read: {error.strerror}.") from error
 
 
-def _as_told(settings: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
+def _by_logged_names(settings: Mapping[str, str], logged: Mapping[str, str]) -> dict[str, str]:
     """Return the requested settings by the names that the job reports: the script's, or its arguments'."""
-    names = {key: ARGUMENT_OF.get(key, key.lower()) for key in settings if key not in told}
-    return {names[key] if names.get(key) in told else key: value for key, value in settings.items()}
+    names = {key: ARGUMENT_OF.get(key, key.lower()) for key in settings if key not in logged}
+    return {names[key] if names.get(key) in logged else key: value for key, value in settings.items()}
 
 
 def _not_compared(conf: Path) -> list[Sign]:

@@ -33,7 +33,7 @@ PART = 8 * BLOCK
 """Bytes that a process reads at a time. Together with the parts that wait, this limits the memory."""
 REACH = 2 * BLOCK
 """Bytes after the earliest start of a part in which the heading of timers is searched for…"""
-_GLANCE = 64 * 1024
+_SHORT_REACH = 64 * 1024
 """… and fewer if the part before had no timers."""
 _MOST = 4
 """The most processes: a single process collects their results."""
@@ -100,7 +100,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
         return
     from concurrent.futures.process import BrokenProcessPool
 
-    told = functools.partial(_told, tuple(paths), every)
+    read_part = functools.partial(_read_part, tuple(paths), every)
     waiting: deque[tuple[_Part, Future[_Found]]] = deque()
     timers = RankTimers()
     parts = _Parts(paths, PART, REACH)
@@ -108,11 +108,11 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
     try:
         with _processes(workers) as pool:
             for part in parts:
-                waiting.append((part, pool.submit(told, part)))
+                waiting.append((part, pool.submit(read_part, part)))
                 break
             while waiting:
                 for part in itertools.islice(parts, workers + 1 - len(waiting)):
-                    waiting.append((part, pool.submit(told, part)))
+                    waiting.append((part, pool.submit(read_part, part)))
                 part, future = waiting.popleft()
                 if timers.are_open and not part.is_sure:
                     # Do not cancel the future: if a worker is then killed, Python 3.11 reports no later part.
@@ -129,7 +129,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
         yield from records_together(blocks, every=every, timers=timers)
 
 
-def _told(paths: tuple[Path, ...], every: bool, part: _Part) -> _Found:
+def _read_part(paths: tuple[Path, ...], every: bool, part: _Part) -> _Found:
     """Return the records in a part of a log, and its timers that may continue.
 
     To send fewer bytes between processes, most lines are dropped from steps that certainly continue their run
@@ -175,7 +175,7 @@ class _Parts(Iterator[_Part]):
         if self._next is None:
             raise StopIteration
         begin, is_sure = self._next
-        reach = self._reach if self.has_timers else min(self._reach, _GLANCE)
+        reach = self._reach if self.has_timers else min(self._reach, _SHORT_REACH)
         self._next = _border(self._paths, begin + self._size, reach)
         if self._next is None:
             # To the end, so that what is written meanwhile is read, too.

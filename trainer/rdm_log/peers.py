@@ -34,7 +34,7 @@ _SURE_S = 15.0
 """A rank's usual times need at least this many records over at least this many seconds…"""
 _WARM = 2
 """… after its first ones."""
-_TOLD = 8
+_MOST_SIGNS = 8
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,14 @@ def slow(
         quotas: How many processors the job may use, by node; nodes without such a limit are left out.
     """
     groups: dict[str, list[RankHeartbeat]] = {}
-    everyone = list(ranks)
-    for one in everyone:
+    all_ranks = list(ranks)
+    for one in all_ranks:
         if one.compute_s is not None:
             groups.setdefault(one.group, []).append(one)
-    counts = collections.Counter(one.node for one in everyone)
+    counts = collections.Counter(one.node for one in all_ranks)
     shares = {node: quota / max(1, counts[node]) for node, quota in (quotas or {}).items()}
     found: list[_Found] = []
-    crowded: list[_Found] = []
+    starved: list[_Found] = []
     for group in groups.values():
         if len(group) > 1:
             times = [one.compute_s or 0.0 for one in group]
@@ -142,15 +142,15 @@ def slow(
                     if seconds == least:
                         found.append(entry)
                     elif one.starved_s >= _AWAITED * (time - typical):
-                        crowded.append(replace(entry, has_less=_has_less(one, group, everyone, shares)))
+                        starved.append(replace(entry, has_less=_has_less(one, group, all_ranks, shares)))
     found += _grown([group[0] for group in groups.values() if len(group) == 1])
-    return [*_told(found, everyone), *_crowded(crowded, held_back or {})]
+    return [*_slow_signs(found, all_ranks), *_starved_signs(starved, held_back or {})]
 
 
 def _has_less(
     one: RankHeartbeat,
     group: Sequence[RankHeartbeat],
-    everyone: Sequence[RankHeartbeat],
+    all_ranks: Sequence[RankHeartbeat],
     shares: Mapping[str, float],
 ) -> bool:
     """Return whether a rank may use less processor time than its peers on other nodes.
@@ -161,11 +161,11 @@ def _has_less(
     Args:
         one: The rank.
         group: The rank and its peers.
-        everyone: All ranks of the job.
+        all_ranks: All ranks of the job.
         shares: Processors per rank, by node; nodes without a quota are left out.
     """
     far = [other for other in group if other.node != one.node]
-    far = far or [other for other in everyone if other.node != one.node]
+    far = far or [other for other in all_ranks if other.node != one.node]
     others = [shares.get(other.node, math.inf) for other in far]
     if one.node not in shares or not others:
         return True
@@ -199,13 +199,13 @@ class _Found:
     has_less: bool = True
 
 
-def _grown(lonely: Sequence[RankHeartbeat]) -> Iterator[_Found]:
+def _grown(single: Sequence[RankHeartbeat]) -> Iterator[_Found]:
     """Yield ranks without peers that became slower, if the others wait longer than before, too."""
-    grown = [one for one in lonely if _growth(one) > _GROWN]
-    if len(grown) > len(lonely) / 2:
+    grown = [one for one in single if _growth(one) > _GROWN]
+    if len(grown) > len(single) / 2:
         return
     for one in grown:
-        more = [other.waited_s - other.before_waited_s for other in lonely if other is not one]
+        more = [other.waited_s - other.before_waited_s for other in single if other is not one]
         if statistics.median(more) >= _AWAITED * ((one.least_s or 0.0) - (one.before_s or 0.0)):
             yield _Found(one, _growth(one), f"it took {_time(one.before_s or 0.0)} before")
 
@@ -216,7 +216,7 @@ def _growth(one: RankHeartbeat) -> float:
     return one.least_s / one.before_s
 
 
-def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign]:
+def _starved_signs(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign]:
     """Return a sign for each node with too few processors, and a note for each with other load.
 
     If all nodes have equally few processors, that is only a note, too.
@@ -225,7 +225,7 @@ def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign
     for entry in sorted(found, key=lambda entry: entry.times):
         worst[entry.rank.node] = entry
     signs = []
-    for node, entry in list(worst.items())[-_TOLD:]:
+    for node, entry in list(worst.items())[-_MOST_SIGNS:]:
         limit = held_back.get(node, "")
         starved_s = min(entry.rank.starved_s, entry.rank.compute_s or 0.0)
         is_note = not limit or not entry.has_less
@@ -246,8 +246,8 @@ def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign
     return signs
 
 
-def _told(found: Sequence[_Found], everyone: Sequence[RankHeartbeat]) -> list[Sign]:
-    of_node = collections.Counter(one.node for one in everyone)
+def _slow_signs(found: Sequence[_Found], all_ranks: Sequence[RankHeartbeat]) -> list[Sign]:
+    of_node = collections.Counter(one.node for one in all_ranks)
     by_node: dict[str, list[_Found]] = {}
     for entry in found:
         by_node.setdefault(entry.rank.node, []).append(entry)
@@ -268,7 +268,7 @@ def _told(found: Sequence[_Found], everyone: Sequence[RankHeartbeat]) -> list[Si
             )
             signs.append((entry.times, Sign("slow", text, node, entry.rank.rank)))
     signs.sort(key=lambda pair: -pair[0])
-    return [sign for _, sign in signs[:_TOLD]]
+    return [sign for _, sign in signs[:_MOST_SIGNS]]
 
 
 def holding(ranks: Iterable[RankHeartbeat]) -> list[RankHeartbeat]:
@@ -286,14 +286,14 @@ def holding(ranks: Iterable[RankHeartbeat]) -> list[RankHeartbeat]:
 
 def first_nan(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
     """Return the ranks whose loss was not finite first; empty if all were at once, or none was."""
-    everyone = list(ranks)
-    hit = [one for one in everyone if one.nan_at is not None]
+    all_ranks = list(ranks)
+    hit = [one for one in all_ranks if one.nan_at is not None]
     if not hit:
         return []
     at = min(one.nan_at or 0 for one in hit)
     first = [one for one in hit if one.nan_at == at]
-    told = {one.group for one in first}
-    if len(first) == len([one for one in everyone if one.group in told]) > 1:
+    groups = {one.group for one in first}
+    if len(first) == len([one for one in all_ranks if one.group in groups]) > 1:
         return []
     return [
         Sign(
@@ -302,7 +302,7 @@ def first_nan(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
             one.node,
             one.rank,
         )
-        for one in first[:_TOLD]
+        for one in first[:_MOST_SIGNS]
     ]
 
 
@@ -316,7 +316,7 @@ def strained(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
             one.node,
             one.rank,
         )
-        for one in sorted(ranks, key=lambda one: -one.retries)[:_TOLD]
+        for one in sorted(ranks, key=lambda one: -one.retries)[:_MOST_SIGNS]
         if one.retries
     ]
 

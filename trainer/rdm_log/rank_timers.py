@@ -18,21 +18,21 @@ __all__ = ["TIMERS", "layout", "slow"]
 
 TIMERS = ("forward-compute", "backward-compute")
 """The timers whose sum is a rank's compute time per step."""
-_TOLD = 8
+_MOST_SIGNS = 8
 
 
-def layout(told: Mapping[str, str]) -> tuple[int, int] | None:
+def layout(reported: Mapping[str, str]) -> tuple[int, int] | None:
     """Return the number of pipeline stages and of ranks that share a layer; None if either is unknown.
 
     Args:
-        told: Megatron's arguments, or the job info.
+        reported: Megatron's arguments, or the job info.
     """
     found = []
     for names in (
         ("pipeline_model_parallel_size", "PIPELINE_MP_SIZE"),
         ("tensor_model_parallel_size", "TENSOR_MP_SIZE"),
     ):
-        text = next((told[name] for name in names if name in told), "")
+        text = next((reported[name] for name in names if name in reported), "")
         if not text.isdecimal() or not int(text):
             return None
         found.append(int(text))
@@ -61,7 +61,7 @@ def slow(milliseconds: Mapping[int, float], stages: int, tensor: int, nodes: Map
         times = [statistics.median(milliseconds[rank] for rank in group) / 1000 for group in groups]
         found += _of_stage(groups, times, nodes)
     found.sort(key=lambda pair: -pair[0])
-    return [sign for _, sign in found[:_TOLD]]
+    return [sign for _, sign in found[:_MOST_SIGNS]]
 
 
 def _of_stage(
@@ -78,9 +78,9 @@ def _of_stage(
         where = {nodes[rank] for rank in group if rank in nodes}
         node = where.pop() if len(where) == 1 else ""
         alone = len(group) == 1
-        who = f"Rank {group[0]}" if alone else f"One of the ranks {group[0]} to {group[-1]}"
+        ranks = f"Rank {group[0]}" if alone else f"One of the ranks {group[0]} to {group[-1]}"
         text = (
-            f"{who}{f' on {node}' if node else ''} is slow: it computes for {1000 * seconds:.0f} ms in a "
+            f"{ranks}{f' on {node}' if node else ''} is slow: it computes for {1000 * seconds:.0f} ms in a "
             f"step, its peers for {1000 * typical:.0f} ms ({seconds / typical:.1f} times)."
         )
         yield seconds / typical, Sign("slow", text, node, group[0] if alone else None)

@@ -55,7 +55,7 @@ _SECONDS = len("2026-11-22 10:11:12")
 _EPOCH = "epoch"
 _START = "after megatron is initialized"
 _SUMS = (SKIPPED, NAN)
-_BESIDE_STEPS = (
+_NOT_FROM_STEPS = (
     *("file", "first_time", "last_time", "memory", "milestones", "evaluations", "timers", "arguments"),
     *("loaded", "saved", "checkpoints"),
 )
@@ -135,7 +135,7 @@ class TimerFigures:
     @property
     def ranks(self) -> dict[int, tuple[float, int]]:
         """(sum, count) by rank, if the log has times by rank."""
-        return self._ranks.told()
+        return self._ranks.by_rank()
 
     @property
     def mean(self) -> float:
@@ -210,10 +210,10 @@ class Run:
     engine: Run | None = None
     _clock: _Clock = field(default_factory=lambda: _Clock())
     _engine_clock: _Clock = field(default_factory=lambda: _Clock())
-    _engine_tells_times: bool = False
+    _engine_logs_times: bool = False
     marks: Marks = field(default_factory=Marks)
     _recent: dict[int, Step] = field(default_factory=dict)
-    _told: dict[int, int] = field(default_factory=dict)
+    _line_counts: dict[int, int] = field(default_factory=dict)
     _ranks: int = 1
     _unread: Steps | None = None
 
@@ -266,13 +266,13 @@ class Run:
         if abs(before - now) <= _SAME_TIME * max(before, now):
             return True
         # If several ranks log the first step, they log all others, too, each with its own time.
-        return self.lines == 1 or self._told.get(step.iteration, 1) < self._ranks
+        return self.lines == 1 or self._line_counts.get(step.iteration, 1) < self._ranks
 
     def add_repeated(self, step: Step) -> None:
         """Count a training line that ``repeats`` another one."""
-        self._told[step.iteration] = self._told.get(step.iteration, 1) + 1
+        self._line_counts[step.iteration] = self._line_counts.get(step.iteration, 1) + 1
         if self.lines == 1:
-            self._ranks = self._told[step.iteration]
+            self._ranks = self._line_counts[step.iteration]
 
     def numbered(self, step: Step) -> Step:
         """Return a step with a number, for lines without one: the progress bar's, or else the next number.
@@ -305,7 +305,7 @@ class Run:
         if len(self._recent) > RECENT:
             oldest = next(iter(self._recent))
             del self._recent[oldest]
-            if self._told.pop(oldest, 1) < self._ranks:
+            if self._line_counts.pop(oldest, 1) < self._ranks:
                 # The first step was logged twice because it ran twice, not because several ranks log steps.
                 self._ranks = 1
         self._note(iteration, values)
@@ -361,7 +361,7 @@ class Run:
             self.last_values = last[-1].values
             self.train_iterations = last[-1].train_iterations or self.train_iterations
             self._recent = {step.iteration: step for step in last}
-            self._told, self._ranks = {}, 1
+            self._line_counts, self._ranks = {}, 1
 
     def _note(self, iteration: int, values: dict[str, float]) -> None:
         """Add the values that are summed up over all steps."""
@@ -442,8 +442,8 @@ class Run:
 
         An engine without a pipeline logs only every few steps, with a time before the line.
         """
-        self._engine_tells_times |= MILLISECONDS in values
-        if not time or self._engine_tells_times:
+        self._engine_logs_times |= MILLISECONDS in values
+        if not time or self._engine_logs_times:
             return values
         return self._engine_clock.timed(iteration, values, time)
 
@@ -462,7 +462,7 @@ class Run:
             engine.add_step(Step(iteration, 0, values, is_cut=True))
 
 
-def _begins_anew(run: Run, record: Record) -> bool:
+def _begins_run(run: Run, record: Record) -> bool:
     """Whether a record belongs to a new run."""
     match record:
         case Step(iteration=iteration):
@@ -507,7 +507,7 @@ def followed(run: Run, record: Record) -> Run:
     run.settle()
     if isinstance(record, Step) and not record.is_numbered:
         record = run.numbered(record)
-    if _begins_anew(run, record):
+    if _begins_run(run, record):
         run = Run(run.file, times=Sample(run.times.most), series=None if run.series is None else {})
     if not isinstance(record, Step):
         run.add(record)
@@ -523,8 +523,8 @@ def with_engine(run: Run) -> Run:
     engine = run.engine
     if engine is None or run.lines:
         return run
-    told = {name: getattr(run, name) for name in _BESIDE_STEPS}
-    return dataclasses.replace(engine, **told)
+    others = {name: getattr(run, name) for name in _NOT_FROM_STEPS}
+    return dataclasses.replace(engine, **others)
 
 
 def merged(logs: Sequence[Sequence[Run]]) -> list[Run]:
@@ -534,37 +534,37 @@ def merged(logs: Sequence[Sequence[Run]]) -> list[Run]:
     steps, matched from the last run backwards. Logs with the same steps are copies, and so is a log whose
     lines are all in another one.
     """
-    spoken = [log for log in logs if any(run.lines for run in log)] or list(logs[:1])
-    told: dict[tuple[object, ...], Run] = {}
-    for log in spoken:
+    with_steps = [log for log in logs if any(run.lines for run in log)] or list(logs[:1])
+    by_steps: dict[tuple[object, ...], Run] = {}
+    for log in with_steps:
         for run in log:
             key = (run.lines, run.first_iteration, run.last_iteration, run.loss.first, run.loss.last)
-            if run.lines and key in told:
-                _enrich(told[key], run)
+            if run.lines and key in by_steps:
+                _enrich(by_steps[key], run)
             else:
-                told[key if run.lines else (id(run),)] = run
+                by_steps[key if run.lines else (id(run),)] = run
     # Equal runs within one log are not copies: the steps ran twice.
-    whose = {id(run): number for number, log in enumerate(spoken) for run in log}
-    found_runs = _without_parts(list(told.values()), whose)
+    log_of = {id(run): number for number, log in enumerate(with_steps) for run in log}
+    found_runs = _without_parts(list(by_steps.values()), log_of)
     if all(run.first_time for run in found_runs):
         found_runs.sort(key=lambda run: run.first_time)
     for log in logs:
-        if all(log is not one for one in spoken):
+        if all(log is not one for one in with_steps):
             for run, other in zip(reversed(found_runs), reversed(log), strict=False):
                 _enrich(run, other)
     return found_runs
 
 
-def _without_parts(found: list[Run], whose: Mapping[int, int]) -> list[Run]:
+def _without_parts(found: list[Run], log_of: Mapping[int, int]) -> list[Run]:
     """Return runs without those that copy part of a run in another log; the copies enrich that run.
 
     Args:
         found: The runs.
-        whose: The number of each run's log, by the run's ``id``.
+        log_of: The number of each run's log, by the run's ``id``.
     """
     kept: list[Run] = []
     for run in sorted(found, key=lambda one: -one.lines):
-        others = (one for one in kept if whose[id(one)] != whose[id(run)])
+        others = (one for one in kept if log_of[id(one)] != log_of[id(run)])
         whole = next((one for one in others if _has_part(one, run)), None)
         if whole is None:
             kept.append(run)

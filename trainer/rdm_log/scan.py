@@ -238,8 +238,8 @@ def _by_bar(step: Step, text: bytes) -> Step:
     bar = _last_bar(text)
     if bar is None:
         return step
-    number, total, pace, unit = bar.groups()
-    milliseconds = 1000.0 * float(pace) if unit == b"s/it" else 1000.0 / (float(pace) or math.inf)
+    number, total, rate, unit = bar.groups()
+    milliseconds = 1000.0 * float(rate) if unit == b"s/it" else 1000.0 / (float(rate) or math.inf)
     values = {MILLISECONDS: milliseconds, **step.values}
     return step._replace(iteration=int(number), train_iterations=int(total), values=values)
 
@@ -334,14 +334,14 @@ class RankTimers:
     def _times(self, found: Sequence[tuple[bytes, bytes, bytes]]) -> Iterator[RankTimes]:
         """Yield times by name, from lines that have either a rank and its time, or a name."""
         begin = 0
-        names = [place for place, (_, _, name) in enumerate(found) if name]
-        for place in (*names, len(found)):
-            if self._name and place > begin:
-                ranks, times, _ = zip(*found[begin:place], strict=True)
+        names = [index for index, (_, _, name) in enumerate(found) if name]
+        for index in (*names, len(found)):
+            if self._name and index > begin:
+                ranks, times, _ = zip(*found[begin:index], strict=True)
                 yield RankTimes(self._name, _numbers(ranks), array("d", map(float, times)))
-            if place < len(found):
-                self._name = found[place][2].decode("utf-8", "replace")
-            begin = place + 1
+            if index < len(found):
+                self._name = found[index][2].decode("utf-8", "replace")
+            begin = index + 1
 
     def pass_by(self, size: int) -> None:
         """Skip bytes without timers; too many end the timers."""

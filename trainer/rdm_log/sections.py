@@ -82,9 +82,11 @@ def sections(
         total = sum(count_lines(file) for file in files)
         found.append(Section(f"last {word} message", tuple(_ends(files, lines)), total))
     outputs = [directory / name for name in names if name.endswith(".out")]
-    told = info if info is not None else job_info([one for file in outputs for one in with_pieces(file)])
+    job_values = (
+        info if info is not None else job_info([one for file in outputs for one in with_pieces(file)])
+    )
     items = (f"items: {' '.join(names)}",)
-    lines_of_info = (f"{key}: {value}" for key, value in told.items())
+    lines_of_info = (f"{key}: {value}" for key, value in job_values.items())
     found.append(Section(f"job info {job}", (*items, *lines_of_info), is_whole=True))
     found.append(Section("iteration time", tuple(_times(outputs)), is_whole=True))
     return found

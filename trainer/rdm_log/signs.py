@@ -256,7 +256,7 @@ def held_back(samples: Sequence[Sample]) -> str:
             quota = last.quota or 0.0
             return f"its quota is {quota:.0f}" if quota >= 100 else f"its quota is {quota:.3g}"
     if last.processors:
-        used = sum(max(0.0, spent - first.cpu_s.get(rank, spent)) for rank, spent in last.cpu_s.items())
+        used = sum(max(0.0, seconds - first.cpu_s.get(rank, seconds)) for rank, seconds in last.cpu_s.items())
         if used >= _ALL * last.processors * (last.time - first.time):
             return f"it has {last.processors}"
     return ""
@@ -313,10 +313,10 @@ def _memory(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
         yield Sign("memory", f"The kernel has killed a process on {node} for want of memory.", node)
     if not last.memory_limit or last.memory_used is None:
         return
-    whose, rank = _who_grew(samples)
+    largest, rank = _grown_rank(samples)
     share = last.memory_used / last.memory_limit
     if share >= _FULL:
-        yield Sign("memory", f"The memory of {node} is {100 * share:.0f} % full{whose}.", node, rank)
+        yield Sign("memory", f"The memory of {node} is {100 * share:.0f} % full{largest}.", node, rank)
         return
     # Samples with another limit are of another cgroup, or of the host.
     same = [one for one in samples if one.memory_limit == last.memory_limit and one.memory_used is not None]
@@ -330,13 +330,13 @@ def _memory(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
             yield Sign(
                 "memory",
                 f"The memory of {node} is {100 * share:.0f} % full, and full in {left:.0f} s at its growth "
-                f"of {grown / seconds / 1e6:.0f} MB/s{whose}.",
+                f"of {grown / seconds / 1e6:.0f} MB/s{largest}.",
                 node,
                 rank,
             )
 
 
-def _who_grew(samples: Sequence[Sample]) -> tuple[str, int | None]:
+def _grown_rank(samples: Sequence[Sample]) -> tuple[str, int | None]:
     """Return the rank that has grown far more than the node's others, or is far larger; in words, too."""
     last = samples[-1].ranks
     first = next((one.ranks for one in samples if one.ranks), {})
@@ -369,12 +369,12 @@ def _network(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
 
 
 def _devices(node: str, samples: Sequence[Sample], ranks: Sequence[int]) -> Iterator[Sign]:
-    looks = [one for one in samples if one.devices]
-    if not looks:
+    with_devices = [one for one in samples if one.devices]
+    if not with_devices:
         return
-    began = {device.index: device for device in looks[0].devices}
-    for place, device in enumerate(looks[-1].devices):
-        rank, name = ranks[place] if place < len(ranks) else None, f"GPU {device.index} of {node}"
+    began = {device.index: device for device in with_devices[0].devices}
+    for position, device in enumerate(with_devices[-1].devices):
+        rank, name = ranks[position] if position < len(ranks) else None, f"GPU {device.index} of {node}"
         new = device.ecc.get("uncorrected", 0) - began.get(device.index, device).ecc.get("uncorrected", 0)
         if new > 0:
             yield Sign("ecc", f"{name} has {new} uncorrectable memory errors (ECC).", node, rank)
@@ -383,9 +383,9 @@ def _devices(node: str, samples: Sequence[Sample], ranks: Sequence[int]) -> Iter
             yield Sign("xid", f"The driver reports errors of {name}: Xid {numbers}.", node, rank)
         recent = [
             other
-            for one in looks[-_HOT_FOR:]
+            for one in with_devices[-_HOT_FOR:]
             for other in one.devices
-            if other.index == device.index and len(looks) >= _HOT_FOR
+            if other.index == device.index and len(with_devices) >= _HOT_FOR
         ]
         clock = f"{device.clocks['sm']} MHz" if "sm" in device.clocks else "lower clocks"
         heat = f" at {device.celsius:.0f}'C" if device.celsius is not None else ""
@@ -394,10 +394,10 @@ def _devices(node: str, samples: Sequence[Sample], ranks: Sequence[int]) -> Iter
                 yield Sign("throttled", f"{name} is throttled {why}, to {clock}.", node, rank)
         if not set(_HEAT).intersection(device.throttled):
             yield from _hot(name, recent, node, rank)
-    full = [one for one in looks[-1].devices if one.total and (one.used or 0) >= _GPU_FULL * one.total]
+    full = [one for one in with_devices[-1].devices if one.total and (one.used or 0) >= _GPU_FULL * one.total]
     if full:
-        whose = ", ".join(str(one.index) for one in full)
-        many = f"GPUs {whose}" if len(full) > 1 else f"GPU {whose}"
+        indexes = ", ".join(str(one.index) for one in full)
+        many = f"GPUs {indexes}" if len(full) > 1 else f"GPU {indexes}"
         text = f"The memory of {many} of {node} is over {100 * _GPU_FULL:.0f} % full."
         yield Sign("memory", text, node, is_note=True)
 
@@ -414,5 +414,5 @@ def _hot(name: str, recent: Sequence[Device], node: str, rank: int | None) -> It
 
 def _causes(device: Device) -> set[str]:
     """Return why a device's clocks are lowered, without reasons that only follow from another."""
-    told = set(device.throttled)
-    return told - {"hw_slowdown"} if "hw_thermal" in told else told
+    reasons = set(device.throttled)
+    return reasons - {"hw_slowdown"} if "hw_thermal" in reasons else reasons

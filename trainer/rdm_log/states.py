@@ -22,7 +22,7 @@ STATES = ENDED | WAITING | RUNNING
 _WORST_FIRST = (FAILED, RUNNING, WAITING, STOPPED, FINISHED)
 
 
-def state_of(said: str) -> str:
+def state_of(reported: str) -> str:
     r"""Return the state that a launcher or scheduler reports, in lower case; empty if there is none.
 
     From the states of a job's parts follows that of the job: failed if any part failed, over if all are.
@@ -30,17 +30,17 @@ def state_of(said: str) -> str:
     >>> state_of("COMPLETED\nFAILED")
     'failed'
     """
-    words = states_of(said)
+    words = states_of(reported)
     ranks = [next((rank for rank, some in enumerate(_WORST_FIRST) if word in some), -1) for word in words]
     return words[ranks.index(min(ranks))] if words else ""
 
 
-def states_of(said: str) -> list[str]:
+def states_of(reported: str) -> list[str]:
     """Return the state in each line, in lower case: sacct lists components and array tasks.
 
     sacct appends who cancelled a job, and cuts words: ``OUT_OF_ME+``.
     """
-    return [_whole(line.lower().split()[0]) for line in said.splitlines() if line.strip()]
+    return [_whole(line.lower().split()[0]) for line in reported.splitlines() if line.strip()]
 
 
 def _whole(word: str) -> str:

@@ -102,8 +102,8 @@ def log_files(path: Path) -> list[Path]:
             return [regular(path)]
         for directory in (path / "logs", path):
             # Unlike glob, iterdir raises for a directory that cannot be read.
-            there = sorted(directory.iterdir()) if directory.is_dir() else []
-            found = [one for one in there if fnmatch.fnmatch(one.name, "*.out*") and one.is_file()]
+            entries = sorted(directory.iterdir()) if directory.is_dir() else []
+            found = [one for one in entries if fnmatch.fnmatch(one.name, "*.out*") and one.is_file()]
             if found:
                 return found
     except FileNotFoundError:
@@ -113,9 +113,9 @@ def log_files(path: Path) -> list[Path]:
         if error.errno == errno.EINVAL:
             raise NothingToRead(f"{path} {why}, which may never end: write what it says to a file.") from None
         raise NothingToRead(f"{error.filename or path} cannot be read: {why}.") from error
-    names = [one.name for one in there]
-    told = f"it has {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else "it is empty"
-    raise NothingToRead(f"{path} has no .out files: {told}.")
+    names = [one.name for one in entries]
+    listing = f"it has {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else "it is empty"
+    raise NothingToRead(f"{path} has no .out files: {listing}.")
 
 
 def unreadable_logs(folder: Path, node: str = "", *others: Path) -> list[str]:
@@ -159,8 +159,8 @@ def summarise(paths: Sequence[Path], *, series: bool = False, needs_steps: bool 
     logs: list[list[Run]] = []
     for group in pieces(files):
         try:
-            told = records_of(group, every=series)
-            found = runs(told, group[-1].name, series=series)
+            records = records_of(group, every=series)
+            found = runs(records, group[-1].name, series=series)
             if any(run.lines and not run.train_iterations for run in found):
                 _add_steps(found, group[0])
             logs.append(found)
@@ -181,7 +181,7 @@ def _add_steps(found: Sequence[Run], file: Path) -> None:
             run.train_iterations = run.train_iterations or max(steps, run.last_iteration) * bool(steps)
 
 
-def _nothing(files: Sequence[Path], told: Sequence[Run]) -> str:
+def _nothing(files: Sequence[Path], found_runs: Sequence[Run]) -> str:
     """Return a sentence about what was found instead of training lines."""
     where = str(files[0]) if len(files) == 1 else f"The {len(files)} files"
     size = sum(file.stat().st_size for file in files if file.exists())
@@ -194,11 +194,11 @@ def _nothing(files: Sequence[Path], told: Sequence[Run]) -> str:
         for mark, (what, how) in _ENCODED.items():
             if begins.startswith(mark):
                 return f"{file} is {what}: write it out as text first, with `{how}`."
-    milestones = [name for run in told for name in run.milestones]
+    milestones = [name for run in found_runs for name in run.milestones]
     found = f"{size:,} bytes"
     if milestones:
         found += f", of a training that came to {milestones[-1]!r}"
-    elif told:
+    elif found_runs:
         found += " with memory or timers, but without steps"
     return f"{where} {verb} no line ` iteration N/M |` of a training: found {found}."
 
@@ -213,7 +213,7 @@ def plain(run: Run) -> dict[str, Any]:
     if batch and median:
         samples = batch * 1000.0 / median
     sequence = _sequence(run)
-    told: dict[str, Any] = {
+    data: dict[str, Any] = {
         "file": run.file,
         "lines": run.lines,
         "is_torn": run.is_torn,
@@ -276,9 +276,9 @@ def plain(run: Run) -> dict[str, Any]:
         "last_fields": last,
     }
     if run.series is not None:
-        told["series"] = {name: one.points() for name, one in run.series.items()}
-        told["checkpoints"] = list(run.checkpoints)
-    finite = _finite(told)
+        data["series"] = {name: one.points() for name, one in run.series.items()}
+        data["checkpoints"] = list(run.checkpoints)
+    finite = _finite(data)
     assert isinstance(finite, dict)
     return finite
 
@@ -293,7 +293,7 @@ def progress(run: Run) -> dict[str, Any]:
     batch, samples = last.get("global batch size"), last.get("samples per second")
     if batch and milliseconds:
         samples = batch * 1000.0 / milliseconds
-    told = _finite(
+    data = _finite(
         {
             "iteration": run.last_iteration,
             "train_iterations": run.train_iterations,
@@ -306,8 +306,8 @@ def progress(run: Run) -> dict[str, Any]:
             "losses": [list(point) for point in run.loss.curve.points()],
         }
     )
-    assert isinstance(told, dict)
-    return told
+    assert isinstance(data, dict)
+    return data
 
 
 def _sequence(run: Run) -> float | None:

@@ -146,26 +146,26 @@ def trace_files(directory: Path) -> list[Path]:
 def read_traces(files: Sequence[Path], node: str = "") -> Timeline:
     """Return the timeline in step traces, of all nodes or one. A half-written file is left out."""
     found = Timeline(is_pipeline=False)
-    doubts = []
+    uncertainties = []
     for file in files:
         try:
-            told = json.loads(regular(file).read_text())
-            rank = int(told["rank"])
-            if node and told.get("node") != node:
+            trace = json.loads(regular(file).read_text())
+            rank = int(trace["rank"])
+            if node and trace.get("node") != node:
                 continue
             spans = [
                 Span(str(kind), str(name), float(begin), float(begin) + float(length), int(step), int(batch))
-                for kind, name, step, batch, begin, length in told["spans"]
+                for kind, name, step, batch, begin, length in trace["spans"]
             ]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
         found.spans[rank] = sorted(spans, key=lambda span: span.begin)
-        found.stages[rank] = int(told.get("pipeline_rank", 0))
-        found.nodes[rank] = str(told.get("node", ""))
-        found.is_pipeline |= int(told.get("pipeline", 1)) > 1
-        if told.get("clock_uncertainty_us") is not None:
-            doubts.append(float(told["clock_uncertainty_us"]))
-    found.uncertainty = max(doubts) if doubts else None
+        found.stages[rank] = int(trace.get("pipeline_rank", 0))
+        found.nodes[rank] = str(trace.get("node", ""))
+        found.is_pipeline |= int(trace.get("pipeline", 1)) > 1
+        if trace.get("clock_uncertainty_us") is not None:
+            uncertainties.append(float(trace["clock_uncertainty_us"]))
+    found.uncertainty = max(uncertainties) if uncertainties else None
     return found
 
 
@@ -181,11 +181,11 @@ def of_paths(paths: Sequence[Path]) -> Timeline:
     if files or any(path.is_dir() for path in paths):
         return read_traces(files)
     logs = [path for path in paths if path.is_file()]
-    found = max(map(read_timers, logs), key=_told, default=Timeline())
-    return laid_out(found, _said_in(logs)) if found.spans or found.times else found
+    found = max(map(read_timers, logs), key=_size, default=Timeline())
+    return laid_out(found, _info_and_arguments(logs)) if found.spans or found.times else found
 
 
-def _said_in(logs: Sequence[Path]) -> dict[str, str]:
+def _info_and_arguments(logs: Sequence[Path]) -> dict[str, str]:
     """Return the job info and the arguments of the last run with steps, from logs with their pieces."""
     files = [piece for log in logs for piece in with_pieces(log)]
     info = info_of_job([info_of(head(log[0])) for log in pieces(files)])
@@ -193,18 +193,18 @@ def _said_in(logs: Sequence[Path]) -> dict[str, str]:
     return {**info, **next((run["arguments"] for run in reversed(runs) if run["lines"]), {})}
 
 
-def laid_out(timeline: Timeline, told: Mapping[str, str]) -> Timeline:
+def laid_out(timeline: Timeline, logged: Mapping[str, str]) -> Timeline:
     """Return a timeline with the stage of each rank, if the pipeline is known and all ranks are there.
 
     Args:
         timeline: A timeline of timers, which lack the stage.
-        told: Megatron's arguments, or the job info.
+        logged: Megatron's arguments, or the job info.
 
     Source: ranks count tensor first, then data, then pipeline (Megatron-LM's ``parallel_state``).
     """
-    sizes = layout(told)
+    sizes = layout(logged)
     ranks = sorted(timeline.spans or timeline.times)
-    world = told.get("world_size", told.get("WORLD_SIZE", str(len(ranks))))
+    world = logged.get("world_size", logged.get("WORLD_SIZE", str(len(ranks))))
     if sizes is None or sizes[0] < 2 or len(ranks) % sizes[0] or world != str(len(ranks)):
         return timeline
     if not ranks or ranks[-1] != len(ranks) - 1:
@@ -232,9 +232,9 @@ def read_timers(file: Path) -> Timeline:
             begin = _heading(log, end)
             if begin < 0:
                 break
-            told = _timers(_lines(log, begin, end), _tag(log, begin))
-            if _told(told) > _told(found):
-                found = told
+            candidate = _timers(_lines(log, begin, end), _tag(log, begin))
+            if _size(candidate) > _size(found):
+                found = candidate
             end = begin
     return found
 
@@ -270,7 +270,7 @@ def _lines(log: int, begin: int, end: int) -> Iterator[bytes]:
     yield rest
 
 
-def _told(timeline: Timeline) -> tuple[int, int]:
+def _size(timeline: Timeline) -> tuple[int, int]:
     """Return the number of spans and of times in a timeline, to compare it with others."""
     return sum(map(len, timeline.spans.values())), sum(map(len, timeline.times.values()))
 
@@ -341,7 +341,7 @@ def bubble(timeline: Timeline) -> float | None:
     """
     if not timeline.is_pipeline or len(timeline.spans) < 2:
         return None
-    had = used = 0.0
+    available = used = 0.0
     for step in timeline.steps:
         passes = {
             rank: [span for span in spans if span.step == step and span.kind in _COMPUTE]
@@ -351,9 +351,9 @@ def bubble(timeline: Timeline) -> float | None:
         if not every:
             continue
         window = max(span.end for span in every) - min(span.begin for span in every)
-        had += window * len(passes)
+        available += window * len(passes)
         used += sum(span.end - span.begin for span in every)
-    return max(0.0, 1.0 - used / had) if had else None
+    return max(0.0, 1.0 - used / available) if available else None
 
 
 def shares(timeline: Timeline) -> dict[int, dict[str, float]]:
@@ -361,13 +361,13 @@ def shares(timeline: Timeline) -> dict[int, dict[str, float]]:
     if not timeline.spans:
         return timeline.times
     steps = max(1, len(timeline.steps))
-    told: dict[int, dict[str, float]] = {}
+    averages: dict[int, dict[str, float]] = {}
     for rank, spans in timeline.spans.items():
         sums: dict[str, float] = {}
         for span in spans:
             sums[span.kind] = sums.get(span.kind, 0.0) + span.end - span.begin
-        told[rank] = {kind: sum_ / steps / 1000.0 for kind, sum_ in sums.items()}
-    return told
+        averages[rank] = {kind: sum_ / steps / 1000.0 for kind, sum_ in sums.items()}
+    return averages
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:

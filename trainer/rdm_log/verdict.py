@@ -36,7 +36,7 @@ EXIT_CODES: dict[Word, int] = {
     "suspect": 4,
 }
 
-_TOLD_TO_EXIT = "exiting program"
+_EXITING = "exiting program"
 """How Megatron's milestone begins if it exits before its last step on request."""
 _PAUSES = {"saving", "loading", "evaluating"}
 
@@ -208,8 +208,8 @@ def _evaluated(seen: Observed) -> Verdict:
     unknown = [sign for sign in seen.signs if sign.is_note and sign.kind in ("configuration", "files")]
     if state in states.FAILED or (not state and errors and not _is_done(run)):
         reasons = [seen.failure or Sign("state", seen.reason)] if seen.failure or seen.reason else []
-        told = [*reasons, *errors] or [Sign("state", f"Its state is {_said(seen.state)}.")]
-        return _verdict("failed", [*told, *unknown])
+        evidence = [*reasons, *errors] or [Sign("state", f"Its state is {_deciding_state(seen.state)}.")]
+        return _verdict("failed", [*evidence, *unknown])
     if state in states.STOPPED:
         return _verdict("finished", [Sign("state", seen.reason or "It was stopped."), *unknown])
     if state in states.FINISHED or (not state and _is_done(run)):
@@ -274,7 +274,7 @@ def _beginning(seen: Observed, state: str) -> str:
     return "Its program runs, and has written no line of a step that is understood."
 
 
-def _said(state: str) -> str:
+def _deciding_state(state: str) -> str:
     """Return the deciding state, as reported, from those of several parts of a job."""
     return next(
         line.strip() for line in state.splitlines() if states.state_of(line) == states.state_of(state)
@@ -284,8 +284,8 @@ def _said(state: str) -> str:
 def _is_done(run: Mapping[str, Any] | None) -> bool:
     if run is None:
         return False
-    told = any(name == DONE or name.startswith(_TOLD_TO_EXIT) for name in run["milestones"])
-    return told or (run["last_iteration"] == run["train_iterations"] and not run.get("is_torn"))
+    is_reported = any(name == DONE or name.startswith(_EXITING) for name in run["milestones"])
+    return is_reported or (run["last_iteration"] == run["train_iterations"] and not run.get("is_torn"))
 
 
 def _is_short(run: Mapping[str, Any]) -> bool:
@@ -303,7 +303,7 @@ def _end(run: Mapping[str, Any] | None) -> str:
         return f"It ended in the middle of the line of iteration {last}, and does not say why."
     if _is_short(run):
         return f"It ended at iteration {last} of {total}, and does not say why."
-    why = next((name for name in run["milestones"] if name.startswith(_TOLD_TO_EXIT)), "")
+    why = next((name for name in run["milestones"] if name.startswith(_EXITING)), "")
     of = f" of {total}" if total and total != last else ""
     return f"It came to iteration {last}{of}{f': {why}' if why else ''}."
 
@@ -349,9 +349,9 @@ def _differences(seen: Observed) -> Iterator[Sign]:
         for value, nodes in others.items():
             where = f" on {listed(nodes)}" if any(nodes) else ""
             # If all nodes report it, no single one is at fault.
-            culprit = nodes[0] if len(nodes) < len(seen.reported) else ""
+            faulty = nodes[0] if len(nodes) < len(seen.reported) else ""
             text = f"{key} is {value}{where}, and {requested} was asked for."
-            yield Sign("configuration", text, culprit)
+            yield Sign("configuration", text, faulty)
     packages = {package for versions in seen.versions.values() for package in versions}
     for package in sorted(packages):
         by_version: dict[str, list[str]] = {}

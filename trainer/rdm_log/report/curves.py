@@ -120,8 +120,8 @@ def _tick(x: float) -> dict[str, Any]:
 
 def _written(x: float, text: str) -> dict[str, Any]:
     # Next to its line, within the plot: plotly's buttons are above the plot.
-    place = {"x": x, "y": 0.5, "yref": "paper", "yanchor": "middle", "textangle": -90, "xshift": -8}
-    return {**place, "text": text, "showarrow": False}
+    position = {"x": x, "y": 0.5, "yref": "paper", "yanchor": "middle", "textangle": -90, "xshift": -8}
+    return {**position, "text": text, "showarrow": False}
 
 
 def loss(jobs: Sequence[Job]) -> Plot | None:
@@ -182,11 +182,11 @@ def step_time(jobs: Sequence[Job]) -> Plot | None:
     words, is_less = [], False
     for number, job in enumerate(jobs):
         # The first line of a run includes building and warm-up.
-        told = list(_points(job, MILLISECONDS))
-        segments = [points[1:] if len(points) > 1 else points for points in told]
+        curves = list(_points(job, MILLISECONDS))
+        segments = [points[1:] if len(points) > 1 else points for points in curves]
         if not segments:
             continue
-        is_less |= segments != told
+        is_less |= segments != curves
         data += _band(number, segments)
         data.append(_line(number, jobs, segments, "ms"))
         slow = sorted(
@@ -257,7 +257,7 @@ def speed(jobs: Sequence[Job]) -> Choice:
     """Return a choice of the speed, in the best unit that all jobs have."""
     per_gpu = all(any(_points(job, TGS)) for job in jobs)
     # All jobs share one axis, so they need one unit.
-    tells_tokens = all(
+    has_tokens = all(
         token_rate(job, run)[1] == TOKENS
         for job in jobs
         for run in job.runs
@@ -269,7 +269,7 @@ def speed(jobs: Sequence[Job]) -> Choice:
             return list(_points(job, TGS)), "tokens/s per GPU"
         found, unit = [], ""
         for run in job.runs:
-            factor, own = token_rate(job, run) if tells_tokens else (1.0, SAMPLE_RATE)
+            factor, own = token_rate(job, run) if has_tokens else (1.0, SAMPLE_RATE)
             if timed := _timed_batches(run):
                 unit, rate = own, 1000.0 * run["global_batch_size"] * factor
                 found.append([[x, *(rate / time for time in times if time)] for x, *times in timed])

@@ -89,23 +89,23 @@ def node_of(file: Path) -> str:
 
 def _of_stream(path: Path, columns: int) -> dict[str, Any]:
     size = path.stat().st_size
-    told = sorted(_told(path, size, columns), key=lambda one: one[0])
-    if not told:
+    records = sorted(_stream_records(path, size, columns), key=lambda one: one[0])
+    if not records:
         return {}
-    name = next((name for _, name, _ in reversed(told) if name), "")
-    begin, end = told[0][0], told[-1][0]
-    count = min(columns, len(told))
+    name = next((name for _, name, _ in reversed(records) if name), "")
+    begin, end = records[0][0], records[-1][0]
+    count = min(columns, len(records))
     of_column: list[list[_Moment]] = [[] for _ in range(count)]
-    place = [min(count - 1, int((at - begin) / max(end - begin, 1e-9) * count)) for at, _, _ in told]
-    for column, (_, _, moment) in zip(place, told, strict=True):
+    column_of = [min(count - 1, int((at - begin) / max(end - begin, 1e-9) * count)) for at, _, _ in records]
+    for column, (_, _, moment) in zip(column_of, records, strict=True):
         of_column[column].append(moment)
     # Old records are thinned, so they are far apart, but they still cover the time between them.
-    waits = [later[0] - earlier[0] for earlier, later in itertools.pairwise(told)]
+    waits = [later[0] - earlier[0] for earlier, later in itertools.pairwise(records)]
     for number, wait in enumerate(waits):
-        beside = [*waits[max(0, number - 1) : number], *waits[number + 1 : number + 2]]
-        if beside and wait <= _GAP * min(beside):
-            for column in range(place[number] + 1, place[number + 1]):
-                of_column[column].append(told[number][2])
+        neighbours = [*waits[max(0, number - 1) : number], *waits[number + 1 : number + 2]]
+        if neighbours and wait <= _GAP * min(neighbours):
+            for column in range(column_of[number] + 1, column_of[number + 1]):
+                of_column[column].append(records[number][2])
     times = [datetime.datetime.fromtimestamp(at).isoformat(" ", "seconds") for at in (begin, end)]
     return _plain(name, times, of_column, is_sampled=_is_long(size))
 
@@ -114,7 +114,7 @@ def _is_long(size: int) -> bool:
     return size > _WHOLE
 
 
-def _told(path: Path, size: int, columns: int) -> Iterator[tuple[float, str, _Moment]]:
+def _stream_records(path: Path, size: int, columns: int) -> Iterator[tuple[float, str, _Moment]]:
     """Yield the time, the name of the GPUs and their readings, from records evenly spaced in the file."""
     with path.open("rb") as file:
         for line in file if not _is_long(size) else _lines_within(file, size, columns):
@@ -237,7 +237,7 @@ def _plain(
         for gpu, readings in _by_gpu(moments).items():
             if gpu not in found:
                 found[gpu] = tuple([None] * columns for _ in MEASURES)
-            reading = readings[0] if len(readings) == 1 else _together(readings, highest)
+            reading = readings[0] if len(readings) == 1 else _merged(readings, highest)
             for values, value in zip(found[gpu], reading, strict=True):
                 if value is not None:
                     values[column] = round(value, 1)
@@ -252,11 +252,11 @@ def _plain(
     return {"name": name, "columns": columns, "times": times, "sampled": is_sampled, "gpus": gpus}
 
 
-def _together(readings: Sequence[_Reading], highest: Sequence[bool]) -> list[float | None]:
+def _merged(readings: Sequence[_Reading], highest: Sequence[bool]) -> list[float | None]:
     """Merge the readings of one GPU in a column."""
     found: list[float | None] = []
-    for place, takes_highest in enumerate(highest):
-        values = [value for one in readings if (value := one[place]) is not None]
+    for index, takes_highest in enumerate(highest):
+        values = [value for one in readings if (value := one[index]) is not None]
         mean = sum(values) / len(values) if values else None
         found.append(max(values) if values and takes_highest else mean)
     return found

@@ -44,8 +44,8 @@ def gantt(job: Job, number: int, which: str) -> Plot | None:
         )
     if timeline.uncertainty is not None and len(set(timeline.nodes.values())) > 1:
         # No measurement is more exact than a microsecond.
-        agree = max(timeline.uncertainty, 1.0) / 1000
-        words.append(f"The nodes' clocks agree to {agree:.2g} ms.")
+        accuracy = max(timeline.uncertainty, 1.0) / 1000
+        words.append(f"The nodes' clocks agree to {accuracy:.2g} ms.")
     return plot(
         f"timeline{number}",
         f"A step{which}, rank by rank",
@@ -75,7 +75,7 @@ def _gantt_of(timeline: Timeline, step: int) -> dict[str, Any]:
                 if span.kind == kind:
                     xs += [_ms(span.begin - begin), _ms(span.end - begin), None]
                     ys += [row, row, None]
-                    texts += [_said(span, rank)] * 2 + [None]
+                    texts += [_label(span, rank)] * 2 + [None]
         if xs:
             data.append(
                 {
@@ -140,7 +140,7 @@ def _ms(microseconds: float) -> float:
     return round(microseconds / 1000, 3)
 
 
-def _said(span: Span, rank: int) -> str:
+def _label(span: Span, rank: int) -> str:
     batch = f", micro-batch {span.micro_batch}" if span.micro_batch >= 0 else ""
     return f"rank {rank}: {span.name}{batch}, {(span.end - span.begin) / 1000:.2f} ms"
 
@@ -149,20 +149,20 @@ def shares(job: Job, number: int, which: str) -> Plot | None:
     """Return the plot of how each rank spends a step."""
     if job.timeline is None:
         return None
-    told = job.timeline["shares_ms"]
-    ranks = sorted(told, key=int)
+    by_rank = job.timeline["shares_ms"]
+    ranks = sorted(by_rank, key=int)
     data = [
         {
             "type": "bar" if len(ranks) <= BARS else "scatter",
             "name": kind,
             "x": [int(rank) for rank in ranks],
-            "y": [short(told[rank].get(kind, 0.0)) for rank in ranks],
+            "y": [short(by_rank[rank].get(kind, 0.0)) for rank in ranks],
             "marker": {"color": colour},
             **({} if len(ranks) <= BARS else {"mode": "lines", "stackgroup": "one"}),
             "hovertemplate": f"rank %{{x}}: %{{y:.5~g}} ms {kind}",
         }
         for kind, colour in _KIND_COLOURS.items()
-        if any(told[rank].get(kind) for rank in ranks)
+        if any(by_rank[rank].get(kind) for rank in ranks)
     ]
     layout = {
         "barmode": "stack",

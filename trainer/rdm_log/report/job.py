@@ -132,7 +132,7 @@ def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf
     if os.path.isdir(path) and (parts := sorted(path.glob(PARTS))):  # noqa: PTH112
         whole_job = merged([_kept(part) for part in parts])
         known = {
-            key: getattr(whole_job, key) or told for key, told in _network(path / "network.json").items()
+            key: getattr(whole_job, key) or found for key, found in _network(path / "network.json").items()
         }
         missing = tuple(map(str, read_json(path / "missing.json").get("nodes") or ()))
         return dataclasses.replace(
@@ -142,25 +142,25 @@ def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf
     folder = outputs[0].parent if outputs else path / "logs"
     whole = path.is_dir()
     summary = summarise(outputs, series=True, needs_steps=not whole)
-    told = list(summary.runs)
+    found = list(summary.runs)
     kept = read_json(path / "state.json") if whole else {}
     devices = _devices(folder, node) if whole else {}
-    seen = observe(path, now=time.time(), node=node, runs=told, state=state, conf=conf)
-    says = next(iter(seen.reported.values()), {})
-    timeline = _timeline(path if whole else None, outputs, told, says, node)
+    seen = observe(path, now=time.time(), node=node, runs=found, state=state, conf=conf)
+    logged = next(iter(seen.reported.values()), {})
+    timeline = _timeline(path if whole else None, outputs, found, logged, node)
     if seen.tells_nothing and not (devices or timeline or kept):
         summarise(outputs)  # raises an error that names what is missing
     written = settings.read(path / "resolved.yaml") if whole else {}
-    arguments = next((dict(run["arguments"]) for run in reversed(told) if run["arguments"]), {})
+    arguments = next((dict(run["arguments"]) for run in reversed(found) if run["arguments"]), {})
     request = read_json(path / "job.json") if whole else {}
-    for run in told:
+    for run in found:
         # The configuration has them, without secrets.
         run["arguments"] = {}
     return Job(
         name=name or (path.resolve().name if whole else path.name),
         source=str(path),
         failures=tuple(one for one in _list(kept.get("failures")) if isinstance(one, dict)),
-        runs=tuple(told),
+        runs=tuple(found),
         restarts=max(summary.restarts, _number(kept.get("restarts"))),
         devices=devices,
         configuration=settings.without_secrets(written or {**arguments, **job_info(outputs)}),
@@ -200,7 +200,7 @@ def merged(parts: Sequence[Job]) -> Job:
         failures=max((part.failures for part in parts), key=len),
         runs=tuple(runs),
         restarts=max(part.restarts for part in parts),
-        devices={name: told for part in parts for name, told in part.devices.items()},
+        devices={name: one for part in parts for name, one in part.devices.items()},
         configuration=next((part.configuration for part in parts if part.configuration), {}),
         nodes=next((part.nodes for part in parts if part.nodes), ()),
         fabric=next((part.fabric for part in parts if part.fabric), None),
@@ -227,9 +227,9 @@ def _kept(path: Path) -> Job:
 
 def _network(path: Path) -> dict[str, Any]:
     """Return the sections about the network, as `rdm-provision` prints them with --json; None if missing."""
-    told = read_json(path)
+    content = read_json(path)
     return {
-        key: one if isinstance(one := told.get(key), dict) and isinstance(one.get(word), dict) else None
+        key: one if isinstance(one := content.get(key), dict) and isinstance(one.get(word), dict) else None
         for key, word in _NETWORK.items()
     }
 
@@ -242,8 +242,8 @@ def _devices(folder: Path, node: str) -> dict[str, dict[str, Any]]:
             records.setdefault(node_of(file), []).append(file)
     columns = max(_LEAST_MOMENTS, min(COLUMNS, _GPU_MOMENTS // max(1, len(records))))
     names = sorted(records)
-    told = of_each(functools.partial(_history, columns), [records[name] for name in names])
-    return {name: one for name, one in zip(names, told, strict=True) if one}
+    histories = of_each(functools.partial(_history, columns), [records[name] for name in names])
+    return {name: one for name, one in zip(names, histories, strict=True) if one}
 
 
 def _history(columns: int, files: Sequence[Path]) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def _history(columns: int, files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _notes(devices: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    if any(told["sampled"] for told in devices.values()):
+    if any(one["sampled"] for one in devices.values()):
         yield "The GPU records are long; moments that lie evenly in them are shown."
 
 
@@ -259,7 +259,7 @@ def _timeline(
     directory: Path | None,
     outputs: Sequence[Path],
     runs: Sequence[Mapping[str, Any]],
-    says: Mapping[str, str],
+    logged: Mapping[str, str],
     node: str,
 ) -> dict[str, Any] | None:
     """Return what ranks did when, as plain data: spans of one rank of each stage, shares of all ranks.
@@ -268,9 +268,9 @@ def _timeline(
     """
     found = read_traces(trace_files(directory), node) if directory else Timeline()
     if not found.spans and any(timer["slowest_rank"] is not None for run in runs for timer in run["timers"]):
-        told = (read_timers(file) for file in outputs)
-        found = max(told, key=lambda one: (sum(map(len, one.spans.values())), len(one.times)))
-        found = laid_out(found, says)
+        timings = (read_timers(file) for file in outputs)
+        found = max(timings, key=lambda one: (sum(map(len, one.spans.values())), len(one.times)))
+        found = laid_out(found, logged)
     if not found.spans and not found.times:
         return None
     chosen = _rows(found)
@@ -280,7 +280,7 @@ def _timeline(
         "is_pipeline": found.is_pipeline,
         "stages": {str(rank): stage for rank, stage in found.stages.items()},
         "nodes": {str(rank): node for rank, node in found.nodes.items()},
-        "shares_ms": {str(rank): told for rank, told in shares(found).items()},
+        "shares_ms": {str(rank): timings for rank, timings in shares(found).items()},
         "spans": {str(rank): [list(span) for span in found.spans[rank]] for rank in chosen},
     }
 
@@ -313,8 +313,8 @@ def _joined_timeline(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
         return None
     joined = dict(parts[0])
     for key in ("stages", "nodes", "shares_ms", "spans"):
-        joined[key] = {rank: told for part in parts for rank, told in part[key].items()}
+        joined[key] = {rank: value for part in parts for rank, value in part[key].items()}
     joined["is_pipeline"] = any(part["is_pipeline"] for part in parts)
-    doubts = [part["uncertainty_us"] for part in parts if part["uncertainty_us"] is not None]
-    joined["uncertainty_us"] = max(doubts) if doubts else None
+    uncertainties = [part["uncertainty_us"] for part in parts if part["uncertainty_us"] is not None]
+    joined["uncertainty_us"] = max(uncertainties) if uncertainties else None
     return joined

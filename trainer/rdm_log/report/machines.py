@@ -30,12 +30,12 @@ def memory(jobs: Sequence[Job]) -> Plot | None:
     """Return the plot of each rank's peak memory."""
     data: list[dict[str, Any]] = []
     for number, job in enumerate(jobs):
-        told: dict[int, Mapping[str, float]] = {}
+        by_rank: dict[int, Mapping[str, float]] = {}
         for run in job.runs:
-            told |= {int(rank): sizes for rank, sizes in run["memory_mib"].items()}
-        ranks = sorted(told)
+            by_rank |= {int(rank): sizes for rank, sizes in run["memory_mib"].items()}
+        ranks = sorted(by_rank)
         for name, opacity in (("max allocated", 1.0), ("max reserved", 0.45)):
-            sizes = [short(told[rank].get(name, 0.0) / 1024) for rank in ranks]
+            sizes = [short(by_rank[rank].get(name, 0.0) / 1024) for rank in ranks]
             if not any(sizes):
                 continue
             label = f"{name}{f', {job.name}' if len(jobs) > 1 else ''}"
@@ -70,7 +70,7 @@ def _few(ranks: Sequence[int]) -> dict[str, Any]:
 
 def devices_word(job: Job) -> str:
     """Return a word for a job's devices: without GPUs, its agents report processors."""
-    names = [str(told["name"]) for told in job.devices.values()]
+    names = [str(history["name"]) for history in job.devices.values()]
     return "Processors" if names and all(name.endswith("CPU cores") for name in names) else "GPUs"
 
 
@@ -78,24 +78,25 @@ def devices(job: Job, number: int, which: str) -> Plot | None:
     """Return the heat map over nodes and time, with a variant for each measure."""
     if not job.devices:
         return None
-    gpus = sum(len(told["gpus"]) for told in job.devices.values())
-    columns = max(told["columns"] for told in job.devices.values())
+    gpus = sum(len(history["gpus"]) for history in job.devices.values())
+    columns = max(history["columns"] for history in job.devices.values())
     xaxis: dict[str, Any] = {"title": {"text": "part of the job's time in %"}}
     xs: list[Any] = [short(100 * column / max(1, columns - 1)) for column in range(columns)]
-    spans = {node: _span_s(told["times"]) for node, told in job.devices.items() if told["times"]}
+    spans = {node: _span_s(history["times"]) for node, history in job.devices.items() if history["times"]}
     # Use times only if all nodes have them.
     whole = None
     if len(spans) == len(job.devices):
         xaxis = {"title": {"text": "time"}}
         whole = min(begin for begin, _ in spans.values()), max(end for _, end in spans.values())
         xs = _moments(whole, columns)
-    taken = {
-        node: _taken(told["columns"], columns, spans.get(node), whole) for node, told in job.devices.items()
+    own_columns = {
+        node: _own_columns(history["columns"], columns, spans.get(node), whole)
+        for node, history in job.devices.items()
     }
     variants: list[dict[str, Any]] = []
     notes: list[str] = []
     for measure, (title, unit, highest) in MEASURES.items():
-        rows = list(_device_rows(job, measure, highest, each=gpus <= _GPU_ROWS, taken=taken))
+        rows = list(_device_rows(job, measure, highest, each=gpus <= _GPU_ROWS, own_columns=own_columns))
         if not rows:
             continue
         heights = {"utilisation": 100.0, "memory": 100.0}
@@ -144,7 +145,7 @@ def _moments(whole: tuple[float, float], columns: int) -> list[str]:
     ]
 
 
-def _taken(
+def _own_columns(
     own: int, columns: int, span: tuple[float, float] | None, whole: tuple[float, float] | None
 ) -> list[int | None]:
     """Return the node's own column for each column of the plot; None where it has none."""
@@ -158,30 +159,30 @@ def _taken(
         if not span[0] - width / 2 <= middle <= span[1] + width / 2:
             found.append(None)
             continue
-        place = (middle - span[0]) / max(span[1] - span[0], 1e-9) * own
-        found.append(min(own - 1, max(0, int(place))))
+        position = (middle - span[0]) / max(span[1] - span[0], 1e-9) * own
+        found.append(min(own - 1, max(0, int(position))))
     return found
 
 
 def _device_rows(
-    job: Job, measure: str, highest: bool, *, each: bool, taken: Mapping[str, Sequence[int | None]]
+    job: Job, measure: str, highest: bool, *, each: bool, own_columns: Mapping[str, Sequence[int | None]]
 ) -> Iterator[tuple[str, list[float | None]]]:
     """Yield the rows of the heat map: a name and a value for each column."""
-    for node, told in job.devices.items():
-        own = [(gpu, values[measure]) for gpu, values in told["gpus"].items() if measure in values]
+    for node, history in job.devices.items():
+        own = [(gpu, values[measure]) for gpu, values in history["gpus"].items() if measure in values]
         if each:
             for gpu, values in own:
-                yield (node if len(own) == 1 else f"{node}:{gpu}"), _placed(values, taken[node])
+                yield (node if len(own) == 1 else f"{node}:{gpu}"), _resampled(values, own_columns[node])
         elif own:
-            together = [_together(values, highest) for values in zip(*(v for _, v in own), strict=True)]
-            yield node, _placed(together, taken[node])
+            merged = [_merged(values, highest) for values in zip(*(v for _, v in own), strict=True)]
+            yield node, _resampled(merged, own_columns[node])
 
 
-def _placed(values: Sequence[float | None], taken: Sequence[int | None]) -> list[float | None]:
-    return [None if place is None else values[place] for place in taken]
+def _resampled(values: Sequence[float | None], own_columns: Sequence[int | None]) -> list[float | None]:
+    return [None if column is None else values[column] for column in own_columns]
 
 
-def _together(values: Iterable[float | None], highest: bool) -> float | None:
+def _merged(values: Iterable[float | None], highest: bool) -> float | None:
     known = [value for value in values if value is not None]
     if not known:
         return None

@@ -227,8 +227,8 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
         yield "Most memory", f"{memory[rank] / 1024:.1f} GiB", f"rank {rank} of {len(memory)} that told"
     busy = [
         value
-        for told in job.devices.values()
-        for gpu in told["gpus"].values()
+        for history in job.devices.values()
+        for gpu in history["gpus"].values()
         for value in gpu.get("utilisation", ())
         if value is not None
     ]
@@ -251,10 +251,10 @@ def _newest(run: Mapping[str, Any], key: str, *fields: str) -> tuple[float | Non
     if run[key] is not None:
         return float(run[key]), ""
     series = run.get("series") or {}
-    told = [points[-1] for name in fields if (points := series.get(name))]
-    if not told:
+    newest = [points[-1] for name in fields if (points := series.get(name))]
+    if not newest:
         return None, ""
-    step, value, *_ = max(told)
+    step, value, *_ = max(newest)
     return value, f"told until step {step:,.0f}"
 
 
@@ -276,10 +276,10 @@ def _tiles(job: Job) -> str:
 
 
 def _comparison(jobs: Sequence[Job]) -> str:
-    told = [{label: (value, more) for label, value, more in _figures(job)} for job in jobs]
-    labels = dict.fromkeys(label for figures in told for label in figures)
+    by_job = [{label: (value, more) for label, value, more in _figures(job)} for job in jobs]
+    labels = dict.fromkeys(label for figures in by_job for label in figures)
     rows = [
-        [label, *(" · ".join(filter(None, figures.get(label, ("", "")))) for figures in told)]
+        [label, *(" · ".join(filter(None, figures.get(label, ("", "")))) for figures in by_job)]
         for label in labels
     ]
     return _table("Side by side", ["", *(job.name for job in jobs)], rows, open_=True)

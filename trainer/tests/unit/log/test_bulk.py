@@ -92,15 +92,15 @@ def cut(data: bytes, dice: random.Random) -> Iterator[bytes]:
 
 def by_kind(found: Iterable[Record]) -> dict[str, list[str]]:
     """Return records in order: a block's timers come before its lines, wherever it was cut."""
-    told: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {}
     for one in found:
-        told.setdefault("timers" if isinstance(one, Timer) else "lines", []).append(repr(one))
-    return told
+        lines.setdefault("timers" if isinstance(one, Timer) else "lines", []).append(repr(one))
+    return lines
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**9), st.booleans())
-def test_lines_together_say_what_they_say_one_by_one(seed: int, every: bool) -> None:
+def test_lines_in_bulk_are_parsed_as_one_by_one(seed: int, every: bool) -> None:
     data = log(seed)
     # A log that was cut by its writer, too.
     data = data[: len(data) - seed % 50]
@@ -126,11 +126,11 @@ def test_lines_together_say_what_they_say_one_by_one(seed: int, every: bool) -> 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**9), st.booleans())
-def test_runs_of_lines_together_are_those_of_lines(seed: int, series: bool) -> None:
+def test_runs_of_lines_in_bulk_are_those_of_lines(seed: int, series: bool) -> None:
     data = log(seed, groups=10)
-    together = runs(scan.records_together([data], every=series), series=series)
+    in_bulk = runs(scan.records_together([data], every=series), series=series)
     alone = runs(scan.records([data]), series=series)
-    assert [_about(plain(run)) for run in together] == [_about(plain(run)) for run in alone]
+    assert [_about(plain(run)) for run in in_bulk] == [_about(plain(run)) for run in alone]
 
 
 def _about(value: Any) -> Any:
@@ -144,33 +144,33 @@ def _about(value: Any) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9), st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=3)), max_size=6))
-def test_damaged_lines_say_what_they_say_one_by_one(seed: int, damages: list[tuple[int, bytes]]) -> None:
+def test_damaged_lines_are_parsed_as_one_by_one(seed: int, damages: list[tuple[int, bytes]]) -> None:
     """Overwritten bytes leave the length of each line as it was."""
     data = bytearray(log(seed))
-    for place, damage in damages:
-        place %= len(data)
-        data[place : place + len(damage)] = damage[: len(data) - place]
+    for position, damage in damages:
+        position %= len(data)
+        data[position : position + len(damage)] = damage[: len(data) - position]
     found = one_by_one(scan.records_together([bytes(data)], every=True))
     assert by_kind(found) == by_kind(scan.records([bytes(data)]))
 
 
 @given(st.sampled_from(b"0123456789.E+- |:/n\x00\n"), st.integers(0, 73))
-def test_any_byte_of_a_line_counts(byte: int, place: int) -> None:
+def test_any_byte_of_a_line_counts(byte: int, position: int) -> None:
     line = " iteration {:8d}/    9999 | lm loss: {:.6E} | consumed tokens: {:12d} |\n"
     lines = [bytearray(line.format(n, 9 / n, n * 4096).encode()) for n in range(1, 60)]
-    lines[30][place] = byte
+    lines[30][position] = byte
     data = b"".join(lines)
     for every in (True, False):
         found = one_by_one(scan.records_together([data], every=every))
         assert list(map(repr, found)) == list(map(repr, scan.records([data])))
-        told = runs(scan.records_together([data], every=every), series=every)
-        assert [plain(run) for run in told] == [
+        in_bulk = runs(scan.records_together([data], every=every), series=every)
+        assert [plain(run) for run in in_bulk] == [
             plain(run) for run in runs(scan.records([data]), series=every)
         ]
 
 
 @pytest.mark.parametrize("before", ["", "n2: ", " [2025-03-04 05:06:{:02d}.123456]"])
-def test_most_of_a_log_of_steps_is_read_together(before: str) -> None:
+def test_most_of_a_log_of_steps_is_read_in_bulk(before: str) -> None:
     line = " iteration {0:8d}/ 9999 | lm loss: {1:.6E} | grad norm: {1:.3f} |\n"
     data = "".join(before.format(n % 60) + line.format(n, 9 / n) for n in range(1, 3000)).encode()
     found = list(scan.records_together([data], every=False))
@@ -183,17 +183,17 @@ def test_most_of_a_log_of_steps_is_read_together(before: str) -> None:
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Two processors, and no threads of other tests; returns the numbers of processes started."""
-    asked: list[int] = []
+    started: list[int] = []
     real = parallel._processes
 
     def make(workers: int) -> ProcessPoolExecutor:
-        asked.append(workers)
+        started.append(workers)
         return real(workers)
 
     monkeypatch.setattr(parallel, "_processes", make)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr("threading.active_count", lambda: 1)
-    return asked
+    return started
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,9 @@ def test_several_processes_read_what_one_does(
             for key, column in one.values.items():
                 assert list(map(repr, column)) == [repr(line.values[key]) for line in lines]
     assert next(left, None) is None
-    told = runs(parallel.records_of(names, every=True), series=True)
+    in_parallel = runs(parallel.records_of(names, every=True), series=True)
     alone = runs(scan.records([data]), series=True)
-    assert [_about(plain(run)) for run in told] == [_about(plain(run)) for run in alone]
+    assert [_about(plain(run)) for run in in_parallel] == [_about(plain(run)) for run in alone]
 
 
 def test_steps_are_handed_over_without_their_lines(tmp_path: Path) -> None:
@@ -256,9 +256,9 @@ def test_steps_are_handed_over_without_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "n1.out"
     losses = [f"{9 / n:.6E}" if n < 21_000 else "nan" for n in range(1, 22_000)]
     path.write_text("".join(line.format(n % 9999 + 1, n, loss, 1) for n, loss in enumerate(losses)))
-    told, _ = parallel._told((path,), False, parallel._Part(0, scan.END, True))
-    assert len(pickle.dumps(told)) < path.stat().st_size / 2
-    steps = [one for one in told if isinstance(one, Steps)]
+    records, _ = parallel._read_part((path,), False, parallel._Part(0, scan.END, True))
+    assert len(pickle.dumps(records)) < path.stat().st_size / 2
+    steps = [one for one in records if isinstance(one, Steps)]
     goes_on = [later.iterations[0] > one.iterations[-1] for one, later in itertools.pairwise(steps)]
     is_number = [math.isfinite(one.ranges["lm loss"].total) for one in steps]
     assert goes_on.count(False) == 2
@@ -276,7 +276,7 @@ def test_a_log_that_is_rotated_or_cut_after_it_was_read_gives_what_was_read(
 ) -> None:
     """The processes have read everything before this one needs a line."""
     data = log(seed, groups=30)
-    path, moved = tmp_path / "n1.out", tmp_path / "n1.out.1"
+    path, rotated = tmp_path / "n1.out", tmp_path / "n1.out.1"
     parts = list(parallel._Parts([_written(path, data)], 10_000, 10**6))
     timers = RankTimers()
     read: list[Record | Many] = []
@@ -285,12 +285,12 @@ def test_a_log_that_is_rotated_or_cut_after_it_was_read_gives_what_was_read(
             blocks = scan.read([path], begin=part.begin, end=part.end)
             read += scan.records_together(blocks, every=True, timers=timers)
         else:
-            found, timers = pickle.loads(pickle.dumps(parallel._told((path,), True, part)))
+            found, timers = pickle.loads(pickle.dumps(parallel._read_part((path,), True, part)))
             read += found
     assert not all(one.is_whole for one in read if isinstance(one, Steps))
-    path.rename(moved)
+    path.rename(rotated)
     _written(path, b"a word of another program\n" * 99)
-    moved.write_bytes(b"")
+    rotated.write_bytes(b"")
     alone = runs(scan.records([data]), series=True)
     assert [_about(plain(run)) for run in runs(read, series=True)] == [_about(plain(run)) for run in alone]
 

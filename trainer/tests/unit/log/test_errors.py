@@ -45,8 +45,8 @@ def test_every_message_has_a_real_line_and_every_error_a_cause() -> None:
 def test_of_what_is_harmless_the_corpus_names_the_program() -> None:
     heads = {tuple(line.partition(" | ")[0].split()) for line in CORPUS}
     harmless = {message.name for message in HARMLESS}
-    told = {head for head in heads if head[1] in harmless}
-    assert told == {("warning", message.name, message.program) for message in HARMLESS}
+    named = {head for head in heads if head[1] in harmless}
+    assert named == {("warning", message.name, message.program) for message in HARMLESS}
 
 
 def test_a_warning_that_was_raised_is_an_exception() -> None:

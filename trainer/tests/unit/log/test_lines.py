@@ -23,7 +23,7 @@ EMPTY = {
     **{"tag": "", "time": "", "rank": None, "least": None},
     **{"is_cut": False, "is_numbered": True, "is_torn": False},
 }
-BARE: dict[str, Any] = {"tag": "", "time": "", "is_cut": False, "is_torn": False}
+WITHOUT_PREFIX: dict[str, Any] = {"tag": "", "time": "", "is_cut": False, "is_torn": False}
 
 
 def entries() -> Iterator[Any]:
@@ -165,7 +165,7 @@ def test_what_was_written_is_read(
 
 
 @given(st.lists(st.one_of(steps(), others()), min_size=1, max_size=4), st.data())
-def test_a_log_that_was_cut_says_nothing_that_it_did_not_say(
+def test_a_cut_log_yields_nothing_that_the_whole_log_lacks(
     wrote: list[tuple[str, Record]], data: st.DataObject
 ) -> None:
     text = "".join(line + "\n" for line, _ in wrote).encode()
@@ -193,8 +193,8 @@ def _is_part_of(part: Record, record: Record) -> None:
 @given(st.lists(steps(), min_size=2, max_size=4))
 def test_lines_that_lost_their_newline_are_both_read(wrote: list[tuple[str, Step]]) -> None:
     found = read("".join(line for line, _ in wrote) + "\n")
-    known = [step._replace(**BARE) for _, step in wrote]
-    assert [step._replace(**BARE) for step in found if isinstance(step, Step)] == known
+    known = [step._replace(**WITHOUT_PREFIX) for _, step in wrote]
+    assert [step._replace(**WITHOUT_PREFIX) for step in found if isinstance(step, Step)] == known
 
 
 @given(st.binary(max_size=2000), st.integers(1, 500))
@@ -208,8 +208,8 @@ def test_our_own_lines_are_read() -> None:
     (found,) = read(metrics.training_line(step) + "\n")
     assert isinstance(found, Step)
     assert (found.iteration, found.train_iterations, found.values["lm loss"]) == (30, 50, 10.17721)
-    (said,) = read(metrics.validation_lines("iteration 10", {"lm loss": 2.0})[1] + "\n")
-    assert said == Evaluation("iteration 10", {"lm loss value": 2.0, "lm loss PPL": 7.389056})
+    (evaluation,) = read(metrics.validation_lines("iteration 10", {"lm loss": 2.0})[1] + "\n")
+    assert evaluation == Evaluation("iteration 10", {"lm loss value": 2.0, "lm loss PPL": 7.389056})
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory() -> None:

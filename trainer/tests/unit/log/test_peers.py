@@ -37,9 +37,9 @@ def job(count: int, stages: int, seed: int, work: Work) -> list[RankHeartbeat]:
             )
     return [
         RankHeartbeat.of(
-            f"n{rank // EACH}", {"rank": rank, "group": f"stage {rank * stages // count}", **usual(told)}
+            f"n{rank // EACH}", {"rank": rank, "group": f"stage {rank * stages // count}", **usual(of_rank)}
         )
-        for rank, told in enumerate(records)
+        for rank, of_rank in enumerate(records)
     ]
 
 
@@ -60,32 +60,32 @@ def named(ranks: list[RankHeartbeat]) -> set[tuple[str, int | None]]:
 @given(
     seed=st.integers(0, 2**32),
     count=st.sampled_from([2, 8, 64]),
-    culprit=st.integers(0, 63),
+    faulty=st.integers(0, 63),
     times=st.floats(1.8, 50),
 )
-def test_a_culprit_is_named_and_nobody_else(seed: int, count: int, culprit: int, times: float) -> None:
-    culprit %= count
+def test_a_faulty_rank_is_named_and_no_other(seed: int, count: int, faulty: int, times: float) -> None:
+    faulty %= count
 
     def work(rank: int, drawn: random.Random) -> tuple[float, float]:
         time, starved = noise(0.05)(rank, drawn)
-        return time * (times if rank == culprit else 1), starved
+        return time * (times if rank == faulty else 1), starved
 
     ranks = job(count, 1, seed, work)
-    assert named(ranks) == {(f"n{culprit // EACH}", culprit)}
+    assert named(ranks) == {(f"n{faulty // EACH}", faulty)}
     drawn = random.Random(seed)
     drawn.shuffle(ranks)
-    assert named(ranks) == {(f"n{culprit // EACH}", culprit)}
+    assert named(ranks) == {(f"n{faulty // EACH}", faulty)}
 
 
 @pytest.mark.parametrize("stages", [1, 4])
-def test_of_a_thousand_ranks_the_culprits_are_named(stages: int) -> None:
-    culprits = {3, 4, 137, 512, 999}
+def test_of_a_thousand_ranks_the_faulty_ones_are_named(stages: int) -> None:
+    faulty = {3, 4, 137, 512, 999}
 
     def work(rank: int, drawn: random.Random) -> tuple[float, float]:
         time, starved = noise(0.05)(rank, drawn)
-        return time * (1.8 if rank in culprits else 1), starved
+        return time * (1.8 if rank in faulty else 1), starved
 
-    assert named(job(1000, stages, 7, work)) == {(f"n{rank // EACH}", rank) for rank in culprits}
+    assert named(job(1000, stages, 7, work)) == {(f"n{rank // EACH}", rank) for rank in faulty}
 
 
 @settings(deadline=None, max_examples=40)
@@ -96,21 +96,21 @@ def test_of_a_thousand_ranks_the_culprits_are_named(stages: int) -> None:
     unit=st.floats(0.001, 100),
     shape=st.floats(0.8, 3),
 )
-def test_heavy_tailed_noise_on_all_ranks_names_nobody(
+def test_heavy_tailed_noise_on_all_ranks_names_no_rank(
     seed: int, count: int, stages: int, unit: float, shape: float
 ) -> None:
     ranks = job(count, stages, seed, pareto(unit, shape))
     assert slow(ranks) == []
 
 
-def test_heavy_tailed_noise_on_a_thousand_ranks_names_nobody() -> None:
+def test_heavy_tailed_noise_on_a_thousand_ranks_names_no_rank() -> None:
     for shape in (0.8, 1.5, 3.0):
         assert slow(job(1000, 2, 11, pareto(1.0, shape))) == []
 
 
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), count=st.sampled_from([2, 16]), times=st.floats(2.2, 20))
-def test_who_waits_for_a_processor_is_told_and_not_suspected(seed: int, count: int, times: float) -> None:
+def test_who_waits_for_a_processor_is_noted_and_not_suspected(seed: int, count: int, times: float) -> None:
     """The whole first node of two is busy with other work."""
 
     def work(rank: int, drawn: random.Random) -> tuple[float, float]:
@@ -148,7 +148,7 @@ def test_whose_quota_is_smaller_than_its_peers_is_named(
     assert (sign.kind, sign.node) == ("processors", node)
 
 
-def test_where_each_node_has_a_stage_of_its_own_the_same_quota_everywhere_suspects_nobody() -> None:
+def test_where_each_node_has_a_stage_of_its_own_the_same_quota_everywhere_makes_none_suspect() -> None:
     """A rank's peers share its node's quota, so that is compared with the other nodes' quotas."""
 
     def work(rank: int, drawn: random.Random) -> tuple[float, float]:
@@ -187,13 +187,13 @@ def test_a_slow_node_is_named_once() -> None:
 
 
 def test_of_two_ranks_the_slower_one_is_named() -> None:
-    victim = RankHeartbeat(0, "n1", "s", compute_s=0.4, least_s=0.4, waited_s=0.5)
-    culprit = RankHeartbeat(1, "n2", "s", compute_s=0.9, least_s=0.9, waited_s=0.0)
-    (sign,) = slow([victim, culprit])
+    waiting = RankHeartbeat(0, "n1", "s", compute_s=0.4, least_s=0.4, waited_s=0.5)
+    faulty = RankHeartbeat(1, "n2", "s", compute_s=0.9, least_s=0.9, waited_s=0.0)
+    (sign,) = slow([waiting, faulty])
     assert (
         sign.text == "Rank 1 on n2 is slow: 900 ms of its own in a step, its peers take 400 ms (2.2 times)."
     )
-    assert slow([RankHeartbeat(0, "n1"), culprit]) == []
+    assert slow([RankHeartbeat(0, "n1"), faulty]) == []
 
 
 def test_a_stage_alone_is_compared_with_what_it_was() -> None:

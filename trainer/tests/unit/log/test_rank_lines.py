@@ -90,16 +90,16 @@ def sections(draw: st.DrawFn) -> bytes:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(sections(), min_size=1, max_size=3), st.integers(1, 60), st.integers(50, 100_000))
 @example([b"times across ranks (ms):\n  a:\n" + b"     rank  1: 0.00\n" * 3], 1, 64)
-def test_they_say_what_they_say_line_by_line(parts: list[bytes], cut: int, size: int) -> None:
+def test_they_are_parsed_as_line_by_line(parts: list[bytes], cut: int, size: int) -> None:
     """Each rank and timer has the same times, and the runs are the same, however the log is cut."""
     data = b"".join(parts)[:-cut]
     blocks = [data[begin : begin + size] for begin in range(0, len(data), size)]
-    together = list(records_together(blocks, every=True))
+    in_bulk = list(records_together(blocks, every=True))
     known = list(records(blocks))
-    assert by_kind(one_by_one(together)) == by_kind(known)
+    assert by_kind(one_by_one(in_bulk)) == by_kind(known)
     for series in (True, False):
-        told, alone = ([plain(run) for run in runs(found, series=series)] for found in (together, known))
-        assert are_alike(told, alone), (told, alone)
+        parsed, alone = ([plain(run) for run in runs(found, series=series)] for found in (in_bulk, known))
+        assert are_alike(parsed, alone), (parsed, alone)
 
 
 @pytest.mark.parametrize("size", [10_000, 300])
@@ -108,9 +108,9 @@ def test_a_heading_ends_the_name_above_it(size: int) -> None:
     ranks = b"".join(b"     rank %2d: %d.25\n" % (rank, rank) for rank in range(12))
     data = TIMERS + b"\n  a:\n" + ranks + TIMERS + b"\n" + ranks + b"  b:\n" + ranks
     blocks = [data[begin : begin + size] for begin in range(0, len(data), size)]
-    told = one_by_one(list(records_together(blocks, every=True)))
-    assert by_kind(told) == by_kind(list(records(blocks)))
-    assert sorted((one.name, one.rank) for one in told if isinstance(one, Timer)) == [
+    parsed = one_by_one(list(records_together(blocks, every=True)))
+    assert by_kind(parsed) == by_kind(list(records(blocks)))
+    assert sorted((one.name, one.rank) for one in parsed if isinstance(one, Timer)) == [
         (name, rank) for name in "ab" for rank in range(12)
     ]
 

@@ -29,7 +29,7 @@ def test_a_rank_is_compared_with_the_replicas_of_its_stage() -> None:
     assert slow({**even, 6: 800.0}, 16, 1, NODES) == []
 
 
-def test_of_a_tensor_parallel_group_the_culprit_is_not_told_from_its_victims() -> None:
+def test_within_a_tensor_parallel_group_the_faulty_rank_is_unknown() -> None:
     times = {rank: 800.0 if rank in (4, 5, 6, 7) else 500.0 for rank in range(16)}
     (sign,) = slow(times, 1, 4, NODES)
     assert (sign.node, sign.rank) == ("n2", None)
@@ -44,20 +44,20 @@ def test_ranks_that_do_not_fit_the_layout_are_not_compared(stages: int) -> None:
     assert slow({rank: 500.0 + 900 * (rank == 1) for rank in range(5)}, 2, 1, {}) == []
 
 
-def test_timers_that_most_ranks_do_not_use_compare_nobody() -> None:
+def test_timers_that_most_ranks_do_not_use_compare_no_ranks() -> None:
     assert slow({0: 0.0, 1: 0.0, 2: 0.0, 3: 900.0}, 1, 1, {}) == []
 
 
-def test_the_layout_is_what_the_program_or_its_script_told() -> None:
-    told = {"pipeline_model_parallel_size": "8", "PIPELINE_MP_SIZE": "4", "TENSOR_MP_SIZE": "2"}
-    assert layout(told) == (8, 2)
+def test_the_layout_is_what_the_program_or_its_script_logged() -> None:
+    arguments = {"pipeline_model_parallel_size": "8", "PIPELINE_MP_SIZE": "4", "TENSOR_MP_SIZE": "2"}
+    assert layout(arguments) == (8, 2)
     assert layout({"PIPELINE_MP_SIZE": "4"}) is None
-    assert layout({**told, "TENSOR_MP_SIZE": "$TP"}) is None
+    assert layout({**arguments, "TENSOR_MP_SIZE": "$TP"}) is None
 
 
 @given(st.lists(st.floats(0.95, 1.2), min_size=16, max_size=16))
-def test_ranks_at_a_usual_pace_are_not_named(pace: list[float]) -> None:
-    assert slow({rank: 500.0 * one for rank, one in enumerate(pace)}, 2, 1, NODES) == []
+def test_ranks_at_a_usual_speed_are_not_named(factors: list[float]) -> None:
+    assert slow({rank: 500.0 * one for rank, one in enumerate(factors)}, 2, 1, NODES) == []
 
 
 def test_a_slow_rank_of_others_logs_is_named_with_its_node(tmp_path: Path) -> None:

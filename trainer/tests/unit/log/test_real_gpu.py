@@ -41,7 +41,7 @@ def test_a_gpu_at_its_power_limit_is_well() -> None:
     assert signs(IDLE + LOADED) == []
 
 
-def test_its_memory_over_97_percent_is_told_and_makes_no_job_suspect() -> None:
+def test_its_memory_over_97_percent_is_noted_and_makes_no_job_suspect() -> None:
     (full,) = signs(SAMPLES)
     assert (full.kind, full.is_note) == ("memory", True)
     assert full.text == "The memory of GPU 0 of n1 is over 97 % full."

@@ -99,7 +99,7 @@ def test_the_command(job: Path, capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "has no NODE.out files" in capsys.readouterr().err
 
 
-def test_a_nodes_own_files_and_what_is_told_of_the_job(job: Path) -> None:
+def test_a_nodes_own_files_and_the_given_job_info(job: Path) -> None:
     found = sections(job, "10932251", info={"NNODES": "8"}, node="n067")
     assert found[0].lines[0] == f"{job}/n067.out"
     assert found[3].lines == ("items: n067.err n067.gpu n067.out", "NNODES: 8")
@@ -112,7 +112,7 @@ def test_a_node_with_more_devices_shows_them_all(tmp_path: Path) -> None:
     assert len(sections(tmp_path, "x")[2].lines) == 2 + 8
 
 
-def test_a_node_s_devices_say_nothing_of_the_next_node_s_lines(tmp_path: Path) -> None:
+def test_a_node_s_devices_do_not_count_for_the_next_node_s_lines(tmp_path: Path) -> None:
     _write(tmp_path / "n1.gpu", ["[0] NVIDIA H200 | 1 |"])
     _write(tmp_path / "n2.gpu", [f"NVML has said {n}" for n in range(6)])
     assert sections(tmp_path, "x")[2].lines[-4:] == tuple(f"NVML has said {n}" for n in range(2, 6))

@@ -57,12 +57,12 @@ def test_each_fault_is_named(last: dict[str, Any], kind: str, rank: int | None, 
     assert words in sign.text
 
 
-def test_what_is_told_and_makes_nobody_suspect() -> None:
+def test_what_is_noted_and_makes_no_job_suspect() -> None:
     found = of_node("n2", samples(resent=1210, segments=1_060_000, interfaces={"ib0": 3}))
     assert [sign.is_note for sign in found] == [True, True]
 
 
-def test_a_disk_that_fills_is_told_before_the_next_checkpoint_and_a_burst_is_not() -> None:
+def test_a_disk_that_fills_is_reported_before_the_next_checkpoint_and_a_burst_is_not() -> None:
     fills = [replace(WELL, time=5.0 * n, disk_free=20 * GIB - n * GIB // 2) for n in range(13)]
     (sign,) = of_node("n2", fills, checkpoint_s=600, checkpoint_bytes=GIB)
     assert "fills by 107.4 MB/s: its 15.0 GB are full in 140 s, before the next checkpoint" in sign.text
@@ -112,7 +112,7 @@ def test_a_node_s_own_limits_differ_from_others_work(
     assert held_back(measured[:2]) == held_back(samples()) == ""
 
 
-def test_memory_that_grows_fast_is_told_before_it_is_full() -> None:
+def test_memory_that_grows_fast_is_reported_before_it_is_full() -> None:
     grows = [
         replace(WELL, time=5.0 * n, memory_used=(16 + n) * GIB, ranks={4: GIB, 5: (1 + n) * GIB})
         for n in range(13)
@@ -145,14 +145,14 @@ def test_a_gpu_that_is_hot_for_a_moment_is_none_that_is_throttled() -> None:
         (("hw_power_brake", "sw_thermal"), ["by heat at 60'C", "by its power supply"]),
     ],
 )
-def test_heat_is_not_said_to_be_the_power_supply_s_fault(told: tuple[str, ...], why: list[str]) -> None:
+def test_heat_is_not_reported_as_the_power_supply_s_fault(told: tuple[str, ...], why: list[str]) -> None:
     found = of_node("n2", [replace(one, devices=(replace(GPU, throttled=told),)) for one in samples()])
     assert [sign.text for sign in found] == [
         f"GPU 3 of n2 is throttled {words}, to 1200 MHz." for words in why
     ]
 
 
-def test_a_gpu_beyond_the_ranks_is_nobody_s() -> None:
+def test_a_gpu_beyond_the_ranks_has_no_rank() -> None:
     """Its index would give the number of a rank on the next node."""
     devices = (replace(GPU, index=0), replace(GPU, index=1, xids=(79,)), replace(GPU, index=5, xids=(79,)))
     found = of_node("n2", samples(devices=devices), ranks=(4, 5))
@@ -184,7 +184,7 @@ def test_a_gpu_as_hot_as_where_it_is_slowed_down(
     assert kinds == ["throttled"]
 
 
-def test_full_memory_of_gpus_is_told_once_for_a_node_and_makes_nobody_suspect() -> None:
+def test_full_memory_of_gpus_is_noted_once_for_a_node_and_makes_no_job_suspect() -> None:
     full = [replace(GPU, index=index, used=GPU.total) for index in (0, 1)]
     (sign,) = of_node("n2", samples(devices=(*full, GPU)))
     assert (sign.text, sign.is_note) == ("The memory of GPUs 0, 1 of n2 is over 97 % full.", True)

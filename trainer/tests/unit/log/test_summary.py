@@ -97,7 +97,7 @@ def test_the_same_step_again_after_a_restart_is_another_run(tmp_path: Path) -> N
     assert [run["lines"] for run in found["runs"]] == [2, 2]
 
 
-def test_ranks_that_say_the_same_are_one(tmp_path: Path) -> None:
+def test_ranks_that_log_the_same_are_one(tmp_path: Path) -> None:
     order = [(1, 6), (1, 7), (2, 7), (3, 7), (2, 6), (3, 6), (4, 6), (4, 7)]
     found = summary(tmp_path, n1=[line(n, 100 + rank, tag=f"[default{rank}]:") for n, rank in order])
     (run,) = found["runs"]
@@ -149,9 +149,9 @@ def test_ranks_in_files_of_their_own_are_one_run(
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("ranks")
 
-    def lines(count: int, delay: int, pace: float) -> list[str]:
+    def lines(count: int, delay: int, factor: float) -> list[str]:
         return [
-            line(n, time * pace, 9 - n / 10, tag=f" [2026-11-22 10:{n + 10}:{10 + delay}]")
+            line(n, time * factor, 9 - n / 10, tag=f" [2026-11-22 10:{n + 10}:{10 + delay}]")
             for n, time in enumerate(times[:count], 1)
         ]
 
@@ -193,7 +193,7 @@ def test_losses_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
     assert run["loss"]["last"] == 5.0
 
 
-def test_tokens_from_the_sequence_that_the_log_tells(tmp_path: Path) -> None:
+def test_tokens_from_the_sequence_length_in_the_log(tmp_path: Path) -> None:
     arguments = f"  seq_length {'.' * 38} 1024\n"
     (run,) = summary(tmp_path, n1=[arguments, line(1), line(2)])["runs"]
     assert run["tokens_per_second"] == pytest.approx(8 / 0.1 * 1024)
@@ -233,7 +233,7 @@ BAR = "\r {:3d}%|██   | {}/50 [00:17<01:06,  1.60s/it]"
 
 
 @pytest.mark.parametrize("bars", [True, False])
-def test_steps_that_no_line_tells_are_counted_or_told_by_a_bar(bars: bool, tmp_path: Path) -> None:
+def test_steps_that_no_line_numbers_are_counted_or_read_from_a_bar(bars: bool, tmp_path: Path) -> None:
     def attempt(first: int) -> Iterator[str]:
         for n in range(first, 6):
             # The bar of an evaluation may stand before the next line, or one that comes late.
@@ -254,7 +254,7 @@ def test_steps_that_no_line_tells_are_counted_or_told_by_a_bar(bars: bool, tmp_p
     assert [run["lines"] for run in summary(tmp_path, n1=twice)["runs"]] == [5]
 
 
-def test_torchtitan_tells_its_steps_at_the_head_and_their_time_by_the_clock(tmp_path: Path) -> None:
+def test_torchtitan_logs_its_steps_at_the_head_and_their_time_by_the_clock(tmp_path: Path) -> None:
     before = "[rank{}]:[titan] 2025-02-04 10:11:{:02d},131 - root - INFO - "
     head = (
         "Trainer is initialized with local batch size 8, global batch size 64, sequence length 8192, total "
@@ -274,7 +274,7 @@ def test_torchtitan_tells_its_steps_at_the_head_and_their_time_by_the_clock(tmp_
     }
 
 
-def test_digits_that_are_no_date_tell_no_time(tmp_path: Path) -> None:
+def test_digits_that_are_no_date_give_no_time(tmp_path: Path) -> None:
     lines = [f"[titan] 2025-13-45 10:11:1{n},131 - root - INFO - step: {n}  loss: 7.9\n" for n in range(1, 4)]
     (run,) = summary(tmp_path, n1=lines)["runs"]
     assert (run["lines"], run["step_ms"]["median"]) == (3, None)
@@ -288,8 +288,13 @@ def test_what_a_last_line_that_was_cut_lacks_is_from_the_line_above(end: int, tm
         (run,) = summary(tmp_path, n1=text)["runs"]
         assert run["last_iteration"] == 4
         assert run["samples_per_second"] == pytest.approx(8 / run["step_ms"]["median"] * 1000)
-        told = run["learning_rate"], run["grad_norm"]["last"], run["tflops"], run["tokens_per_gpu_per_second"]
-        assert told == (1e-4, 1.5, 41.5, 950.0)
+        figures = (
+            run["learning_rate"],
+            run["grad_norm"]["last"],
+            run["tflops"],
+            run["tokens_per_gpu_per_second"],
+        )
+        assert figures == (1e-4, 1.5, 41.5, 950.0)
     # A complete line has only its own fields.
     (run,) = summary(tmp_path, n1=[*before, line(4)])["runs"]
     assert run["tflops"] is None
@@ -330,7 +335,7 @@ def test_timers_name_the_slowest_rank(tmp_path: Path) -> None:
         (START.format(minute=1), "of a training that came to 'after megatron is initialized'"),
     ],
 )
-def test_what_is_no_log_is_said_in_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_no_log_is_reported_in_a_sentence(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "n1.out").write_text(text)
     with pytest.raises(NothingToRead) as error:
         summarise([tmp_path])

@@ -106,9 +106,7 @@ STEP = " iteration 10/ 50 | elapsed time per iteration (ms): 3000.0 | lm loss: 9
     ],
     ids=["arguments", "info"],
 )
-def test_timers_of_a_pipeline_are_told_by_stages_where_the_log_says_its_layout(
-    tmp_path: Path, head: str
-) -> None:
+def test_timers_of_a_pipeline_have_stages_where_the_log_has_its_layout(tmp_path: Path, head: str) -> None:
     log = tmp_path / "n1.out"
     log.write_text(head + STEP + timers(8, 100.0))
     found = of_paths([log])
@@ -131,7 +129,7 @@ def test_timers_of_a_pipeline_are_told_by_stages_where_the_log_says_its_layout(
     ],
     ids=["untold", "no pipeline", "half of the ranks"],
 )
-def test_no_bubble_is_told_of_timers_that_are_not_known_to_be_of_a_whole_pipeline(
+def test_no_bubble_is_reported_for_timers_that_may_not_be_of_a_whole_pipeline(
     tmp_path: Path, head: str
 ) -> None:
     log = tmp_path / "n1.out"
@@ -162,7 +160,7 @@ def test_the_layout_is_that_of_the_last_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["n1.out.1", "n0.out"], ids=["rotated", "another node"])
-def test_the_layout_may_be_told_in_an_older_piece_or_on_another_node(tmp_path: Path, other: str) -> None:
+def test_the_layout_may_be_logged_in_an_older_piece_or_on_another_node(tmp_path: Path, other: str) -> None:
     (tmp_path / other).write_text(
         ARGUMENTS.format(tensor=2, stages=2, world=8)
         + "[after megatron is initialized] datetime: 2023-06-14 16:08:12 \n"
@@ -193,9 +191,9 @@ def test_what_a_launcher_puts_before_each_line_does_not_hide_timers(tmp_path: Pa
     lines = timers(4, 100.0).splitlines(keepends=True)
     log = tmp_path / "n1.out"
     log.write_text("hello\n" + "".join(f"{tag}{line}{others}" for line in lines))
-    bare = tmp_path / "bare.out"
-    bare.write_text(timers(4, 100.0))
-    assert read_timers(log).spans == read_timers(bare).spans
+    plain = tmp_path / "bare.out"
+    plain.write_text(timers(4, 100.0))
+    assert read_timers(log).spans == read_timers(plain).spans
     assert sorted(read_timers(log).spans) == [0, 1, 2, 3]
 
 
@@ -236,18 +234,20 @@ def test_a_log_that_is_cut_while_it_is_read_is_no_error(
     log.write_bytes(timers(2, 100.0).encode() + b"\n" * 3 * BLOCK)
     reads = []
 
-    def pread(file: int, size: int, place: int, real: Callable[[int, int, int], bytes] = os.pread) -> bytes:
-        reads.append(place)
+    def pread(
+        file: int, size: int, position: int, real: Callable[[int, int, int], bytes] = os.pread
+    ) -> bytes:
+        reads.append(position)
         if len(reads) == 2:
             os.truncate(log, 0)
-        return real(file, size, place)
+        return real(file, size, position)
 
     monkeypatch.setattr(os, "pread", pread)
     assert read_timers(log).spans == {}
     assert len(reads) > 2
 
 
-def test_times_of_all_ranks_without_their_moments_say_where_a_step_goes(tmp_path: Path) -> None:
+def test_times_of_all_ranks_without_their_moments_show_where_a_step_goes(tmp_path: Path) -> None:
     block = (
         "times across ranks (ms):\n  forward-backward:\n     rank  0: 99.00\n     rank  1: 98.00\n"
         "  forward-compute:\n     rank  0: {0:.2f}\n     rank  1: 21.00\n"
@@ -273,7 +273,7 @@ def test_times_of_all_ranks_without_their_moments_say_where_a_step_goes(tmp_path
 
 def trace(directory: Path, rank: int, node: str = "n1") -> None:
     (directory / "trace").mkdir(parents=True, exist_ok=True)
-    told = {
+    data = {
         "version": 1,
         "rank": rank,
         "node": node,
@@ -285,7 +285,7 @@ def trace(directory: Path, rank: int, node: str = "n1") -> None:
             ["collective", "send", 20, -1, 1010.0, 5.0],
         ],
     }
-    (directory / "trace" / f"rank-{rank:05d}.json").write_text(json.dumps(told))
+    (directory / "trace" / f"rank-{rank:05d}.json").write_text(json.dumps(data))
 
 
 def test_traces_of_nodes_that_share_no_directory_are_one(tmp_path: Path) -> None:
@@ -305,8 +305,8 @@ def test_chromes_trace_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         cli.main(["log", "trace", str(tmp_path), "-o", str(tmp_path / "trace.json")])
     assert ended.value.code == 0
     assert "4 spans of 2 ranks, step 20." in capsys.readouterr().out
-    told = json.loads((tmp_path / "trace.json").read_text())
-    events = [event for event in told["traceEvents"] if event["ph"] == "X"]
+    data = json.loads((tmp_path / "trace.json").read_text())
+    events = [event for event in data["traceEvents"] if event["ph"] == "X"]
     assert events[0] == {
         **{"name": "ForwardPass", "cat": "forward", "ph": "X", "ts": 0.0, "dur": 50.0, "pid": 0, "tid": 0},
         "args": {"step": 20, "micro_batch": 0},
@@ -315,7 +315,7 @@ def test_chromes_trace_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (events[1]["tid"], events[1]["args"]) == (1, {"step": 20})
     names = {
         event["pid"]: event["args"]["name"]
-        for event in told["traceEvents"]
+        for event in data["traceEvents"]
         if event["name"] == "process_name"
     }
     assert names == {0: "rank 0, stage 0 on n1", 1: "rank 1, stage 1 on n1"}

@@ -148,7 +148,7 @@ def test_times_that_are_no_numbers_are_left_out() -> None:
     assert evaluate(replace(HEALTHY, runs=(odd,))).word in ("healthy", "starting")
 
 
-def test_slower_steps_are_told_and_make_no_job_suspect() -> None:
+def test_slower_steps_are_noted_and_make_no_job_suspect() -> None:
     verdict = evaluate(replace(HEALTHY, runs=(run(times=[*[400.0] * 50, *[1000.0] * 10]),)))
     assert verdict.word == "healthy"
     assert "took 2.5 times as long" in verdict.evidence[1]
@@ -252,7 +252,7 @@ def ended(losses: list[float] | None = None, *, last: int = 600, **more: Any) ->
         (ended(last=300, milestones=DONE), "finished", ["It came to iteration 300 of 600."]),
     ],
 )
-def test_a_job_that_is_done_is_judged_by_its_result(
+def test_a_job_that_is_done_is_evaluated_by_its_result(
     state: str, one: dict[str, Any], word: str, evidence: list[str]
 ) -> None:
     verdict = evaluate(replace(ENDED, state=state, runs=(one,)))
@@ -260,7 +260,7 @@ def test_a_job_that_is_done_is_judged_by_its_result(
     assert verdict.exit_code == EXIT_CODES[verdict.word]
 
 
-def test_a_job_that_is_done_before_its_last_step_says_why() -> None:
+def test_a_job_that_is_done_before_its_last_step_reports_why() -> None:
     short = replace(ENDED, runs=(ended([*[9.0] * 28, math.nan, 9.0]),))
     verdict = evaluate(short)
     assert (verdict.word, verdict.evidence) == (
@@ -276,14 +276,14 @@ def test_a_job_that_is_done_before_its_last_step_says_why() -> None:
     assert evaluate(replace(short, state="", runs=(ended(last=300),))).word == "healthy"
 
 
-def test_what_was_asked_for_counts_also_when_a_job_is_done() -> None:
+def test_the_requested_configuration_counts_also_when_a_job_is_done() -> None:
     done = replace(ENDED, runs=(ended(),))
     assert evaluate(done).word == "finished"
     # A slow node, or an error that did not keep it from its end, does not affect the result.
     slow = Sign("slow", "Rank 3 on n2 is slow.", "n2", 3)
     broken = findings(["ValueError: no"])
-    told = evaluate(replace(done, signs=[slow], findings=broken))
-    assert (told.word, len(told.evidence)) == ("finished", 2)
+    finished = evaluate(replace(done, signs=[slow], findings=broken))
+    assert (finished.word, len(finished.evidence)) == ("finished", 2)
     other = evaluate(replace(done, reported={"": {"PARTITION": "6-6-6-6"}}, findings=broken))
     assert (other.word, other.reason) == (
         "suspect",
@@ -330,8 +330,10 @@ def test_another_word_is_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[
         with pytest.raises(SystemExit) as ended:
             cli.main([*words, str(tmp_path), "--state", "COMPLETE"])
         assert ended.value.code == 3
-        said = " ".join(capsys.readouterr().err.split())
-        assert "COMPLETE is no state of a job that Slurm or a launcher knows; did you mean COMPLETED?" in said
+        message = " ".join(capsys.readouterr().err.split())
+        assert (
+            "COMPLETE is no state of a job that Slurm or a launcher knows; did you mean COMPLETED?" in message
+        )
     with pytest.raises(NothingToRead, match="such as RUNNING, COMPLETED or FAILED"):
         check_state("banana")
     with pytest.raises(NothingToRead, match=r"^FAILURE is no state"):
@@ -376,17 +378,17 @@ def test_logs_alone() -> None:
     st.lists(st.floats(0.8, 1.4), min_size=25, max_size=200),
     st.integers(1, 100),
 )
-def test_a_job_that_learns_at_an_even_pace_is_healthy(
-    noise: list[float], pace: list[float], outlier: int
+def test_a_job_that_learns_at_an_even_speed_is_healthy(
+    noise: list[float], factors: list[float], outlier: int
 ) -> None:
-    count = min(len(noise), len(pace))
+    count = min(len(noise), len(factors))
     losses = [3.0 + 7.5 * math.exp(-n / 20) + noise[n] for n in range(count)]
-    times = [1000.0 * pace[n] for n in range(count)]
+    times = [1000.0 * factors[n] for n in range(count)]
     times[outlier % count] = 60000.0
     assert evaluate(replace(HEALTHY, runs=(run(losses, times),))).word == "healthy"
 
 
-def test_a_directory_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sample = SAMPLE.read_text()
     info = "".join(f"{line}\n" for line in sample.splitlines() if re.match(r"[A-Z_]+: ", line))
     (tmp_path / "n060.out").write_text(info + sample.replace("/      50 |", "/     500 |"))
@@ -397,18 +399,18 @@ def test_a_directory_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "MODEL='xl' # small or xl\nNNODES=8\nWORLD_SIZE=$((4 * 8))\nPARTITION=\"0-11-8-8-8-8-5-0\"\n"
     )
 
-    def said(*words: str) -> tuple[object, str]:
+    def printed(*words: str) -> tuple[object, str]:
         with pytest.raises(SystemExit) as ended:
             cli.main(["log", "verdict", str(tmp_path), *words])
         captured = capsys.readouterr()
         return ended.value.code, captured.out + captured.err
 
-    assert said("--state", "RUNNING", "--conf", str(conf)) == (
+    assert printed("--state", "RUNNING", "--conf", str(conf)) == (
         0,
         "healthy: Iteration 50 of 500, 1.39 s a step, lm loss 8.9176.\n",
     )
     conf.write_text("NNODES=4\nPARTITION=6-6-6-6\n")
-    code, text = said("--conf", str(conf))
+    code, text = printed("--conf", str(conf))
     assert (code, text.splitlines()) == (
         4,
         [
@@ -417,11 +419,11 @@ def test_a_directory_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ],
     )
     (tmp_path / "n060.gpu").write_text("[0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |\n")
-    assert said("--state", "RUNNING") == (4, "stalled: It runs, but no process is on its GPUs.\n")
+    assert printed("--state", "RUNNING") == (4, "stalled: It runs, but no process is on its GPUs.\n")
     (tmp_path / "n060.err").write_text("ModuleNotFoundError: No module named 'apex'\n")
-    code, text = said("--json")
+    code, text = printed("--json")
     assert (code, json.loads(text)["verdict"]) == (1, "failed")
-    assert said("--conf", str(tmp_path / "absent"))[0] == 3
+    assert printed("--conf", str(tmp_path / "absent"))[0] == 3
 
 
 def lines_of_steps(first: int, last: int) -> str:
@@ -488,7 +490,7 @@ ARGUMENTS = (
 
 
 @pytest.mark.parametrize("head", ["", "NUM_LAYERS: 12\n"])
-def test_what_was_asked_for_is_compared_with_the_arguments_of_a_program_alone(
+def test_the_requested_configuration_is_compared_with_the_arguments_of_a_program_alone(
     head: str, tmp_path: Path
 ) -> None:
     line = " iteration {:8d}/     {} | elapsed time per iteration (ms): 500.0 | lm loss: {:.3f}E+00 |\n"
@@ -518,7 +520,7 @@ def test_what_was_asked_for_is_compared_with_the_arguments_of_a_program_alone(
         )
 
 
-def test_who_is_idle_is_named_once_and_nobody_where_all_are() -> None:
+def test_who_is_idle_is_named_once_and_no_node_where_all_are() -> None:
     late = replace(HEALTHY, seconds_since_step=75, gpu_processes={"n1": 8, "n2": 0, "n3": 0})
     found = evaluate(late)
     assert found.word == "stalled"
@@ -527,7 +529,7 @@ def test_who_is_idle_is_named_once_and_nobody_where_all_are() -> None:
     assert (all_idle.reason, all_idle.culprits) == ("It runs, but no process is on its GPUs.", ())
 
 
-def test_another_program_s_loss_that_stays_where_it_began_is_told(tmp_path: Path) -> None:
+def test_another_program_s_loss_that_stays_where_it_began_is_reported(tmp_path: Path) -> None:
     """Megatron logs the size of its vocabulary."""
     line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 500.0 | lm loss: 1.08257E+01 |\n"
     steps = "".join(line.format(10 * n) for n in range(1, 41))
@@ -569,7 +571,7 @@ def test_what_a_node_with_an_older_trainer_observed_is_understood() -> None:
     assert of_json(former).requested == HEALTHY.requested
 
 
-def test_what_each_node_of_others_logs_shows_is_said_of_that_node(tmp_path: Path) -> None:
+def test_what_each_node_of_others_logs_shows_is_reported_for_that_node(tmp_path: Path) -> None:
     line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 500.0 | lm loss: {:.3f}E+00 |\n"
     info = "NODE_RANK: 1\nHIDDEN_SIZE: 1600\nNUM_LAYERS: 48\nPARTITION: 24-24\n"
     arguments = "  hidden_size ..................................... 1600\n  num_layers ........ 24\n"
@@ -607,20 +609,20 @@ def test_what_each_node_of_others_logs_shows_is_said_of_that_node(tmp_path: Path
     # One error on many nodes is not reported for each of them.
     for number in range(2, 32):
         (tmp_path / f"n{number}.err").write_text(full)
-    told = evaluate(observe(tmp_path, state="RUNNING", now=now)).evidence
-    assert (len(told), told[8]) == (11, "A disk or a quota is full, on 22 more nodes.")
+    texts = evaluate(observe(tmp_path, state="RUNNING", now=now)).evidence
+    assert (len(texts), texts[8]) == (11, "A disk or a quota is full, on 22 more nodes.")
 
 
-def test_what_agents_have_measured_is_judged_without_them(tmp_path: Path) -> None:
+def test_what_agents_have_measured_is_evaluated_without_them(tmp_path: Path) -> None:
     line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 500.0 | lm loss: {:.3f}E+00 |\n"
     (tmp_path / "n1.out").write_text("".join(line.format(10 * n, 9 - n / 10) for n in range(1, 41)))
     gpu = Device(1, "NVIDIA A10", 91, 98, 2**30, 2**34, throttled=("hw_thermal",), clocks={"sm": 900})
-    told = [
+    measured = [
         Sample(5.0 * n, 2**40, 2**33, 2**35, ranks={4: 2**30, 5: 2**30}, devices=(replace(gpu, index=0), gpu))
         for n in range(9)
     ]
-    told[-1] = replace(told[-1], devices=(replace(gpu, index=0, throttled=()), gpu))
-    records = [json.dumps({**one.to_json(), "node": "n1", "note": "said once"}) for one in told]
+    measured[-1] = replace(measured[-1], devices=(replace(gpu, index=0, throttled=()), gpu))
+    records = [json.dumps({**one.to_json(), "node": "n1", "note": "said once"}) for one in measured]
     stream = tmp_path / "n1.gpu.jsonl"
     # Other programs may have written there, and the last line may be cut.
     stream.write_text("\n".join(["7", "{}", *records, records[0][:90]]))
@@ -629,7 +631,7 @@ def test_what_agents_have_measured_is_judged_without_them(tmp_path: Path) -> Non
     assert verdict.evidence == ("GPU 1 of n1 is throttled by heat at 91'C, to 900 MHz.",)
     assert [(one.kind, one.node, one.rank) for one in verdict.culprits] == [("throttled", "n1", 5)]
     processors = Device(0, "16 CPU cores", used=98, total=100)
-    stream.write_text(json.dumps(replace(told[0], devices=(processors,)).to_json()))
+    stream.write_text(json.dumps(replace(measured[0], devices=(processors,)).to_json()))
     assert evaluate(observe(tmp_path, state="RUNNING", now=now)).word == "healthy"
 
 
@@ -648,25 +650,25 @@ def test_what_has_nothing_of_a_training_has_neither_a_verdict_nor_a_page(
     # No GPU is reported.
     (tmp_path / "n1.gpu").write_bytes(written)
 
-    def said(*arguments: str) -> tuple[object, str]:
+    def printed(*arguments: str) -> tuple[object, str]:
         with pytest.raises(SystemExit) as ended:
             cli.main([*arguments])
         captured = capsys.readouterr()
         return ended.value.code, captured.out + captured.err
 
-    page = said("report", str(tmp_path), "-o", str(tmp_path / "x.html"))
-    assert page == said("log", "verdict", str(tmp_path))
+    page = printed("report", str(tmp_path), "-o", str(tmp_path / "x.html"))
+    assert page == printed("log", "verdict", str(tmp_path))
     assert page[0] == 3
     assert words in page[1]
-    assert said("log", "verdict", str(tmp_path), "--state", "PENDING")[0] == 0
+    assert printed("log", "verdict", str(tmp_path), "--state", "PENDING")[0] == 0
     (tmp_path / "state.json").write_text('{"state": "starting"}')
     starting = "starting: It has not come to a step yet.\n"
-    assert said("log", "verdict", str(tmp_path)) == (0, starting)
+    assert printed("log", "verdict", str(tmp_path)) == (0, starting)
     (tmp_path / "state.json").unlink()
     # Both say why a program ended before its first step.
     (tmp_path / "n1.err").write_text("ModuleNotFoundError: No module named 'apex'\n")
-    assert said("log", "verdict", str(tmp_path))[0] == 1
-    assert "failed" in said("report", str(tmp_path), "-o", str(tmp_path / "x.html"))[1]
+    assert printed("log", "verdict", str(tmp_path))[0] == 1
+    assert "failed" in printed("report", str(tmp_path), "-o", str(tmp_path / "x.html"))[1]
 
 
 def test_a_traceback_that_was_cut_off_is_why_a_job_failed(tmp_path: Path) -> None:
@@ -764,8 +766,8 @@ def test_a_log_that_may_never_end_is_refused_before_it_is_opened(
             with pytest.raises(SystemExit) as ended:
                 cli.main([*command, file])
             assert ended.value.code == 3, command
-            said = f"{file} is {kind}, which may never end: write what it says to a file.\n"
-            assert said in capsys.readouterr().err, command
+            message = f"{file} is {kind}, which may never end: write what it says to a file.\n"
+            assert message in capsys.readouterr().err, command
 
 
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -785,7 +787,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["", "logs"])
-def test_a_directory_that_may_not_be_read_is_said_in_a_sentence(
+def test_a_directory_that_may_not_be_read_is_reported_in_a_sentence(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "logs").mkdir()
@@ -851,7 +853,7 @@ def test_a_last_line_that_breaks_off_is_not_the_end_of_a_training(
         assert evaluate(observe(log, now=now)).word == "finished"
 
 
-def test_a_loss_that_the_newest_line_does_not_tell_is_not_shown_as_its() -> None:
+def test_a_loss_that_the_newest_line_lacks_is_not_shown_as_its_own() -> None:
     steps = [Step(n, 500, {"lm loss": 9.0} if n < 4 else {}) for n in range(1, 6)]
     (found,) = runs(steps)
     assert evaluate(Observed(state="RUNNING", runs=[plain(found)])).reason == (

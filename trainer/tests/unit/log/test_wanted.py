@@ -21,14 +21,14 @@ TEXT = "[rank3]: ValueError: no\n[default12]:a line\n3: another\nValueError: nob
 def test_a_word_and_a_rank(tmp_path: Path, grep: str, rank: int | None, numbers: list[int]) -> None:
     lines = TEXT.splitlines()
     wanted = [lines[number] for number in numbers]
-    looked_for = Wanted(grep, rank)
-    assert looked_for.of(TEXT).splitlines() == wanted
+    selection = Wanted(grep, rank)
+    assert selection.of(TEXT).splitlines() == wanted
     path = tmp_path / "n1.err"
     path.write_text(TEXT)
-    assert looked_for.last(path, 100, most=10_000) == wanted
-    assert looked_for.last(path, 1, most=10_000) == wanted[-1:]
-    assert looked_for.last(path, 100, most=30) in (wanted[-1:], wanted[-2:])
-    assert looked_for.last(tmp_path / "absent", 1, most=1) == []
+    assert selection.last(path, 100, most=10_000) == wanted
+    assert selection.last(path, 1, most=10_000) == wanted[-1:]
+    assert selection.last(path, 100, most=30) in (wanted[-1:], wanted[-2:])
+    assert selection.last(tmp_path / "absent", 1, most=1) == []
 
 
 def test_what_is_no_expression_is_refused() -> None:
@@ -97,11 +97,11 @@ FINISHED = """\
 @pytest.mark.parametrize(
     "behind", ["iteration 20/100\n", "  indented\n", "Traceback (most recent call last):\n"]
 )
-def test_what_follows_a_traceback_that_is_marked_to_its_end_is_nobodys(behind: str) -> None:
+def test_what_follows_a_traceback_that_is_marked_to_its_end_has_no_rank(behind: str) -> None:
     assert Wanted(rank=3).of(FINISHED + behind + "ChildFailedError: 1\n") == FINISHED
 
 
-def test_a_traceback_of_nobody_ends_the_one_above_it() -> None:
+def test_a_traceback_without_a_rank_ends_the_one_above_it() -> None:
     """Unless that traceback says that another one follows."""
     text = "[Rank 3] Traceback (most recent call last):\n  File\nValueError: no\n"
     assert Wanted(rank=3).of(text + "Traceback (most recent call last):\n  File\nOSError\n") == text

@@ -15,19 +15,19 @@ __all__ = ["are_alike", "by_kind", "one_by_one"]
 
 def one_by_one(found: Iterable[Record | Many]) -> list[Record]:
     """Return records one by one, also those that were read in bulk."""
-    told: list[Record] = []
+    records: list[Record] = []
     for one in found:
-        told += one.each() if isinstance(one, Many) else [one]
-    return told
+        records += one.each() if isinstance(one, Many) else [one]
+    return records
 
 
 def by_kind(found: Iterable[Record]) -> dict[str, list[str]]:
     """Return times by their timer, and all other records; within each, the order stays."""
-    told: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {}
     for one in found:
         key = f"{one.name} {one.rank}" if isinstance(one, Timer) else ""
-        told.setdefault(key, []).append(repr(one))
-    return told
+        lines.setdefault(key, []).append(repr(one))
+    return lines
 
 
 def are_alike(one: Any, other: Any) -> bool:

@@ -18,7 +18,7 @@ STEPS = 400
 SLOW = 161
 RESTARTED_AT = 201
 LAST = 260
-_PATIENCE_MS = 120_000
+_TIMEOUT_MS = 120_000
 """The timeout of anything in the browser, for a busy machine."""
 
 
@@ -114,7 +114,7 @@ def write_trace(directory: Path, *, stages: int = 2, steps: tuple[int, ...] = (2
             spans.append(["optimiser", "OptimizerStep", step, -1, end, 5000])
             # A span of none of these kinds.
             spans.append(["other", "empty_cache", step, -1, end + 5000, 500])
-        told = {
+        trace = {
             "version": 1,
             "rank": stage,
             "node": f"n{stage}",
@@ -123,7 +123,7 @@ def write_trace(directory: Path, *, stages: int = 2, steps: tuple[int, ...] = (2
             "clock_uncertainty_us": 40.0,
             "spans": spans,
         }
-        (directory / "trace" / f"rank-{stage:05d}.json").write_text(json.dumps(told))
+        (directory / "trace" / f"rank-{stage:05d}.json").write_text(json.dumps(trace))
 
 
 def write_network(directory: Path, nodes: int = 4) -> None:
@@ -174,7 +174,7 @@ def browser() -> Iterator[Browser]:
     assert program, "a browser is needed: apt-get install chromium"
     with sync_playwright() as driver:
         started = driver.chromium.launch(
-            executable_path=program, args=["--no-sandbox", "--disable-gpu"], timeout=_PATIENCE_MS
+            executable_path=program, args=["--no-sandbox", "--disable-gpu"], timeout=_TIMEOUT_MS
         )
         yield started
         started.close()
@@ -187,15 +187,15 @@ class Opened:
         self.page, self.wrong = page, list[str]()
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
         page.on("console", self._hear)
-        page.on("request", lambda asked: self.asked.append(asked.url))
-        self.asked: list[str] = []
-        page.set_default_timeout(_PATIENCE_MS)
+        page.on("request", lambda requested: self.requested.append(requested.url))
+        self.requested: list[str] = []
+        page.set_default_timeout(_TIMEOUT_MS)
         page.goto(file.as_uri())
         page.wait_for_selector("html[data-drawn]", state="attached")
 
-    def _hear(self, said: ConsoleMessage) -> None:
-        if said.type == "error":
-            self.wrong.append(said.text)
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.wrong.append(message.text)
 
     def plots(self) -> dict[str, int]:
         """Return how many points, cells or bars each plot has in the browser."""

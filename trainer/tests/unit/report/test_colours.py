@@ -51,7 +51,7 @@ def times(matrix: tuple[Triple, Triple, Triple], vector: Triple) -> Triple:
 
 
 def linear(colour: str) -> Triple:
-    first, second, third = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    first, second, third = (int(colour[begin : begin + 2], 16) / 255 for begin in (1, 3, 5))
 
     def one(value: float) -> float:
         return value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
@@ -80,7 +80,7 @@ def test_the_measure_knows_what_is_confused() -> None:
 
 @pytest.mark.parametrize("eyes", EYES)
 @pytest.mark.parametrize("colours", [JOB_COLOURS, (*KIND_COLOURS.values(), BUBBLE)], ids=["jobs", "kinds"])
-def test_colours_that_stand_beside_each_other_can_be_told_apart(colours: tuple[str, ...], eyes: str) -> None:
+def test_adjacent_colours_can_be_distinguished(colours: tuple[str, ...], eyes: str) -> None:
     near = {
         (one, other): round(math.dist(lab(one, eyes), lab(other, eyes)), 1)
         for one, other in itertools.combinations(colours, 2)

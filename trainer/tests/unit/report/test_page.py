@@ -55,7 +55,7 @@ def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
     write([job], tmp_path / "page.html")
     shown = opened(tmp_path / "page.html")
     assert shown.wrong == []
-    assert [url for url in shown.asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert [url for url in shown.requested if not url.startswith(("file:", "data:", "blob:"))] == []
     plots = shown.plots()
     assert set(plots) == {
         *("loss", "steptime", "speed", "mfu", "lr", "gradnorm", "lossscale", "memory"),
@@ -108,7 +108,7 @@ def test_every_plot_that_there_is_is_drawn(tmp_path: Path, opened: Any, tells_pe
     assert shown.wrong == []
 
 
-def test_what_happened_is_told_and_marked_on_the_curves(tmp_path: Path, opened: Any) -> None:
+def test_what_happened_is_listed_and_marked_on_the_curves(tmp_path: Path, opened: Any) -> None:
     job = write_job(tmp_path / "gpt-1")
     with (job / "n000.out").open("a") as file:
         file.write("  successfully saved checkpoint at iteration     250 to /checkpoints\n")
@@ -139,11 +139,11 @@ def test_what_happened_is_told_and_marked_on_the_curves(tmp_path: Path, opened: 
             f"#{plot} .annotation-text", "(all) => all.map((one) => one.textContent)"
         )
         assert notes == ["restart", "NaN"], plot
-        places = shown.page.evaluate(
+        positions = shown.page.evaluate(
             f"document.querySelector('#{plot} .drawing')._fullLayout.shapes.map((one) => one.x0)"
         )
         # The restart, the two checkpoints and the NaN loss, each at its step.
-        assert sorted(places) == [200, RESTARTED_AT, 250, LAST + 2], plot
+        assert sorted(positions) == [200, RESTARTED_AT, 250, LAST + 2], plot
         assert shown.page.locator(f"#{plot} .shapelayer path").count() == 4, plot
     assert shown.wrong == []
 
@@ -285,7 +285,7 @@ def test_two_jobs_are_compared(tmp_path: Path, opened: Any, capsys: pytest.Captu
     assert "secret" not in (tmp_path / "both.html").read_text()
 
 
-def test_what_a_log_says_cannot_become_a_script(tmp_path: Path, opened: Any) -> None:
+def test_the_text_of_a_log_cannot_become_a_script(tmp_path: Path, opened: Any) -> None:
     evil = "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
     job = write_job(tmp_path / "gpt-1")
     (job / "n000.err").write_text(f"RuntimeError: CUDA error: {evil}\n")
@@ -326,17 +326,17 @@ def test_figures_are_written_as_people_read_them_and_no_place_is_left_empty(
     assert shown.wrong == []
 
 
-def test_a_figure_that_is_no_longer_told_says_until_when_it_was(tmp_path: Path) -> None:
+def test_a_figure_that_is_no_longer_logged_shows_until_when_it_was(tmp_path: Path) -> None:
     old = " iteration {:8d}/ 50 | elapsed time per iteration (ms): 700.0 | {}: 346.3/340.8 | lm loss: 9.0 |\n"
     new = " iteration {:8d}/ 50 | elapsed time per iteration (ms): 700.0 | {}: 615.5 (avg 610.1) |\n"
     named = "throughput per GPU (TFLOP/s/GPU)"
-    for last, told in (
+    for last, figure in (
         (new.format(5, "compute per GPU (TFLOP/s/GPU)"), "<dd>615.5<small></small>"),
         (new.format(5, "something else"), "<dd>346.3<small>told until step 4</small>"),
     ):
         (tmp_path / "run.log").write_text("".join(old.format(n, named) for n in range(1, 5)) + last)
         shown = page([collect(tmp_path / "run.log")])
-        assert f"<dt>TFLOP/s per GPU</dt>{told}" in shown
+        assert f"<dt>TFLOP/s per GPU</dt>{figure}" in shown
         assert "<dd>9.0000<small>at step 4, from 9, lowest 9 at 1</small>" in shown
 
 
@@ -383,7 +383,7 @@ def test_the_address_plan_with_its_rails_and_the_bandwidth_between_nodes_are_sho
     assert "Address plan" not in page([collect(job)])
 
 
-def test_what_nodes_told_apart_is_the_same_job(
+def test_what_nodes_report_separately_is_the_same_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = write_job(tmp_path / "gpt-1")
@@ -397,8 +397,8 @@ def test_what_nodes_told_apart_is_the_same_job(
         json.dumps({"plan": {"nodes": {"n000": {"my_ip": "192.169.16.100"}}}})
     )
     for number in range(4):
-        told = collect(whole, node=f"n{number:03d}").to_json()
-        (parts / f"{number}.report.json").write_text(json.dumps(told, allow_nan=False))
+        part = collect(whole, node=f"n{number:03d}").to_json()
+        (parts / f"{number}.report.json").write_text(json.dumps(part, allow_nan=False))
     one, other = collect(whole), collect(parts)
     assert other.devices == one.devices
     assert [run["memory_mib"] for run in other.runs][-1] == [run["memory_mib"] for run in one.runs][-1]
@@ -492,8 +492,8 @@ def test_the_verdict_of_those_who_watched_it_counts(
 ) -> None:
     job = write_job(tmp_path / "gpt-1")
     slow = "Rank 3 on n001 is slow."
-    culprit = {"kind": "slow", "node": "n001", "rank": 3}
-    verdict = {"verdict": "suspect", "reason": slow, "evidence": [slow], "culprits": [culprit], "since": 1e9}
+    faulty = {"kind": "slow", "node": "n001", "rank": 3}
+    verdict = {"verdict": "suspect", "reason": slow, "evidence": [slow], "culprits": [faulty], "since": 1e9}
     (job / "state.json").write_text(json.dumps({"state": "running", "verdict": verdict}))
     shown = collect(job)
     assert shown.verdict().to_json() == {**verdict, "exit_code": 4}
@@ -504,8 +504,8 @@ def test_the_verdict_of_those_who_watched_it_counts(
     assert collect(parts).verdict().to_json() == shown.verdict().to_json()
     with pytest.raises(SystemExit):
         cli.main(["log", "verdict", str(job), "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert (told["culprits"], told["since"]) == ([culprit], 1e9)
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["culprits"], printed["since"]) == ([faulty], 1e9)
     # Its writer is gone.
     long_ago = time.time() - 3600
     os.utime(job / "state.json", (long_ago, long_ago))

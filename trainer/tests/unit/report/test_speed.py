@@ -10,7 +10,7 @@ from rdm_log.report.job import collect
 from rdm_log.report.machines import memory
 
 
-def test_what_deepspeeds_engine_says_alone_is_drawn(tmp_path: Path) -> None:
+def test_what_deepspeeds_engine_logs_alone_is_drawn(tmp_path: Path) -> None:
     lines = []
     for n in (10, 20):
         lines.append(f"[logging.py:128:log_dist] [Rank 0] step={n}, skipped=0, lr=[0.001], mom=[0.9]\n")
@@ -25,7 +25,7 @@ def test_what_deepspeeds_engine_says_alone_is_drawn(tmp_path: Path) -> None:
     assert "2.5" in str(drawn)
 
 
-def test_jobs_of_which_one_tells_no_tokens_are_compared_by_samples(tmp_path: Path) -> None:
+def test_jobs_are_compared_by_samples_if_one_logs_no_tokens(tmp_path: Path) -> None:
     fields = {"tokens": " consumed tokens: {tokens} |", "samples": ""}
     for name, field in fields.items():
         (tmp_path / name).mkdir()
