@@ -77,7 +77,7 @@ class Unfit(Exception):  # noqa: N818  # it is no error of the program
     """A key does not fit its type, so nothing that depends on it can be checked."""
 
 
-def as_far_as_it_fits(look: Iterator[str]) -> Iterator[str]:
+def as_far_as_it_fits(problems: Iterator[str]) -> Iterator[str]:
     """Yield the problems that a check finds until it reads a key that does not fit its type."""
     with contextlib.suppress(Unfit):
-        yield from look
+        yield from problems

@@ -54,7 +54,7 @@ class HeartbeatWriter:
         self._iteration = 0
         self._depth = 0
         self._written = 0.0
-        self._told = (0, 0.0, starved())
+        self._reported = (0, 0.0, starved())
         self.waited = 0.0
         if self._path is not None:
             with contextlib.suppress(OSError):
@@ -98,8 +98,8 @@ class HeartbeatWriter:
         if self._path is None:
             return
         self._written = time.monotonic()
-        told, self._told = self._told, (self._iteration, self.waited, starved())
-        steps, *waits = (now - before for now, before in zip(self._told, told, strict=True))
+        previous, self._reported = self._reported, (self._iteration, self.waited, starved())
+        steps, *waits = (now - before for now, before in zip(self._reported, previous, strict=True))
         record = {
             **dict(zip(("waited_s", "starved_s"), (wait / max(1, steps) for wait in waits), strict=True)),
             **record,

@@ -102,7 +102,7 @@ def stage_bounds(
     blocks = [is_block(name) for name in layer_names]
     total = sum(blocks)
     counts = _even(total, stages) if partition == "even" else _listed(partition, total, stages, given)
-    _refuse_empty_middle(counts, partition)
+    _check_middle_stages(counts, partition)
     return _bounds(blocks, counts)
 
 
@@ -128,7 +128,7 @@ def _listed(partition: str, blocks: int, stages: int, given: str) -> list[int]:
     return counts
 
 
-def _refuse_empty_middle(counts: Sequence[int], partition: str) -> None:
+def _check_middle_stages(counts: Sequence[int], partition: str) -> None:
     empty = [str(stage) for stage, count in enumerate(counts) if not count and 0 < stage < len(counts) - 1]
     if empty:
         raise TrainerError(
@@ -150,20 +150,20 @@ def _matching(names: Sequence[str], pattern: str) -> list[bool]:
 
 def _bounds(marked: Sequence[bool], counts: Sequence[int]) -> list[int]:
     """Return bounds from the marked layers per stage: a stage ends before the next one's first marked one."""
-    places = [index for index, mark in enumerate(marked) if mark]
+    positions = [index for index, mark in enumerate(marked) if mark]
     bounds = [0]
     for taken in itertools.accumulate(counts[:-1]):
         # The layers before the first marked one, such as the embedding, always belong to the first stage.
-        bounds.append(places[0] if taken == 0 else _after(places, taken, len(marked)))
+        bounds.append(positions[0] if taken == 0 else _after(positions, taken, len(marked)))
     return [*bounds, len(marked)]
 
 
-def _after(places: Sequence[int], taken: int, total: int) -> int:
+def _after(positions: Sequence[int], taken: int, total: int) -> int:
     """Return where the stage after so many marked layers begins."""
-    if taken < len(places):
-        return places[taken]
+    if taken < len(positions):
+        return positions[taken]
     # Only the layers after the last marked one are left: they belong to the last stage.
-    return min(places[-1] + 1, total)
+    return min(positions[-1] + 1, total)
 
 
 def _balanced(weights: Sequence[int], stages: int) -> list[int]:

@@ -25,11 +25,11 @@ def check(config: JobConfig, world_size: int | None = None, devices_per_node: in
         world_size: Number of processes; without it, only checks that hold for any world run.
         devices_per_node: Processes on each node, if all nodes have the same number.
     """
-    looks = [_names(config), _launcher(config), _profiler(config)]
+    checks = [_names(config), _launcher(config), _profiler(config)]
     if world_size is not None and workload_of(config).needs_equal_nodes:
-        looks.append(_nodes(config, world_size, devices_per_node))
-    looks.append(_workload(config, world_size))
-    return [problem for look in looks for problem in as_far_as_it_fits(look)]
+        checks.append(_nodes(config, world_size, devices_per_node))
+    checks.append(_workload(config, world_size))
+    return [problem for one in checks for problem in as_far_as_it_fits(one)]
 
 
 def require(config: JobConfig, world_size: int | None = None, devices_per_node: int | None = None) -> None:
@@ -69,10 +69,10 @@ def _workload(config: JobConfig, world: int | None) -> Iterator[str]:
 
 def _nodes(config: JobConfig, world: int, devices: int | None) -> Iterator[str]:
     launcher = config.launcher
-    wanted = launcher.devices_per_node
-    if devices is not None and wanted is not None and wanted > devices:
-        yield f"launcher.devices_per_node is {wanted}, but a node has {devices}."
-    each = wanted or devices
+    requested = launcher.devices_per_node
+    if devices is not None and requested is not None and requested > devices:
+        yield f"launcher.devices_per_node is {requested}, but a node has {devices}."
+    each = requested or devices
     if each is None:
         return
     if world % each:

@@ -29,13 +29,13 @@ def with_values(text: str, overrides: Sequence[str], source: str = "the configur
         ConfigError: The overrides do not fit, or the edited text would have another meaning, for example
             because the old value is shared through an anchor.
     """
-    meant = load_text(text, overrides, source)
+    expected = load_text(text, overrides, source)
     edited = text
     try:
         for override in overrides:
             key, _, value = override.partition("=")
             edited = _with_value(edited, key.split("."), value)
-        is_right = load_text(edited, (), source) == meant
+        is_right = load_text(edited, (), source) == expected
     except (yaml.YAMLError, ConfigError):
         is_right = False
     if not is_right:
@@ -111,11 +111,11 @@ def _lines(text: str, keys: Sequence[str], value: str, column: int) -> str:
     return newline.join([*lines, f"{' ' * (column + 2 * len(sections))}{last}: {value}", ""])
 
 
-def _put(text: str, place: int, lines: str) -> str:
+def _put(text: str, position: int, lines: str) -> str:
     """Return the text with new lines below the line of a position."""
-    if place and text[place - 1] == "\n":
-        return text[:place] + lines + text[place:]
-    end = text.find("\n", place)
+    if position and text[position - 1] == "\n":
+        return text[:position] + lines + text[position:]
+    end = text.find("\n", position)
     if end < 0:
         return f"{text}\n{lines}"
     return text[: end + 1] + lines + text[end + 1 :]

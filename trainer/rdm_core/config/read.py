@@ -506,13 +506,13 @@ class _Converter:
         near = difflib.get_close_matches(key, known, n=1) or [
             name for name in known if words <= set(name.split("_"))
         ]
-        meant = [(*path, name) for name in near]
-        meant = meant or [found for found in _all_keys(self._schema) if found[-1] == key]
+        similar = [(*path, name) for name in near]
+        similar = similar or [found for found in _all_keys(self._schema) if found[-1] == key]
         # The values of the keys that were probably meant are unknown.
-        self._unfit += meant
-        place = [_name(found) for found in meant]
-        place = place if near else sorted(place)
-        hint = f"; did you mean {_or(place)}?" if place else f"; known are {', '.join(known)}."
+        self._unfit += similar
+        names = [_name(found) for found in similar]
+        names = names if near else sorted(names)
+        hint = f"; did you mean {_or(names)}?" if names else f"; known are {', '.join(known)}."
         self._problems.append(f"{_name((*path, key))} is not a key{self._line((*path, key))}{hint}")
 
     def _note(self, path: Path_, what: str) -> None:

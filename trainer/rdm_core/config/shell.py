@@ -38,7 +38,7 @@ _LIMITS = "; ".join(
         "enable -n compgen enable ulimit",
     )
 )
-_TELL = """for __letter in {a..z} {A..Z} _; do
+_PRINT = """for __letter in {a..z} {A..Z} _; do
 eval 'for __name in ${!'$__letter'@}; do printf "%s\\0%s\\0" "$__name" "${!__name-}"; done'; done"""
 _ENVIRONMENT = {"PATH": "/nonexistent", "HOME": "$HOME", "USER": "$USER", "LC_ALL": "C.UTF-8"}
 """Variables that every shell has keep their names as values, because the job may run on another host."""
@@ -59,7 +59,7 @@ def variables(text: str, source: str) -> dict[str, str]:
     # Add nothing that shifts the file's lines, so that bash's line numbers are right.
     word = f"rdm-{secrets.token_hex(16)}"
     mark, print_mark = f"\0{word}\0", rf"printf '\0{word}\0'"
-    script = f"{_LIMITS}; {print_mark}; {text}\n{print_mark}; {_TELL}\n"
+    script = f"{_LIMITS}; {print_mark}; {text}\n{print_mark}; {_PRINT}\n"
     try:
         status, output, errors = _run(script.encode())
     except OSError as error:
@@ -70,11 +70,11 @@ def variables(text: str, source: str) -> dict[str, str]:
         raise ConfigError(
             [f"{source} takes bash longer than {_SECONDS} seconds; it may only set variables."]
         ) from None
-    told = output.decode("utf-8", "replace").split(mark)
-    if status or errors or len(told) != 3:
-        raise ConfigError([_refusal(told, errors.decode("utf-8", "replace"), text, source)])
-    own = {*told[0].split(), "__letter", "__name"}
-    names, values = (told[2].split("\0")[which::2] for which in (0, 1))
+    parts = output.decode("utf-8", "replace").split(mark)
+    if status or errors or len(parts) != 3:
+        raise ConfigError([_problem(parts, errors.decode("utf-8", "replace"), text, source)])
+    own = {*parts[0].split(), "__letter", "__name"}
+    names, values = (parts[2].split("\0")[which::2] for which in (0, 1))
     return {name: value for name, value in zip(names, values, strict=False) if name not in own}
 
 
@@ -98,18 +98,20 @@ def _run(script: bytes) -> tuple[int, bytes, bytes]:
     return bash.returncode, output, errors
 
 
-def _refusal(told: list[str], errors: str, text: str, source: str) -> str:
+def _problem(parts: list[str], errors: str, text: str, source: str) -> str:
     message = next(filter(None, map(_MESSAGE.fullmatch, errors.splitlines())), None)
-    said = told[1].strip().rpartition("\n")[2] if len(told) > 1 else ""
+    printed = parts[1].strip().rpartition("\n")[2] if len(parts) > 1 else ""
     if message is None:
-        return f"{source} ends itself{f': {_short(said)!r}' if said else ''}; it may only set variables."
+        return (
+            f"{source} ends itself{f': {_short(printed)!r}' if printed else ''}; it may only set variables."
+        )
     line, why = int(message[1]), message[2]
     if unset := _UNSET.fullmatch(why):
         names = re.findall(r"\b([A-Za-z_]\w*)=", text)
         near = difflib.get_close_matches(unset[1], names, n=1)
         why = f"{unset[1]} is not set before{f'; did you mean {near[0]}?' if near else ''}"
-    if said and "return" in why:
-        why = f"the file ends itself there: {_short(said)!r}"
+    if printed and "return" in why:
+        why = f"the file ends itself there: {_short(printed)!r}"
     return f"{source} (line {line}): {_short(why)}{'' if why.endswith('?') else '.'}"
 
 

@@ -132,8 +132,8 @@ def components(config: JobConfig) -> list[Component]:
     found = []
     for partition, count in wanted.items():
         name = partition or slurm.partition or ""
-        asked = {key: _of(getattr(slurm, key), name) for key in _BY_PARTITION}
-        component = Component(name, int(count), 1, **asked)
+        requested = {key: _of(getattr(slurm, key), name) for key in _BY_PARTITION}
+        component = Component(name, int(count), 1, **requested)
         found.append(replace(component, slots=config.launcher.devices_per_node or component.gpus or 1))
     return found
 

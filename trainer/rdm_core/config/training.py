@@ -17,7 +17,7 @@ MOST_TRACED = 100
 
 def check(config: Config, world_size: int | None = None) -> Iterator[str]:
     """Yield the problems of a training with our own trainer; those with the world only if that is known."""
-    looks = [
+    checks = [
         _trace,
         _model,
         _attention,
@@ -36,8 +36,8 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _warmup_within_decay,
         _data,
     ]
-    for look in looks:
-        yield from as_far_as_it_fits(look(config))
+    for one in checks:
+        yield from as_far_as_it_fits(one(config))
     if world_size is not None:
         yield from as_far_as_it_fits(_world(config, world_size))
 

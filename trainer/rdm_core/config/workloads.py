@@ -70,7 +70,7 @@ def _of_program(config: Config, _resolved: Path, arguments: Sequence[str]) -> li
     return [sys.executable, *config.launcher.program, *arguments]
 
 
-def _training_looks(config: Config) -> str:
+def _training_inspection(config: Config) -> str:
     """Return the module that checks the training's data and libraries, if it uses any."""
     return "rdm_trainer.inspection" if not config.data.mock or config.logging.trackers else ""
 
@@ -80,7 +80,7 @@ WORKLOADS = {
         schema=Config,
         check=check_training,
         command=_module("rdm_trainer.rank"),
-        inspect=_training_looks,
+        inspect=_training_inspection,
         checkpoints=lambda config: (config.checkpoint.interval, flops.checkpoint_bytes(config.spec)),
     ),
     "finetune": Workload(
