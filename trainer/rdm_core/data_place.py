@@ -11,7 +11,7 @@ from rdm_core.config import Config
 from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.config.schema import Blend
 
-__all__ = ["JOBS", "finetune_here", "here", "moved"]
+__all__ = ["JOBS", "finetune_here", "here", "with_paths"]
 
 JOBS = Path("/jobs")
 """The directory of jobs in a training container; ``RDM_JOBS`` names another one."""
@@ -27,7 +27,7 @@ def here(config: Config, root: Path) -> Config:
         config: The job's configuration.
         root: The directory of all jobs on this node.
     """
-    return moved(config, _to_here(root))
+    return with_paths(config, _to_here(root))
 
 
 def finetune_here(config: FinetuneConfig, root: Path) -> FinetuneConfig:
@@ -45,7 +45,7 @@ def _to_here(root: Path) -> Callable[[str], str]:
     return to
 
 
-def moved(config: Config, to: Callable[[str], str]) -> Config:
+def with_paths(config: Config, to: Callable[[str], str]) -> Config:
     """Return a configuration with other paths for its data and tokenizer.
 
     Args:

@@ -42,7 +42,7 @@ _FEW = 32
 """Files per process: fewer than twice as many are read by one process."""
 
 _One = TypeVar("_One")
-_Told = TypeVar("_Told")
+_Result = TypeVar("_Result")
 _Found = tuple[list[Record | Many], RankTimers]
 
 
@@ -60,7 +60,7 @@ def _processes(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, multiprocessing.get_context("fork"))
 
 
-def of_each(read_one: Callable[[_One], _Told], items: Sequence[_One]) -> list[_Told]:
+def of_each(read_one: Callable[[_One], _Result], items: Sequence[_One]) -> list[_Result]:
     """Return a function's result for each item, such as a file; all three must be picklable."""
     workers = _workers(len(items) // _FEW)
     if workers < 2:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rdm_core.config import Config, dump
-from rdm_core.data_place import moved
+from rdm_core.data_place import with_paths
 from rdm_job import inspection
 
 __all__ = ["is_there", "problems"]
@@ -121,4 +121,4 @@ def _outside(config: Config, mounts: Sequence[tuple[str, str]]) -> Config:
 
     # Without trackers: the packages in the image are unknown here.
     seen = replace(config, logging=replace(config.logging, trackers=()))
-    return moved(seen, to)
+    return with_paths(seen, to)

@@ -25,7 +25,7 @@ from rdm_log.lines import Record, Step, Timer
 from rdm_log.runs import runs
 from rdm_log.scan import RankTimers
 from rdm_log.summary import plain
-from tests.unit.log.told import one_by_one
+from tests.unit.log.comparable import one_by_one
 
 FIELDS: dict[str, tuple[str, float]] = {
     "consumed samples": ("{:12.0f}", 1e6),

@@ -14,7 +14,7 @@ from rdm_log.lines import Timer
 from rdm_log.runs import runs
 from rdm_log.scan import TIMERS, records, records_together
 from rdm_log.summary import plain
-from tests.unit.log.told import are_alike, by_kind, one_by_one
+from tests.unit.log.comparable import are_alike, by_kind, one_by_one
 
 STEP = b" iteration        7/      99 | lm loss: 6.0E+00 | grad norm: 1.0 |"
 ODD = [

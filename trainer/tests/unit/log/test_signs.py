@@ -136,7 +136,7 @@ def test_a_gpu_that_is_hot_for_a_moment_is_none_that_is_throttled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("reasons", "why"),
     [
         # What NVML says of a GPU that is too hot.
         (("hw_slowdown", "hw_thermal"), ["by heat at 60'C"]),
@@ -145,8 +145,8 @@ def test_a_gpu_that_is_hot_for_a_moment_is_none_that_is_throttled() -> None:
         (("hw_power_brake", "sw_thermal"), ["by heat at 60'C", "by its power supply"]),
     ],
 )
-def test_heat_is_not_reported_as_the_power_supply_s_fault(told: tuple[str, ...], why: list[str]) -> None:
-    found = of_node("n2", [replace(one, devices=(replace(GPU, throttled=told),)) for one in samples()])
+def test_heat_is_not_reported_as_the_power_supply_s_fault(reasons: tuple[str, ...], why: list[str]) -> None:
+    found = of_node("n2", [replace(one, devices=(replace(GPU, throttled=reasons),)) for one in samples()])
     assert [sign.text for sign in found] == [
         f"GPU 3 of n2 is throttled {words}, to 1200 MHz." for words in why
     ]

@@ -328,18 +328,18 @@ def test_timers_name_the_slowest_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("", "is empty"),
         ("hello\n", "has no line ` iteration N/M |` of a training: found 6 bytes."),
         (START.format(minute=1), "of a training that came to 'after megatron is initialized'"),
     ],
 )
-def test_what_is_no_log_is_reported_in_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_no_log_is_reported_in_a_sentence(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "n1.out").write_text(text)
     with pytest.raises(NothingToRead) as error:
         summarise([tmp_path])
-    assert said in str(error.value)
+    assert problem in str(error.value)
     assert str(tmp_path / "n1.out") in str(error.value)
 
 
@@ -402,7 +402,7 @@ def test_runs_are_those_that_were(lengths: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("begins", "said"),
+    ("begins", "problem"),
     [
         (
             gzip.compress(b" iteration 1/ 2 |", mtime=0),
@@ -414,8 +414,10 @@ def test_runs_are_those_that_were(lengths: list[list[int]]) -> None:
         ),
     ],
 )
-def test_a_log_that_is_no_plain_text_is_named_as_what_it_is(tmp_path: Path, begins: bytes, said: str) -> None:
+def test_a_log_that_is_no_plain_text_is_named_as_what_it_is(
+    tmp_path: Path, begins: bytes, problem: str
+) -> None:
     log = tmp_path / "run.log"
     log.write_bytes(begins)
-    with pytest.raises(NothingToRead, match=re.escape(f"run.log is {said}")):
+    with pytest.raises(NothingToRead, match=re.escape(f"run.log is {problem}")):
         summarise([log])

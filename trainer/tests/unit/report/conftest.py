@@ -22,18 +22,18 @@ _TIMEOUT_MS = 120_000
 """The timeout of anything in the browser, for a busy machine."""
 
 
-def training_line(number: int, rng: random.Random, *, loss: str = "", tells_peak: bool = True) -> str:
+def training_line(number: int, rng: random.Random, *, loss: str = "", knows_peak: bool = True) -> str:
     """Return a step's line.
 
     Args:
         number: The step's.
         rng: For values that differ from step to step.
         loss: Replaces the falling loss.
-        tells_peak: The devices' peak is known, so there is an MFU.
+        knows_peak: The devices' peak is known, so there is an MFU.
     """
     milliseconds = 9000.0 if number == SLOW else 1400 + rng.gauss(0, 20)
     loss = loss or f"{2.4 + 8.5 * math.exp(-number / 60):.6E}"
-    mfu = " MFU (%): 48.00 |" if tells_peak else ""
+    mfu = " MFU (%): 48.00 |" if knows_peak else ""
     return (
         f" iteration {number:8d}/{STEPS:8d} | consumed samples: {number * 64:12d} |"
         f" consumed tokens: {number * 65536:12d} | elapsed time per iteration (ms): {milliseconds:.1f} |"
@@ -48,7 +48,7 @@ def validation_line(number: int) -> str:
     return f" validation loss at iteration {number} | lm loss value: 2.9E+00 | lm loss PPL: 1.8E+01 | \n"
 
 
-def write_job(directory: Path, nodes: int = 4, seed: int = 1, *, tells_peak: bool = True) -> Path:
+def write_job(directory: Path, nodes: int = 4, seed: int = 1, *, knows_peak: bool = True) -> Path:
     """Write a job's logs in FASOP's layout: restarted once, its second node's first GPU half idle."""
     rng = random.Random(seed)
     directory.mkdir(parents=True)
@@ -70,7 +70,7 @@ def write_job(directory: Path, nodes: int = 4, seed: int = 1, *, tells_peak: boo
         ]
         if number == nodes - 1:
             for step in (*range(1, 241), *range(RESTARTED_AT, LAST + 1)):
-                lines.append(training_line(step, rng, tells_peak=tells_peak))
+                lines.append(training_line(step, rng, knows_peak=knows_peak))
                 if step % 100 == 0:
                     lines.append(validation_line(step))
             lines.append(training_line(LAST + 1, rng)[:150])  # it is being written
@@ -158,9 +158,9 @@ def write_stream(path: Path, times: Sequence[float], gpus: int = 2) -> None:
     path.write_text("".join(lines) + '{"time": 1')  # it is being written
 
 
-def write_full_job(directory: Path, *, tells_peak: bool = True) -> Path:
+def write_full_job(directory: Path, *, knows_peak: bool = True) -> Path:
     """Write a job with data for every plot; the one of TFLOP/s needs an unknown peak."""
-    job = write_job(directory, tells_peak=tells_peak)
+    job = write_job(directory, knows_peak=knows_peak)
     write_trace(job)
     write_network(job)
     for number in range(4):

@@ -81,11 +81,11 @@ def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
         assert words in text, (words, text)
 
 
-@pytest.mark.parametrize("tells_peak", [True, False], ids=["mfu", "tflops"])
-def test_every_plot_that_there_is_is_drawn(tmp_path: Path, opened: Any, tells_peak: bool) -> None:
+@pytest.mark.parametrize("knows_peak", [True, False], ids=["mfu", "tflops"])
+def test_every_plot_that_there_is_is_drawn(tmp_path: Path, opened: Any, knows_peak: bool) -> None:
     """A new plot fails here until some job has it."""
-    work = "mfu" if tells_peak else "tflops"
-    write([write_full_job(tmp_path / "gpt-1", tells_peak=tells_peak)], tmp_path / "page.html")
+    work = "mfu" if knows_peak else "tflops"
+    write([write_full_job(tmp_path / "gpt-1", knows_peak=knows_peak)], tmp_path / "page.html")
     shown = opened(tmp_path / "page.html")
     expected = {*OF_ALL_JOBS, *(f"{name}0" for name in OF_EACH_JOB)} - {"work"} | {work}
     plots = shown.plots()
@@ -201,7 +201,7 @@ def test_the_scale_the_smoothing_and_the_measure_can_be_changed(tmp_path: Path, 
 def test_on_a_phone_nothing_is_wider_than_the_screen(tmp_path: Path, opened: Any) -> None:
     """Neither with every plot of two jobs, nor with open tables, which are scrolled."""
     job = write_full_job(tmp_path / "a-job-with-a-name-that-is-as-long-as-names-of-jobs-can-be-63")
-    other = write_full_job(tmp_path / "other", tells_peak=False)
+    other = write_full_job(tmp_path / "other", knows_peak=False)
     (other / "resolved.yaml").write_text(json.dumps({"data": {"prefix": "/a/long/path" * 20}}))
     write([job, other], tmp_path / "page.html")
     shown = opened(tmp_path / "page.html", 360, phone=True)

@@ -34,7 +34,7 @@ def test_only_a_page_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("losses", "value", "beside"),
+    ("losses", "value", "note"),
     [
         (("3.0E+00", "2.0E+00", "NAN", "NAN"), "NaN", "since 3; 2.0000 before, from 3, lowest 2 at 2"),
         (("3.0E+00", "NAN", "2.0E+00"), "2.0000", "from 3, lowest 2 at 3"),
@@ -42,10 +42,10 @@ def test_only_a_page_is_replaced(tmp_path: Path) -> None:
     ],
 )
 def test_a_loss_that_is_no_number_is_no_figure(
-    tmp_path: Path, losses: tuple[str, ...], value: str, beside: str
+    tmp_path: Path, losses: tuple[str, ...], value: str, note: str
 ) -> None:
     log, page = tmp_path / "run.log", tmp_path / "page.html"
     log.write_text(log_of(*losses))
     write([log], page)
     text = re.sub(r"<[^>]*>", "|", page.read_text())
-    assert re.search(rf"lm loss\|+\s*\|*{re.escape(value)}\|+\s*\|*{re.escape(beside)}\|", text)
+    assert re.search(rf"lm loss\|+\s*\|*{re.escape(value)}\|+\s*\|*{re.escape(note)}\|", text)
