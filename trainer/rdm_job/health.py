@@ -171,7 +171,7 @@ def observed(
     since = [float(watch["since_s"]) for watch in watches.values()]
     if step_s is not None:
         since.append(step_s)
-    is_ours = workload_of(config).tells_progress
+    is_ours = workload_of(config).reports_progress
     padded = next((watch["vocabulary"] for watch in watches.values() if watch["vocabulary"]), None)
     last = state.failures[-1] if state.failures else None
     phase = next((str(watch["phase"]) for watch in watches.values() if watch["phase"]), "")
@@ -192,8 +192,8 @@ def observed(
         seconds_running=running_s,
         seconds_since_step=min(since, default=None),
         phase=phase,
-        tells_phases=any(watch["tells_phases"] for watch in watches.values()),
-        tells_steps=is_ours,
+        reports_phases=any(watch["tells_phases"] for watch in watches.values()),
+        logs_steps=is_ours,
         sees_steps=step_s is not None,
         vocabulary=_vocabulary(config) if is_ours else padded,
         signs=[

@@ -35,7 +35,7 @@ from rdm_log.errors import Findings
 from rdm_log.figures import Sample
 from rdm_log.heads import HEAD, info_of, vocabulary_of
 from rdm_log.lines import Checkpoint, EngineStep, Evaluation, Memory, Milestone, Step, Throughput
-from rdm_log.runs import Run, followed, with_engine
+from rdm_log.runs import Run, add_record, with_engine
 from rdm_log.scan import records
 from rdm_log.summary import plain, progress
 
@@ -221,7 +221,7 @@ class Watch:
         """
         seen = self._sampler.devices(None if process is None else processes.environment_of(process))
         own, others = seen[: self._slots], seen[self._slots :]
-        if not others or self._workload.tells_progress:
+        if not others or self._workload.reports_progress:
             return own
         ours = set(processes.of_job(self._request.job_id))
         shown = {process for one in seen for process in one.processes}
@@ -259,7 +259,7 @@ class Watch:
             text = self._head.decode("utf-8", "replace")
             self._info, self._vocabulary = info_of(text), vocabulary_of(text)
         for record in records(iter([block])):
-            self._run = followed(self._run, record)
+            self._run = add_record(self._run, record)
             if isinstance(record, _MOVES):
                 self._moved = time.monotonic()
                 is_saving = isinstance(record, Checkpoint) and record.kind == "saving"
@@ -270,7 +270,7 @@ class Watch:
             found["loss"]["curve"] = found["loss"]["curve"][-32:]
             self._plain = {key: found[key] for key in _OF_RUN}
             # Our trainer writes its own progress, with more detail.
-            if run.lines and not self._workload.tells_progress:
+            if run.lines and not self._workload.reports_progress:
                 far = progress(run)
                 self._progress = {**far, "losses": thinned(far["losses"]), "time": time.time()}
 

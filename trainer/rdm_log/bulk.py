@@ -19,7 +19,7 @@ from typing import NamedTuple
 from rdm_log.grammars import MEMORY
 from rdm_log.lines import COUNTED, MILLISECONDS, SECONDS, Step, Timer, field_name, loss_name, parse, prefix
 
-__all__ = ["Many", "Range", "RankTimes", "Steps", "together"]
+__all__ = ["Many", "Range", "RankTimes", "Steps", "steps_in_bulk"]
 
 _LEAST = 8
 """The least number of neighbouring lines that are read together."""
@@ -120,7 +120,7 @@ Many = Steps | RankTimes
 """Many records as one; ``each`` yields them one by one."""
 
 
-def together(data: bytes, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
+def steps_in_bulk(data: bytes, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
     """Yield neighbouring training lines, with the positions where they begin and end.
 
     Yields nothing unless training lines are dense: elsewhere the search costs as much as ordinary reading.

@@ -149,7 +149,7 @@ def observe(
         gpu_processes=_processes(of_nodes(".gpu")),
         seconds_since_step=None if is_silent or run is None else waited,
         # Most programs do not log when they begin to save or evaluate.
-        tells_phases=False,
+        reports_phases=False,
         vocabulary=next((one.vocabulary for one in heads if one.vocabulary is not None), None),
         signs=[
             *(_slow(run, logged, heads, logs) if run else ()),
@@ -189,7 +189,7 @@ def merged(parts: Sequence[Observed]) -> Observed:
     return Observed(
         state=stated.state,
         reason=stated.reason,
-        tells_phases=False,
+        reports_phases=False,
         findings=[finding for one in parts for finding in one.findings],
         requested={key: value for one in parts for key, value in one.requested.items()},
         reported={node: info for one in parts for node, info in one.reported.items()},
@@ -217,7 +217,7 @@ def of_json(data: Mapping[str, Any]) -> Observed:
     """Return the ``Observed`` from ``to_json``'s plain data."""
     return Observed(
         **{key: data[key] if key in data else data[_FORMER[key]] for key in _PLAIN},
-        tells_phases=False,
+        reports_phases=False,
         findings=[Finding.of(one) for one in data["findings"]],
         signs=[Sign.of(one) for one in data["signs"]],
         watched=Verdict.of(data["watched"] or {}),

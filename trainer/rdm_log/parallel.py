@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from rdm_log.bulk import Many, Steps
 from rdm_log.lines import Record, Step
 from rdm_log.runs import RECENT
-from rdm_log.scan import BLOCK, END, TIMERS, RankTimers, read, records_together
+from rdm_log.scan import BLOCK, END, TIMERS, RankTimers, read, records_in_bulk
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor
@@ -88,7 +88,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
 
     Args:
         paths: The pieces, the oldest first.
-        every: As for ``together``.
+        every: As for ``steps_in_bulk``.
 
     Raises:
         OSError: A file cannot be read.
@@ -96,7 +96,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
     size = sum(path.stat().st_size for path in paths)
     workers = _workers(size // (4 * PART))
     if workers < 2:
-        yield from records_together(read(paths), every=every)
+        yield from records_in_bulk(read(paths), every=every)
         return
     from concurrent.futures.process import BrokenProcessPool
 
@@ -117,7 +117,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
                 if timers.are_open and not part.is_sure:
                     # Do not cancel the future: if a worker is then killed, Python 3.11 reports no later part.
                     blocks = read(paths, begin=part.begin, end=part.end)
-                    yield from records_together(blocks, every=every, timers=timers)
+                    yield from records_in_bulk(blocks, every=every, timers=timers)
                 else:
                     found, timers = future.result()
                     yield from found
@@ -126,7 +126,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
     except BrokenProcessPool:
         # A worker was killed, perhaps for lack of memory: one process needs less.
         blocks = read(paths, begin=begin)
-        yield from records_together(blocks, every=every, timers=timers)
+        yield from records_in_bulk(blocks, every=every, timers=timers)
 
 
 def _read_part(paths: tuple[Path, ...], every: bool, part: _Part) -> _Found:
@@ -141,7 +141,7 @@ def _read_part(paths: tuple[Path, ...], every: bool, part: _Part) -> _Found:
     last: int | None = None
     blocks = read(paths, begin=part.begin, end=part.end)
     found: list[Record | Many] = []
-    for one in records_together(blocks, every=every, timers=timers):
+    for one in records_in_bulk(blocks, every=every, timers=timers):
         if isinstance(one, Steps):
             begin, end = one.iterations[0], one.iterations[-1]
             go_on = last is not None and begin > last

@@ -40,7 +40,7 @@ from rdm_log.lines import (
     loss_name,
 )
 
-__all__ = ["OUTLIERS", "RECENT", "Loss", "Run", "TimerFigures", "followed", "merged", "runs", "with_engine"]
+__all__ = ["OUTLIERS", "RECENT", "Loss", "Run", "TimerFigures", "add_record", "merged", "runs", "with_engine"]
 
 OUTLIERS = 20
 """The number of slowest steps that are kept."""
@@ -354,7 +354,7 @@ class Run:
                 self.highest_grad_norm = highest
         return True
 
-    def settle(self) -> None:
+    def parse_last_steps(self) -> None:
         """Parse the last lines of the steps from ``add_steps``. Delayed, because it is rarely needed."""
         if self._unread is not None:
             last, self._unread = self._unread.last(RECENT), None
@@ -495,16 +495,16 @@ def runs(records: Iterable[Record | Many], file: str = "", *, series: bool = Fal
         each: Iterable[Record] = record.each() if isinstance(record, Steps) else (record,)
         for one in each:
             known = run
-            run = followed(run, one)
+            run = add_record(run, one)
             if run is not known:
                 found.append(run)
-    run.settle()
+    run.parse_last_steps()
     return [with_engine(run) for run in found if not run.is_empty]
 
 
-def followed(run: Run, record: Record) -> Run:
+def add_record(run: Run, record: Record) -> Run:
     """Add the next record of a log; return the run that it belongs to, this one or a new one."""
-    run.settle()
+    run.parse_last_steps()
     if isinstance(record, Step) and not record.is_numbered:
         record = run.numbered(record)
     if _begins_run(run, record):

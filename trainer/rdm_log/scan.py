@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rdm_log.bulk import Many, RankTimes, together
+from rdm_log.bulk import Many, RankTimes, steps_in_bulk
 from rdm_log.grammars import BAR
 from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, Record, Step, parse
 
@@ -32,7 +32,7 @@ __all__ = [
     "pieces",
     "read",
     "records",
-    "records_together",
+    "records_in_bulk",
     "regular",
     "with_pieces",
 ]
@@ -145,21 +145,21 @@ def records(blocks: Iterable[bytes]) -> Iterator[Record]:
         above = (above + lines[-_NEAR:])[-_NEAR:]
 
 
-def records_together(
+def records_in_bulk(
     blocks: Iterable[bytes], *, every: bool, timers: RankTimers | None = None
 ) -> Iterator[Record | Many]:
     """Yield what ``records`` does, but neighbouring training lines, and a timer of all ranks, as one item.
 
     Args:
         blocks: As for ``records``.
-        every: As for ``together``.
+        every: As for ``steps_in_bulk``.
         timers: The timers that may continue from the bytes before.
     """
     timers = timers or RankTimers()
     above = b""
     for lines, whole in _lines(blocks):
         position = 0
-        for begin, end, steps in together(lines, every=every):
+        for begin, end, steps in steps_in_bulk(lines, every=every):
             if position < begin:
                 yield from _of(lines[position:begin], timers, whole=True, above=above)
             timers.pass_by(end - begin)

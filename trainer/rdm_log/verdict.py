@@ -82,9 +82,9 @@ class Observed:
         seconds_running: The time since it, or its newest run, began.
         seconds_since_step: The time since its last training line.
         phase: What the training is doing, such as ``saving``.
-        tells_phases: It reports when it saves and evaluates; otherwise a pause may be either.
+        reports_phases: It reports when it saves and evaluates; otherwise a pause may be either.
         sees_steps: Each step is seen, also between two lines.
-        tells_steps: It logs steps in a format that is understood.
+        logs_steps: It logs steps in a format that is understood.
         vocabulary: The padded size of the vocabulary.
         signs: Signs from nodes' samples and from comparing ranks.
         holding: Ranks that the others wait for at this moment.
@@ -104,8 +104,8 @@ class Observed:
     seconds_running: float | None = None
     seconds_since_step: float | None = None
     phase: str = ""
-    tells_phases: bool = True
-    tells_steps: bool = True
+    reports_phases: bool = True
+    logs_steps: bool = True
     sees_steps: bool = False
     vocabulary: int | None = None
     signs: Sequence[Sign] = ()
@@ -119,7 +119,7 @@ class Observed:
         return next((run for run in reversed(self.runs) if run["lines"]), None)
 
     @property
-    def tells_nothing(self) -> bool:
+    def is_unknown(self) -> bool:
         """Nothing is known: no file has anything of a training, and no state says that it runs."""
         known = (self.state, self.reason, self.watched, self.reported, self.runs)
         counted = any(count is not None for count in self.gpu_processes.values())
@@ -269,7 +269,7 @@ def _beginning(seen: Observed, state: str) -> str:
     if state in states.WAITING and seen.run:
         waits = "It starts anew" if state in states.STARTING else "It waits in the queue again"
         return f"{waits}; its logs go to iteration {seen.run['last_iteration']}."
-    if seen.tells_steps:
+    if seen.logs_steps:
         return "It has not come to a step yet."
     return "Its program runs, and has written no line of a step that is understood."
 
@@ -451,7 +451,7 @@ def _late(seen: Observed, state: str) -> Iterator[Sign]:
     running = seen.seconds_running
     run = seen.run
     if run is None:
-        may_be_late = state not in ("pending", "configuring") and seen.tells_steps
+        may_be_late = state not in ("pending", "configuring") and seen.logs_steps
         if running is not None and running > _START_S and may_be_late:
             yield from _held_up(seen, f"It has not come to a step in {running:.0f} s", "")
         return
@@ -459,7 +459,7 @@ def _late(seen: Observed, state: str) -> Iterator[Sign]:
     if since is None or state in states.WAITING:
         return
     # A program that does not log step times may take minutes between lines.
-    limit = _PAUSE_S if usual is None else max(_LATE * usual, _LATE_S if seen.tells_phases else _SILENT_S)
+    limit = _PAUSE_S if usual is None else max(_LATE * usual, _LATE_S if seen.reports_phases else _SILENT_S)
     if seen.phase in _PAUSES or _is_done(run):
         limit = max(limit, _PAUSE_S)
     if since <= limit:

@@ -17,7 +17,7 @@ A workload is an entry of :data:`WORKLOADS` with these parts:
 - ``files``: keys that name a file which each node must have;
 - ``checkpoints``: the steps between checkpoints and the bytes of one; 0 if unknown;
 - ``needs_equal_nodes``: all nodes must have the same number of devices;
-- ``tells_progress``: the workload writes its own progress, with ``rdm_core.progress`` and
+- ``reports_progress``: the workload writes its own progress, with ``rdm_core.progress`` and
   ``rdm_core.heartbeat``, including the total number of iterations if it knows that. Otherwise its progress is
   read from its log lines.
 """
@@ -57,7 +57,7 @@ class Workload:
     inspect: Callable[[Any], str] = lambda _config: ""
     files: Callable[[Any], Iterator[tuple[str, str]]] = lambda _config: iter(())
     checkpoints: Callable[[Any], tuple[int, int]] = lambda _config: (0, 0)
-    tells_progress: bool = True
+    reports_progress: bool = True
     needs_equal_nodes: bool = True
 
 
@@ -95,7 +95,7 @@ WORKLOADS = {
         check=lambda config, _world_size: check_command(config),
         command=lambda config, _resolved, _arguments: [*config.command],
         files=lambda config: iter([("command", config.command[0])]),
-        tells_progress=False,
+        reports_progress=False,
         needs_equal_nodes=False,
     ),
 }
@@ -104,7 +104,7 @@ _PROGRAM = Workload(
     check=check_program,
     command=_of_program,
     files=lambda config: iter([("launcher.program", config.launcher.program[0])]),
-    tells_progress=False,
+    reports_progress=False,
     needs_equal_nodes=False,
 )
 """A training with ``launcher.program``: another program, with its own model and batch, replaces ours."""

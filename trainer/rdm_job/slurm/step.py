@@ -66,7 +66,7 @@ def run(path: Path) -> int:
         host,
         _address(name, config.launcher.slurm.interface),
         _slots(config)[number],
-        versions=versions(training=workload_of(config).tells_progress),
+        versions=versions(training=workload_of(config).reports_progress),
     )
     os.environ[NODE_VARIABLE] = name
     os.environ["RDM_CLUSTER_KEY"] = str(job.key)

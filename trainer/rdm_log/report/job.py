@@ -148,7 +148,7 @@ def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf
     seen = observe(path, now=time.time(), node=node, runs=found, state=state, conf=conf)
     logged = next(iter(seen.reported.values()), {})
     timeline = _timeline(path if whole else None, outputs, found, logged, node)
-    if seen.tells_nothing and not (devices or timeline or kept):
+    if seen.is_unknown and not (devices or timeline or kept):
         summarise(outputs)  # raises an error that names what is missing
     written = settings.read(path / "resolved.yaml") if whole else {}
     arguments = next((dict(run["arguments"]) for run in reversed(found) if run["arguments"]), {})

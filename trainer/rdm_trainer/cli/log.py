@@ -109,7 +109,7 @@ def verdict(path: Path, state: str, conf: Path | None, as_json: bool) -> int:
 
     try:
         seen = observe(path, state=state, conf=conf, now=time.time())
-        if seen.tells_nothing:
+        if seen.is_unknown:
             # What the page refuses has no verdict, in the same words.
             collect(path)
         found = evaluate(seen)

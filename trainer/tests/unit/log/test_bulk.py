@@ -104,7 +104,7 @@ def test_lines_in_bulk_are_parsed_as_one_by_one(seed: int, every: bool) -> None:
     data = log(seed)
     # A log that was cut by its writer, too.
     data = data[: len(data) - seed % 50]
-    found = list(scan.records_together(cut(data, random.Random(seed)), every=every))
+    found = list(scan.records_in_bulk(cut(data, random.Random(seed)), every=every))
     known = list(scan.records([data]))
     # The timers before a stretch come before it; each of the two kinds keeps its order.
     assert [one for one in one_by_one(found) if hasattr(one, "rank")] == [
@@ -128,7 +128,7 @@ def test_lines_in_bulk_are_parsed_as_one_by_one(seed: int, every: bool) -> None:
 @given(st.integers(0, 10**9), st.booleans())
 def test_runs_of_lines_in_bulk_are_those_of_lines(seed: int, series: bool) -> None:
     data = log(seed, groups=10)
-    in_bulk = runs(scan.records_together([data], every=series), series=series)
+    in_bulk = runs(scan.records_in_bulk([data], every=series), series=series)
     alone = runs(scan.records([data]), series=series)
     assert [_about(plain(run)) for run in in_bulk] == [_about(plain(run)) for run in alone]
 
@@ -150,7 +150,7 @@ def test_damaged_lines_are_parsed_as_one_by_one(seed: int, damages: list[tuple[i
     for position, damage in damages:
         position %= len(data)
         data[position : position + len(damage)] = damage[: len(data) - position]
-    found = one_by_one(scan.records_together([bytes(data)], every=True))
+    found = one_by_one(scan.records_in_bulk([bytes(data)], every=True))
     assert by_kind(found) == by_kind(scan.records([bytes(data)]))
 
 
@@ -161,9 +161,9 @@ def test_any_byte_of_a_line_counts(byte: int, position: int) -> None:
     lines[30][position] = byte
     data = b"".join(lines)
     for every in (True, False):
-        found = one_by_one(scan.records_together([data], every=every))
+        found = one_by_one(scan.records_in_bulk([data], every=every))
         assert list(map(repr, found)) == list(map(repr, scan.records([data])))
-        in_bulk = runs(scan.records_together([data], every=every), series=every)
+        in_bulk = runs(scan.records_in_bulk([data], every=every), series=every)
         assert [plain(run) for run in in_bulk] == [
             plain(run) for run in runs(scan.records([data]), series=every)
         ]
@@ -173,10 +173,10 @@ def test_any_byte_of_a_line_counts(byte: int, position: int) -> None:
 def test_most_of_a_log_of_steps_is_read_in_bulk(before: str) -> None:
     line = " iteration {0:8d}/ 9999 | lm loss: {1:.6E} | grad norm: {1:.3f} |\n"
     data = "".join(before.format(n % 60) + line.format(n, 9 / n) for n in range(1, 3000)).encode()
-    found = list(scan.records_together([data], every=False))
+    found = list(scan.records_in_bulk([data], every=False))
     assert sum(len(one.iterations) for one in found if isinstance(one, Steps)) > 2900
     odd = data.replace(b" iteration      500/", b"hello\n iteration      500/")
-    found = list(scan.records_together([odd], every=False))
+    found = list(scan.records_in_bulk([odd], every=False))
     assert sum(len(one.iterations) for one in found if isinstance(one, Steps)) > 2900
 
 
@@ -283,7 +283,7 @@ def test_a_log_that_is_rotated_or_cut_after_it_was_read_gives_what_was_read(
     for part in parts:
         if timers.are_open and not part.is_sure:
             blocks = scan.read([path], begin=part.begin, end=part.end)
-            read += scan.records_together(blocks, every=True, timers=timers)
+            read += scan.records_in_bulk(blocks, every=True, timers=timers)
         else:
             found, timers = pickle.loads(pickle.dumps(parallel._read_part((path,), True, part)))
             read += found
@@ -335,5 +335,5 @@ def test_parts_are_the_whole_log(tmp_path: Path) -> None:
 
 def test_what_is_beyond_any_number_is_no_step_and_no_error() -> None:
     data = (" iteration %s/ 9 | lm loss: 1.0 |\n" % ("9" * 30) * 20).encode()
-    assert one_by_one(scan.records_together([data], every=True)) == []
+    assert one_by_one(scan.records_in_bulk([data], every=True)) == []
     assert bulk._steps(data, every=True) is None

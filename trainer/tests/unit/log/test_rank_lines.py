@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rdm_log.bulk import RankTimes
 from rdm_log.lines import Timer
 from rdm_log.runs import runs
-from rdm_log.scan import TIMERS, records, records_together
+from rdm_log.scan import TIMERS, records, records_in_bulk
 from rdm_log.summary import plain
 from tests.unit.log.comparable import are_alike, by_kind, one_by_one
 
@@ -94,7 +94,7 @@ def test_they_are_parsed_as_line_by_line(parts: list[bytes], cut: int, size: int
     """Each rank and timer has the same times, and the runs are the same, however the log is cut."""
     data = b"".join(parts)[:-cut]
     blocks = [data[begin : begin + size] for begin in range(0, len(data), size)]
-    in_bulk = list(records_together(blocks, every=True))
+    in_bulk = list(records_in_bulk(blocks, every=True))
     known = list(records(blocks))
     assert by_kind(one_by_one(in_bulk)) == by_kind(known)
     for series in (True, False):
@@ -108,7 +108,7 @@ def test_a_heading_ends_the_name_above_it(size: int) -> None:
     ranks = b"".join(b"     rank %2d: %d.25\n" % (rank, rank) for rank in range(12))
     data = TIMERS + b"\n  a:\n" + ranks + TIMERS + b"\n" + ranks + b"  b:\n" + ranks
     blocks = [data[begin : begin + size] for begin in range(0, len(data), size)]
-    parsed = one_by_one(list(records_together(blocks, every=True)))
+    parsed = one_by_one(list(records_in_bulk(blocks, every=True)))
     assert by_kind(parsed) == by_kind(list(records(blocks)))
     assert sorted((one.name, one.rank) for one in parsed if isinstance(one, Timer)) == [
         (name, rank) for name in "ab" for rank in range(12)
@@ -120,5 +120,5 @@ def test_a_silence_ends_them() -> None:
     head = b"times across ranks (ms):\n  a:\n     rank  0: 1.00\n"
     for silence, count in ((60_000, 2), (70_000, 1)):
         data = head + b"x" * silence + b"\n     rank  1: 2.00\n"
-        found = list(records_together([data], every=True))
+        found = list(records_in_bulk([data], every=True))
         assert sum(len(one.ranks) for one in found if isinstance(one, RankTimes)) == count

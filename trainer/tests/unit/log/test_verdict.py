@@ -702,7 +702,7 @@ def test_logs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert (verdict.word, verdict.evidence[1:]) == ("healthy", (note,))
     # They do not count if the other logs are empty, either.
     (tmp_path / "n1.out").write_text("")
-    assert observe(tmp_path, now=0.0).tells_nothing
+    assert observe(tmp_path, now=0.0).is_unknown
 
 
 NOISE = "n1:3000:4000 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via NET/IB/3/GDRDMA\n"
