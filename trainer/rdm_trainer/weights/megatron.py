@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Checkpoints of Megatron-LM and Megatron-core in their format ``torch``, under any layout.
 
-``ITERATION/mp_rank_TT[_PPP]/model_optim_rng.pt`` has one rank's part: the training's arguments and the
+``ITERATION/mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt`` has one rank's part: the training's arguments and the
 weights. Their names are Megatron-core's, with Transformer Engine's for norms that its layers include, or the
-older Megatron-LM's. Queries, keys and values are in the order of the key-value heads, as they are here. The
-format ``torch_dist`` shares the names and the arguments.
+older Megatron-LM's. Queries, keys and values are in the order of the key-value heads, as they are here. A
+Mixture of Experts is written as ``SequentialMLP`` names it, and read with any of its three ways of naming
+experts. The format ``torch_dist`` shares the names and the arguments.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
 }
 """What ``--use-rope-scaling`` means in Megatron; only ``--rope-scaling-factor`` can be chosen."""
+_EXPERTS = "mlp.experts.local_experts."
+"""What precedes an expert's number in a block; Megatron-core's ``SequentialMLP`` has the name."""
 _RELEASE = "release"
 """Megatron's name for weights without an optimiser."""
 
@@ -63,32 +66,55 @@ class Placed:
 
     Attributes:
         ours: Its name in the whole model.
-        theirs: Its name there, without the block.
+        theirs: Its name there, without the block; a template for the numbers of experts, if it has them.
         block: The number of its block, if it belongs to one.
         axis: The axis that tensor ranks shard; None: each has all.
-        gated: It is two matrices; each tensor rank has its part of both.
+        matrices: Its first dimension counts so many matrices; each tensor rank has its part of each. 0: It
+            has no such dimension.
         vocabulary: Its rows are tokens, followed by padding.
+        experts: It has all experts of a block, and each of them is a tensor there; 0: it is one tensor there.
     """
 
     ours: str
     theirs: str
     block: int | None = None
     axis: int | None = None
-    gated: bool = False
+    matrices: int = 0
     vocabulary: bool = False
+    experts: int = 0
 
-    def join(self, parts: list[torch.Tensor], tokens: int) -> torch.Tensor:
-        """Join the tensor ranks' parts."""
-        if self.gated:
-            return torch.stack(
-                [torch.cat(halves) for halves in zip(*(one.chunk(2) for one in parts), strict=True)]
-            )
+    @property
+    def names(self) -> list[str]:
+        """The names of its tensors there, without the block."""
+        if not self.experts:
+            return [self.theirs]
+        return [self.theirs.format(number) for number in range(self.experts)]
+
+    def join(self, parts: list[list[torch.Tensor]], tokens: int) -> torch.Tensor:
+        """Join the tensor ranks' parts of each of its tensors."""
+        first = self._joined(parts[0], tokens)
+        if not self.experts:
+            return first
+        # One expert at a time: stacking would have all of them in memory twice.
+        whole = first.new_empty((self.experts, *first.shape))
+        for expert, ranks in zip(whole, parts, strict=True):
+            expert.copy_(self._joined(ranks, tokens))
+        return whole
+
+    def split(self, whole: torch.Tensor, rank: int, ranks: int, rows: int) -> Iterator[torch.Tensor]:
+        """Yield a tensor rank's part of each of its tensors; a vocabulary is padded to ``rows`` rows."""
+        for one in whole.unbind() if self.experts else (whole,):
+            yield self._part(one, rank, ranks, rows)
+
+    def _joined(self, parts: list[torch.Tensor], tokens: int) -> torch.Tensor:
+        if self.matrices:
+            chunks = zip(*(one.chunk(self.matrices) for one in parts), strict=True)
+            return torch.stack([torch.cat(matrix) for matrix in chunks])
         whole = parts[0] if self.axis is None else torch.cat(parts, dim=self.axis)
         return whole[:tokens] if self.vocabulary else whole
 
-    def split(self, whole: torch.Tensor, rank: int, ranks: int, rows: int) -> torch.Tensor:
-        """Return a tensor rank's part; a vocabulary is padded to ``rows`` rows first."""
-        if self.gated:
+    def _part(self, whole: torch.Tensor, rank: int, ranks: int, rows: int) -> torch.Tensor:
+        if self.matrices:
             return torch.cat([one.chunk(ranks)[rank] for one in whole.unbind()])
         if self.vocabulary:
             whole = torch.nn.functional.pad(whole, (0, 0, 0, rows - whole.shape[0]))
@@ -99,7 +125,7 @@ def placed(model: ModelConfig) -> Iterator[Placed]:
     """Yield where Megatron-core has each parameter of a model; norms have their names of unfused layers."""
     norms = ("weight", "bias") if model.norm == "layernorm" else ("weight",)
     both = ("weight", "bias") if model.biases == "all" else ("weight",)
-    gated = model.activation == "swiglu"
+    matrices = 2 if model.activation == "swiglu" else 0
     embedding = "tied_modules.embed" if model.tied_embeddings else "0"
     yield Placed(f"{embedding}.weight", "embedding.word_embeddings.weight", axis=0, vocabulary=True)
     if model.positions:
@@ -121,8 +147,15 @@ def placed(model: ModelConfig) -> Iterator[Placed]:
             yield Placed(f"{first}self_attention.out_proj.{kind}", theirs, number, axis)
         for kind in norms:
             yield Placed(f"{first}pre_mlp_layernorm.{kind}", f"pre_mlp_layernorm.{kind}", number)
+        if model.experts:
+            yield Placed(f"{first}mlp.router.weight", "mlp.router.weight", number)
+            for name, axis, count in (("fc1", 0, matrices or 1), ("fc2", 1, 0)):
+                theirs = f"{_EXPERTS}{{}}.linear_{name}.weight"
+                ours = f"{first}mlp.experts.{name}"
+                yield Placed(ours, theirs, number, axis, count, experts=model.experts)
+            continue
         for kind in both:
-            yield Placed(f"{first}mlp.fc1.{kind}", f"mlp.linear_fc1.{kind}", number, 0, gated)
+            yield Placed(f"{first}mlp.fc1.{kind}", f"mlp.linear_fc1.{kind}", number, 0, matrices)
         for kind in both:
             axis = 1 if kind == "weight" else None
             yield Placed(f"{first}mlp.fc2.{kind}", f"mlp.linear_fc2.{kind}", number, axis)
@@ -173,16 +206,14 @@ class MegatronSource:
 
     def __init__(self, where: Path) -> None:
         self.where = where
-        if (
-            not (self.where / "mp_rank_00" / _FILE).is_file()
-            and not (self.where / "mp_rank_00_000" / _FILE).is_file()
-        ):
+        names = ("mp_rank_00", "mp_rank_00_000", "mp_rank_00_000_000")
+        found = [path for name in names if (path := self.where / name / _FILE).is_file()]
+        if not found:
             raise TrainerError(
                 f"{self.where} has neither mp_rank_00/{_FILE} nor .metadata; Megatron's formats torch and "
                 "torch_dist are read: convert others with its --ckpt-convert-format torch_dist."
             )
-        has_stages = (self.where / "mp_rank_00_000").is_dir()
-        first = load(self.where / ("mp_rank_00_000" if has_stages else "mp_rank_00") / _FILE)
+        first = load(found[0])
         arguments = vars(first["args"])
         if float(first.get("checkpoint_version", 0)) < 2.0 or "model" not in first:
             raise TrainerError(
@@ -193,14 +224,12 @@ class MegatronSource:
         self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
         tensor = int(arguments["tensor_model_parallel_size"])
         pipeline = int(arguments["pipeline_model_parallel_size"])
+        expert = _expert_ranks(arguments, tensor, str(self.where))
         self._ranks: list[list[dict[str, torch.Tensor]]] = []
         self._first_blocks = [0]
         for stage in range(pipeline):
             suffix = f"_{stage:03d}" if pipeline > 1 else ""
-            ranks = [
-                _flat(load(self.where / f"mp_rank_{rank:02d}{suffix}" / _FILE)["model"])
-                for rank in range(tensor)
-            ]
+            ranks = [self._rank(f"mp_rank_{rank:02d}{suffix}", expert) for rank in range(tensor)]
             blocks = {match[1] for name in ranks[0] if (match := re.match(r"decoder\.layers\.(\d+)\.", name))}
             self._first_blocks.append(self._first_blocks[-1] + len(blocks))
             self._ranks.append(ranks)
@@ -219,21 +248,35 @@ class MegatronSource:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a whole parameter without reading it."""
         one = self._by_name[name]
-        parts = [torch.empty(part.shape, device="meta") for part in self._parts(one)]
+        parts = [[torch.empty(part.shape, device="meta") for part in ranks] for ranks in self._parts(one)]
         return tuple(one.join(parts, self.model.vocab_size).shape)
 
-    def _parts(self, one: Placed) -> list[torch.Tensor]:
-        """Return the tensor ranks' parts of a parameter."""
-        stage, theirs = 0, one.theirs
+    def _parts(self, one: Placed) -> list[list[torch.Tensor]]:
+        """Return the tensor ranks' parts of each of a parameter's tensors."""
+        stage, prefix = 0, ""
         if one.block is not None:
             stage = next(number for number, end in enumerate(self._first_blocks[1:]) if one.block < end)
-            theirs = f"decoder.layers.{one.block - self._first_blocks[stage]}.{one.theirs}"
-        elif theirs.startswith(("decoder.final", "output_layer")):
+            prefix = f"decoder.layers.{one.block - self._first_blocks[stage]}."
+        elif one.theirs.startswith(("decoder.final", "output_layer")):
             stage = len(self._ranks) - 1
         try:
-            return [rank[theirs] for rank in self._ranks[stage]]
-        except KeyError:
-            raise TrainerError(f"{self.where} lacks {theirs} in stage {stage}.", exit_code=FAILED) from None
+            return [[rank[prefix + name] for rank in self._ranks[stage]] for name in one.names]
+        except KeyError as error:
+            raise TrainerError(
+                f"{self.where} lacks {error.args[0]} in stage {stage}.", exit_code=FAILED
+            ) from None
+
+    def _rank(self, name: str, experts: int) -> dict[str, torch.Tensor]:
+        """Return a tensor rank's weights in one stage, with those of all ``experts`` expert ranks."""
+        found: dict[str, torch.Tensor] = {}
+        for number in range(experts):
+            suffix = f"_{number:03d}" if experts > 1 else ""
+            weights = _flat(load(self.where / f"{name}{suffix}" / _FILE)["model"])
+            if self.model.experts:
+                own = self.model.experts // experts
+                weights = dict(_numbered(weights, number * own, own, self.model.hidden_size))
+            found |= weights
+        return found
 
 
 class _Foreign:
@@ -308,10 +351,15 @@ _FUSED = (
 )
 
 
-def fused(name: str) -> str:
-    """Return a norm's name in Transformer Engine's layers that include it; other names do not change."""
+def fused(name: str, *, experts: bool = False) -> str:
+    """Return a norm's name in Transformer Engine's layers that include it; other names do not change.
+
+    Args:
+        name: The name.
+        experts: The block has experts, so that its second norm is separate.
+    """
     name = name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
-    return name.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
+    return name if experts else name.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
 
 
 def _flat(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -339,6 +387,47 @@ def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
     return name
 
 
+def _numbered(
+    weights: Mapping[str, torch.Tensor], first: int, count: int, hidden: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield an expert rank's weights with its experts' numbers in the whole model, a tensor for each expert.
+
+    Args:
+        weights: The rank's weights, which number its own experts.
+        first: The number of its first expert.
+        count: How many experts it has.
+        hidden: The model's width.
+    """
+    for name, weight in weights.items():
+        before, has_experts, after = name.partition("mlp.experts.")
+        prefix = before + _EXPERTS
+        if not has_experts:
+            yield name, weight
+        elif match := re.fullmatch(r"local_experts\.(\d+)\.(.+)", after):
+            yield f"{prefix}{first + int(match[1])}.{match[2]}", weight
+        elif match := re.fullmatch(r"(linear_fc[12]\.weight)(\d+)", after):
+            yield f"{prefix}{first + int(match[2])}.{match[1]}", weight
+        elif after in ("weight1", "weight2"):
+            # GroupedMLP has all its experts in one matrix, each [inputs, outputs].
+            shape = (count, hidden, -1) if after == "weight1" else (count, -1, hidden)
+            for number, expert in enumerate(weight.view(shape)):
+                yield f"{prefix}{first + number}.linear_fc{after[-1]}.weight", expert.t()
+        else:
+            yield name, weight
+
+
+def _expert_ranks(found: Mapping[str, Any], tensor: int, source: str) -> int:
+    """Return how many ranks share the experts of a training."""
+    sharing = found.get("expert_tensor_parallel_size")
+    if found.get("num_experts") is not None and sharing not in (None, tensor):
+        raise TrainerError(
+            f"{source} was trained with expert_tensor_parallel_size {sharing} and tensor_model_parallel_size "
+            f"{tensor}, and in its format torch only equal ones are read; save it with --ckpt-format "
+            "torch_dist."
+        )
+    return int(found.get("expert_model_parallel_size") or 1)
+
+
 def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
     """Return the model section for a training's arguments.
 
@@ -354,7 +443,6 @@ def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
         "rotary_interleaved": False,
         "rotary_percent": 1.0,
         "squared_relu": False,
-        "num_experts": None,
         "rotary_seq_len_interpolation_factor": None,
         "multi_latent_attention": False,
         "softmax_type": "vanilla",
@@ -365,9 +453,7 @@ def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
         "attention_output_gate": False,
         "apply_residual_connection_post_layernorm": False,
     }
-    for key, value in unknown.items():
-        if found.get(key, value) != value:
-            raise TrainerError(f"{source} was trained with {key} {found[key]}, which models here have not.")
+    _require_values(found, unknown, source)
     kind = found.get("position_embedding_type", "learned_absolute")
     if kind not in ("rope", "learned_absolute"):
         raise TrainerError(
@@ -399,8 +485,77 @@ def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
         "tied_embeddings": not found.get("untie_embeddings_and_output_weights", False),
         "layernorm_epsilon": found.get("norm_epsilon") or found.get("layernorm_epsilon") or 1e-5,
         "init_std": found.get("init_method_std", 0.02),
+        **(_experts_of(found, source) if found.get("num_experts") is not None else {}),
     }
     return from_dict({"model": {key: value for key, value in shape.items() if value is not None}}).model
+
+
+def _require_values(found: Mapping[str, Any], expected: Mapping[str, Any], source: str) -> None:
+    """Reject arguments with other values than the expected ones; an argument may be missing."""
+    for key, value in expected.items():
+        if found.get(key, value) != value:
+            raise TrainerError(f"{source} was trained with {key} {found[key]}, which models here have not.")
+
+
+def _experts_of(found: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the keys of the model section for a Mixture of Experts."""
+    count, layers = found["num_experts"], found["num_layers"]
+    if not isinstance(count, int):
+        raise TrainerError(f"{source} was trained with num_experts {count}, and models here have one number.")
+    if found.get("add_bias_linear", True):
+        raise TrainerError(
+            f"{source} was trained with num_experts {count} and add_bias_linear True, and experts here have "
+            "no biases."
+        )
+    unknown = {
+        "moe_layer_freq": [1] * layers if isinstance(found.get("moe_layer_freq"), list) else 1,
+        "moe_shared_expert_intermediate_size": None,
+        "moe_latent_size": None,
+        "moe_mlp_glu_interleave_size": None,
+        "moe_apply_probs_on_input": False,
+        "moe_input_jitter_eps": None,
+        "moe_z_loss_coeff": None,
+        "moe_router_score_function": "softmax",
+        "moe_router_enable_expert_bias": False,
+        "moe_router_topk_scaling_factor": None,
+        "moe_router_num_groups": None,
+        "moe_router_group_topk": None,
+        "moe_router_topk_limited_devices": None,
+    }
+    _require_values(found, unknown, source)
+    # One kind of balancing may be in a list, and so its coefficient.
+    balancing, coefficient = (
+        value[0] if isinstance(value, list) and len(value) == 1 else value
+        for value in (
+            found.get("moe_router_load_balancing_type", "aux_loss"),
+            found.get("moe_aux_loss_coeff", 0.0),
+        )
+    )
+    if balancing not in ("aux_loss", "none"):
+        raise TrainerError(
+            f"{source} was trained with moe_router_load_balancing_type {balancing}; aux_loss and none are "
+            "known."
+        )
+    top_k = found.get("moe_router_topk", 2)
+    capacity = found.get("moe_expert_capacity_factor")
+    return {
+        "experts": count,
+        "ffn_hidden_size": found.get("moe_ffn_hidden_size") or found["ffn_hidden_size"],
+        "moe_router_topk": top_k,
+        "moe_norm_topk_prob": not found.get("moe_router_pre_softmax", False),
+        "moe_aux_loss_coeff": _rounded(coefficient * layers / top_k) if balancing == "aux_loss" else 0.0,
+        # Below zero, Megatron takes it as none.
+        "moe_expert_capacity_factor": capacity if capacity is not None and capacity > 0 else None,
+    }
+
+
+def _rounded(coefficient: float) -> float:
+    """Return a load-balancing loss's weight without its last digits, which differ after a round trip.
+
+    Megatron sums this loss over the layers, and for even routing each is 1. Here it is the mean over the
+    layers, and for even routing it is top-k.
+    """
+    return float(f"{coefficient:.12g}")
 
 
 def _window_of(found: Mapping[str, Any], source: str) -> int | None:
@@ -467,6 +622,26 @@ def arguments_of(
         "fp16": dtype == torch.float16,
         "consumed_train_samples": 0,
         "consumed_valid_samples": 0,
+        **_expert_arguments(model),
+    }
+
+
+def _expert_arguments(model: ModelConfig) -> dict[str, Any]:
+    if not model.experts:
+        return {"num_experts": None}
+    return {
+        "num_experts": model.experts,
+        "moe_layer_freq": 1,
+        "moe_ffn_hidden_size": model.ffn_size,
+        "moe_router_topk": model.moe_router_topk,
+        "moe_router_pre_softmax": not model.moe_norm_topk_prob,
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": _rounded(model.moe_aux_loss_coeff * model.moe_router_topk / model.layers),
+        "moe_expert_capacity_factor": model.moe_expert_capacity_factor,
+        "moe_token_drop_policy": "position",
+        "moe_grouped_gemm": False,
+        "expert_model_parallel_size": 1,
+        "expert_tensor_parallel_size": None,
     }
 
 
@@ -479,8 +654,11 @@ def _refuse(model: ModelConfig, tensor: int, pipeline: int) -> None:
             f"model.activation {model.activation} with softmax_scale {model.softmax_scale} is not written "
             "for Megatron: take gelu or swiglu, and no scale."
         )
-    if model.experts:
-        raise TrainerError("model.experts are not written for Megatron; export for Hugging Face.")
+    if model.experts and model.moe_router_topk == 1 and model.moe_norm_topk_prob:
+        raise TrainerError(
+            "model.moe_router_topk 1 with moe_norm_topk_prob true is not written for Megatron, which takes "
+            "one expert for a token only with --moe-router-pre-softmax; export for Hugging Face."
+        )
     scaling = model.rope_scaling
     if scaling is not None and any(getattr(scaling, key) != value for key, value in _LLAMA3.items()):
         raise TrainerError(
@@ -597,17 +775,18 @@ def _part(
     """Yield one rank's weights by Megatron's names; ``whole`` returns whole weights by our names."""
     each = model.layers // stages
     for one in placed(model):
-        names = []
+        names: list[str] = []
         if one.block is not None:
             if one.block // each == stage:
-                names.append(f"decoder.layers.{one.block % each}.{one.theirs}")
+                names = [f"decoder.layers.{one.block % each}.{name}" for name in one.names]
         elif one.theirs.startswith("embedding."):
             if stage == 0:
-                names.append(one.theirs)
+                names = one.names
             # The last stage's head has a copy of the tied embedding.
-            if one.vocabulary and model.tied_embeddings and stage == stages - 1 > 0:
-                names.append("output_layer.weight")
+            elif one.vocabulary and model.tied_embeddings and stage == stages - 1:
+                names = ["output_layer.weight"]
         elif stage == stages - 1:
-            names.append(one.theirs)
-        for name in names:
-            yield fused(name) if fuse else name, one.split(whole(one.ours), rank, ranks, rows).to(dtype)
+            names = one.names
+        if names:
+            for name, weight in zip(names, one.split(whole(one.ours), rank, ranks, rows), strict=True):
+                yield fused(name, experts=bool(model.experts)) if fuse else name, weight.to(dtype)

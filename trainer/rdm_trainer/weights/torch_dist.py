@@ -4,6 +4,7 @@
 The files are those of ``torch.distributed.checkpoint``; ``common.pt`` next to them has the training's
 arguments. Tensors are whole and have Megatron-core's names. Each block has its own tensors, or one tensor has
 all blocks along its first dimension. A gated product's two matrices are concatenated, or have a tensor each.
+A block's experts are along the next dimension, or have a tensor each, whatever kind of expert was trained.
 """
 
 from __future__ import annotations
@@ -90,27 +91,36 @@ class TorchDistSource:
 
     def _joined(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
         one = self._placed[name]
-        if one.gated:
-            return torch.stack(parts) if len(parts) > 1 else parts[0].unflatten(0, (2, -1))
-        return one.join(parts, self.model.vocab_size)
+        if one.experts:
+            # A tensor for each expert and matrix, or for each expert, or one.
+            whole: torch.Tensor = torch.stack(parts) if parts[0].dim() == 2 else parts[0]
+            if len(parts) == one.experts * one.matrices > one.experts:
+                whole = whole.unflatten(0, (one.experts, one.matrices))
+            elif one.matrices:
+                whole = whole.unflatten(1, (one.matrices, -1))
+            return whole
+        if one.matrices:
+            return torch.stack(parts) if len(parts) > 1 else parts[0].unflatten(0, (one.matrices, -1))
+        return one.join([parts], self.model.vocab_size)
 
     def _found(self, one: Placed) -> list[_Found]:
         """Return the tensors in the files that make up a parameter."""
-        for theirs in (one.theirs, megatron.fused(one.theirs)):
-            if one.block is None:
-                places = [_Found(theirs, None)]
-            else:
-                places = [
-                    _Found(f"decoder.layers.{theirs}", one.block),
-                    _Found(f"decoder.layers.{one.block}.{theirs}", None),
-                ]
-            for key, block in places:
-                key = self._prefix + key
-                if key in self._sizes:
-                    return [_Found(key, block)]
-                if one.gated and f"{key}_w" in self._sizes:
-                    return [_Found(f"{key}_{half}", block) for half in ("w", "v")]
-        raise TrainerError(f"{self.where} lacks {one.theirs} of its model.", exit_code=FAILED)
+        if one.experts:
+            apart = [name.replace("local_experts", "experts") for name in one.names]
+            names = [[one.theirs.replace("local_experts.{}", "experts")], apart]
+        else:
+            names = [[one.theirs], [megatron.fused(one.theirs)]]
+        prefixes: list[tuple[str, int | None]] = [("", None)]
+        if one.block is not None:
+            prefixes = [("decoder.layers.", one.block), (f"decoder.layers.{one.block}.", None)]
+        for theirs in names:
+            for prefix, block in prefixes:
+                keys = [f"{self._prefix}{prefix}{name}" for name in theirs]
+                halves = [f"{key}_{half}" for key in keys for half in ("w", "v")]
+                for found in (keys, halves) if one.matrices == 2 else (keys,):
+                    if all(key in self._sizes for key in found):
+                        return [_Found(key, block) for key in found]
+        raise TrainerError(f"{self.where} lacks {names[0][0]} of its model.", exit_code=FAILED)
 
     def _size(self, found: _Found) -> tuple[int, ...]:
         size = self._sizes[found.key]

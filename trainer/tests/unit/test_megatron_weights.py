@@ -138,7 +138,7 @@ def test_an_older_megatrons_names_are_read_and_nothing_is_run(tmp_path: Path) ->
             {"args": argparse.Namespace(**{**vars(saved["args"]), "num_layers": 5})},
             "has 4 layers in its files",
         ),
-        ({"args": argparse.Namespace(**{**vars(saved["args"]), "num_experts": 8})}, "num_experts 8"),
+        ({"args": argparse.Namespace(**{**vars(saved["args"]), "num_experts": 8})}, "num_experts 8 and"),
         ({"args": None}, "does not say what its model is"),
     ):
         torch.save({**saved, **changes}, step / "model_optim_rng.pt")
@@ -173,10 +173,10 @@ def torch_dist(
         if one.vocabulary:
             whole = functional.pad(whole, (0, 0, 0, 64 - len(whole)))
         tensors = {name: whole}
-        if one.gated:
+        if one.matrices:
             tensors = {f"{name}_w": whole[0], f"{name}_v": whole[1]} if apart else {name: whole.flatten(0, 1)}
         for name, tensor in tensors.items():
-            cuts = 1 if one.axis is None else 4 if one.gated else 2
+            cuts = 1 if one.axis is None else 4 if one.matrices else 2
             for number, values in enumerate(tensor.chunk(cuts, one.axis or 0)):
                 shape, offsets = tuple(tensor.shape), [0] * tensor.dim()
                 offsets[one.axis or 0] = number * values.shape[one.axis or 0]
