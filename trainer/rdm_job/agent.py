@@ -138,7 +138,7 @@ class Worker:
         )
         self._heartbeat = Heartbeat(self._client)
         self._ended = False
-        self._answers = 0
+        self._last_beat = 0
         self._begin_life("was started again: its container was restarted")
 
     def run(self) -> None:
@@ -157,7 +157,7 @@ class Worker:
                 self._obey(message)
             if time.monotonic() - beat >= BEAT_S and not self._ended:
                 beat = time.monotonic()
-                self._say({**agent.part.report(), "answers": self._answers})
+                self._send({**agent.part.report(), "answers": self._last_beat})
             if client.silent_for() > (SILENCE_S if met else agent.gather_s) and not self._waits(met):
                 return
 
@@ -165,13 +165,13 @@ class Worker:
         """Take a new identity, so that the master sees that this agent has lost the attempt it worked on."""
         self._life = {"life": f"{os.getpid()} {time.time()}", "since": since}
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         self._heartbeat.send({**message, **self._life})
 
     def _waits(self, met: bool) -> bool:
         """End the processes and wait for a lost master; return whether it may still come back."""
         agent = self._agent
-        if agent.directory.asked_to_stop() is not None:
+        if agent.directory.stop_requested() is not None:
             agent.finish("stopped", "It was stopped while its master was lost.")
             return False
         if not (met and agent.may_return) or self._client.silent_for() > RETURN_S:
@@ -192,17 +192,17 @@ class Worker:
     def _obey(self, message: dict[str, Any]) -> None:
         """Carry out the master's order. The master repeats orders, as a connection may have been lost."""
         agent = self._agent
-        self._answers = int(message.get("beat") or self._answers)
+        self._last_beat = int(message.get("beat") or self._last_beat)
         order = message.get("order")
         if order == "run" and message["attempt"] != agent.part.attempt:
             agent.part.start(int(message["attempt"]), int(message["port"]), str(message["network"]))
             agent.write(state="running", nodes={**agent.state.nodes, agent.part.node: "running"})
         elif order == "save":
-            agent.part.ask_to_end()
+            agent.part.request_end()
             agent.write(state="stopping")
         elif order == "kill":
             agent.part.kill()
-            self._say({"attempt": message["attempt"], "quiet": True})
+            self._send({"attempt": message["attempt"], "quiet": True})
         elif order == "end":
             agent.finish(str(message["state"]), str(message["reason"]))
             self._ended = True
@@ -227,16 +227,16 @@ class Master:
         self._others = [node.name for node in request.nodes[1:]]
         self._network = network.network_of(request.master.address)
         self._reports: dict[str, dict[str, Any]] = {}
-        self._quiet: set[str] = set()
+        self._confirmed: set[str] = set()
         self._order: dict[str, Any] = {}
         self._beat = 0.0
         # Under Slurm every agent is new; elsewhere agents may still be running the last attempt.
         self._first = 0 if agent.part.kind == "slurm" else agent.state.restarts
         self._attempt = self._first
-        self._words = root_cause.Words(self._others)
-        self._inquiry = root_cause.Inquiry(self._words)
+        self._replies = root_cause.Replies(self._others)
+        self._inquiry = root_cause.Inquiry(self._replies)
         self._health = health.Health(request, agent.part.config)
-        self._told = 0.0
+        self._written_at = 0.0
 
     def run(self) -> None:
         """Run attempts until one finishes or none is left."""
@@ -252,7 +252,7 @@ class Master:
                 return
             if self._first:
                 # The previous agent was killed before it could end its attempt.
-                self._silence()
+                self._kill_everywhere()
             while not self._try():
                 agent.write(state="restarting" if self._attempt < restarts else agent.state.state)
                 if self._attempt >= restarts or not self._all_return():
@@ -269,8 +269,8 @@ class Master:
         deadline = time.monotonic() + self._agent.gather_s
         while missing := [name for name in self._others if self._server.silent_for(name) is None]:
             self._tick()
-            if self._agent.directory.asked_to_stop() is not None:
-                if self._agent.directory.asked_by() == SLURM:
+            if self._agent.directory.stop_requested() is not None:
+                if self._agent.directory.stop_requested_by() == SLURM:
                     self._end("stopping", "Slurm ended it before it began.")
                 else:
                     self._end("stopped", "It was stopped before it began.")
@@ -290,26 +290,26 @@ class Master:
         agent = self._agent
         port = self._port()
         self._reports.clear()
-        self._words.begin()
+        self._replies.begin()
         self._health.begin()
-        self._inquiry = root_cause.Inquiry(self._words)
-        self._say({"order": "run", "attempt": self._attempt, "port": port, "network": self._network})
+        self._inquiry = root_cause.Inquiry(self._replies)
+        self._send({"order": "run", "attempt": self._attempt, "port": port, "network": self._network})
         agent.part.start(self._attempt, port, self._network)
         agent.write(state="running", nodes=dict.fromkeys(agent.state.nodes, "running"))
         while True:
             self._tick()
-            self._tell_progress()
+            self._write_progress()
             if self._grace() is not None:
                 self._stop()
                 return True
             if self._failed():
-                self._silence()
+                self._kill_everywhere()
                 return False
             if self._done():
                 self._end("finished")
                 return True
 
-    def _say(self, order: dict[str, Any]) -> None:
+    def _send(self, order: dict[str, Any]) -> None:
         """Send an order now, and again with every beat until the next order."""
         self._order = order
         self._heartbeat.send(order)
@@ -326,24 +326,24 @@ class Master:
         """Receive messages, and send a beat once a second."""
         if time.monotonic() - self._beat >= BEAT_S:
             self._beat = time.monotonic()
-            self._words.beat += 1
-            self._heartbeat.send({"beat": self._words.beat, **self._order})
+            self._replies.beat += 1
+            self._heartbeat.send({"beat": self._replies.beat, **self._order})
             self._reports[self._agent.part.node] = self._agent.part.report()
         for node, message in self._heartbeat.receive(_TICK_S):
-            self._words.hear(node, message)
+            self._replies.record(node, message)
             if message.get("attempt") != self._attempt:
                 continue
             if message.get("quiet"):
-                self._quiet.add(node)
+                self._confirmed.add(node)
             else:
                 self._reports[node] = message
 
-    def _tell_progress(self) -> None:
+    def _write_progress(self) -> None:
         """Write the nodes' reports to the state, at most once a second: with many nodes they are large."""
         agent, reports = self._agent, self._reports
-        if time.monotonic() - self._told < BEAT_S:
+        if time.monotonic() - self._written_at < BEAT_S:
             return
-        self._told = time.monotonic()
+        self._written_at = time.monotonic()
         states = dict(agent.state.nodes)
         for name, report in reports.items():
             ranks = set(report["ranks"].values())
@@ -352,23 +352,23 @@ class Master:
 
     def _grace(self) -> float | None:
         """Return how many seconds the processes have to save and end; None without a request to stop."""
-        asked = [self._agent.directory.asked_to_stop(), *(one["stop"] for one in self._reports.values())]
-        return min((one for one in asked if one is not None), default=None)
+        requested = [self._agent.directory.stop_requested(), *(one["stop"] for one in self._reports.values())]
+        return min((one for one in requested if one is not None), default=None)
 
     def _stop(self) -> None:
         """Let the job save and end, or end it."""
         agent, began = self._agent, time.monotonic()
         agent.write(state="stopping")
         if self._grace():
-            self._say({"order": "save", "attempt": self._attempt})
+            self._send({"order": "save", "attempt": self._attempt})
         while (self._grace() or 0.0) > time.monotonic() - began and self._is_running():
             # Again, for processes that have started since.
-            agent.part.ask_to_end()
+            agent.part.request_end()
             self._tick()
-            self._tell_progress()
-        by = agent.directory.asked_by()
+            self._write_progress()
+        by = agent.directory.stop_requested_by()
         saved = self._done()
-        self._silence()
+        self._kill_everywhere()
         how = "It saved and ended" if saved else "It was ended without saving"
         if by == SLURM:
             # Slurm knows why, and whether it requeues the job.
@@ -403,13 +403,13 @@ class Master:
             culprit.Ended.of(node, one) for node, report in self._reports.items() for one in report["failed"]
         ]
         lost = [name for name in self._others if self._is_lost(name)]
-        return root_cause.Known(tuple(lost), self._words.anew, tuple(ended), self._launcher_failure())
+        return root_cause.Known(tuple(lost), self._replies.restarted, tuple(ended), self._launcher_failure())
 
     def _launcher_failure(self) -> Failure | None:
         """Return a launcher's failure: it failed, or all launchers succeeded but not all processes did."""
         for node, report in self._reports.items():
-            if said := culprit.how_it_ended(report["launcher"] or 0):
-                reason = f"The launcher on {node} failed: {said}."
+            if ended := culprit.how_it_ended(report["launcher"] or 0):
+                reason = f"The launcher on {node} failed: {ended}."
                 return Failure(node, None, reason, tuple(report["lines"]))
         if not self._launchers_done() or self._done():
             return None
@@ -427,7 +427,7 @@ class Master:
 
     def _fail(self, failure: Failure, lost: tuple[str, ...] = ()) -> None:
         for name in lost:
-            self._words.forget(name)
+            self._replies.forget(name)
         self._agent.write(
             failures=[*self._agent.state.failures, failure],
             nodes={**self._agent.state.nodes, failure.node: "failed", **dict.fromkeys(lost, "lost")},
@@ -440,21 +440,21 @@ class Master:
     def _launchers_done(self) -> bool:
         """Return whether all launchers have exited with code 0."""
         nodes = [node.name for node in self._agent.part.request.nodes]
-        wanted = nodes if self._agent.part.launcher.everywhere else nodes[:1]
-        return all(name in self._reports and self._reports[name]["launcher"] == 0 for name in wanted)
+        required = nodes if self._agent.part.launcher.everywhere else nodes[:1]
+        return all(name in self._reports and self._reports[name]["launcher"] == 0 for name in required)
 
     def _done(self) -> bool:
         """Return whether all launchers and all processes on all nodes have ended without an error."""
         ranks = [state for report in self._reports.values() for state in report["ranks"].values()]
         return self._launchers_done() and ranks == ["done"] * self._world
 
-    def _silence(self) -> None:
+    def _kill_everywhere(self) -> None:
         """End this attempt's processes on all nodes, and wait until all but the lost nodes confirm it."""
-        self._quiet.clear()
-        self._say({"order": "kill", "attempt": self._attempt})
+        self._confirmed.clear()
+        self._send({"order": "kill", "attempt": self._attempt})
         self._agent.part.kill()
         deadline = time.monotonic() + SILENCE_S
-        while not self._quiet.issuperset(name for name in self._others if not self._is_lost(name)):
+        while not self._confirmed.issuperset(name for name in self._others if not self._is_lost(name)):
             if time.monotonic() > deadline:
                 return
             self._tick()
@@ -468,12 +468,12 @@ class Master:
                 self._go_on_elsewhere(agent.state.failures[-1].reason)
                 return False
             self._tick()
-            if self._agent.directory.asked_to_stop() is not None:
+            if self._agent.directory.stop_requested() is not None:
                 self._end("stopped", f"It was stopped while it waited for {', '.join(away)}.")
                 return False
             if time.monotonic() > deadline:
                 return False
-        self._silence()
+        self._kill_everywhere()
         return True
 
     def _go_on_elsewhere(self, reason: str) -> None:
@@ -494,8 +494,8 @@ class Master:
         agent.write(nodes=nodes, progress=newest)
         # A finished job can still have a bad verdict.
         ended = replace(agent.state, state=state)
-        seen = self._health.verdict(ended, self._reports) if state == "finished" else None
-        agent.finish(state, reason, seen)
+        result = self._health.verdict(ended, self._reports) if state == "finished" else None
+        agent.finish(state, reason, result)
         if newest.get("time", 0) > agent.state.progress.get("time", 0):
             agent.write(progress=newest)
 

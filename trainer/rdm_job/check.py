@@ -30,7 +30,7 @@ __all__ = ["check"]
 
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 _AT_ONCE = 32
-_REMEDY = {"container": "use a training image", "host": "make its environment with rdm-provision env up"}
+_HINTS = {"container": "use a training image", "host": "make its environment with rdm-provision env up"}
 _INSTALLS = {"pdsh": "pdsh_install", "mpirun": "openmpi_install"}
 """The inventory variables that install a launcher's program on the host."""
 
@@ -45,7 +45,7 @@ def check(request: Request) -> dict[str, Any]:
         config = read_config(request)
         if config.launcher.kind == "slurm":
             return slurm.check(request, config)
-    problems: list[str] = [*standing_in_the_way(request), *_place(request)]
+    problems: list[str] = [*standing_in_the_way(request), *_address_and_key(request)]
     facts: dict[str, Any] = {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "rdm_trainer": rdm_core.__version__,
@@ -54,14 +54,14 @@ def check(request: Request) -> dict[str, Any]:
         try:
             facts[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            problems.append(f"The {here()} has no {package}; {_REMEDY[here()]}.")
+            problems.append(f"The {here()} has no {package}; {_HINTS[here()]}.")
     facts["devices"] = devices.count(request.accelerator)
     facts["gpu"] = devices.name(request.accelerator)
     offer: dict[str, int | str] = {}
     try:
         config = read_config(request)
     except ConfigError as error:
-        problems += [*error.problems, *_beside(request, error.rest)]
+        problems += [*error.problems, *_other_problems(request, error.rest)]
     except TrainerError as error:
         # If the job to resume is missing, so is its configuration: report it once.
         problems += [problem for problem in error.problems if problem not in problems]
@@ -73,14 +73,14 @@ def check(request: Request) -> dict[str, Any]:
         problems += _devices(request, mine, facts["devices"])
         problems += _disk(config, mine, world, facts)
         if request.node == request.master.name:
-            offer, said = _offer(request, config)
-            problems += said
+            offer, found = _offer(request, config)
+            problems += found
         problems += _metrics(mine, config)
         problems += _launcher(request, config)
     return {"ok": not problems, "problems": problems, "facts": facts, **({"offer": offer} if offer else {})}
 
 
-def _place(request: Request) -> Iterator[str]:
+def _address_and_key(request: Request) -> Iterator[str]:
     address = next(node.address for node in request.nodes if node.name == request.node)
     if network.interface_of(address) is None and not address.startswith("127."):
         yield f"No interface of the {here()} has the address {address}."
@@ -96,7 +96,7 @@ def _configuration(request: Request, config: JobConfig, world: int, mine: Node) 
     yield from as_far_as_it_fits(inspection.problems(*written(request), config))
 
 
-def _beside(request: Request, rest: JobConfig | None) -> list[str]:
+def _other_problems(request: Request, rest: JobConfig | None) -> list[str]:
     """Return the other problems of a configuration that has keys of the wrong type."""
     if rest is None:
         return []
@@ -127,11 +127,11 @@ def _disk(config: JobConfig, mine: Node, world: int, facts: dict[str, Any]) -> I
     facts["disk_free"] = free
     # Two checkpoints exist for a moment: the old one is deleted when the new one is complete.
     _, size = workload_of(config).checkpoints(config)
-    wanted = 2 * size * mine.slots // world
-    if free < wanted:
+    needed = 2 * size * mine.slots // world
+    if free < needed:
         yield (
             f"{jobs_root()} has {free / 1e9:.1f} GB free, and two checkpoints' part of this node take "
-            f"{wanted / 1e9:.1f} GB; free some, or set job_directory to a larger file system."
+            f"{needed / 1e9:.1f} GB; free some, or set job_directory to a larger file system."
         )
 
 
@@ -146,19 +146,19 @@ def _metrics(mine: Node, config: JobConfig) -> Iterator[str]:
 
 def _offer(request: Request, config: JobConfig) -> tuple[dict[str, int | str], list[str]]:
     """Return the offer, free ports on the master and the job's mark, or else the problems."""
-    address, wanted = request.master.address, config.launcher.master_port
+    address, requested = request.master.address, config.launcher.master_port
     attempts = 1 + config.launcher.max_restarts
     job = JobDirectory(jobs_root() / request.name, request.node)
     # Seeded by the directory: two users of a host may start jobs of one name at once.
     found = network.take_free_ports(address, 1 + attempts, zlib.crc32(str(job.path).encode()))
     if found is None:
         return {}, [f"No ports are free on {address}."]
-    if wanted is not None and not network.is_free(address, wanted):
+    if requested is not None and not network.is_free(address, requested):
         return {}, [
-            f"launcher.master_port {wanted} is in use on {request.node}; leave it out to take a free one."
+            f"launcher.master_port {requested} is in use on {request.node}; leave it out to take a free one."
         ]
     mark = (job.request().offer.mark if job.exists else "") or secrets.token_hex(8)
-    return {"agent_port": found[0], "master_port": wanted or found[1], "mark": mark}, []
+    return {"agent_port": found[0], "master_port": requested or found[1], "mark": mark}, []
 
 
 def _launcher(request: Request, config: JobConfig) -> Iterator[str]:
@@ -166,8 +166,8 @@ def _launcher(request: Request, config: JobConfig) -> Iterator[str]:
     launcher = LAUNCHERS[kind]
     missing = [program for program in launcher.programs if shutil.which(program) is None]
     if missing:
-        wanted = " and ".join(missing)
-        yield f"The launcher {kind} needs {wanted}, which the {here()} does not have; {_brings(missing)}."
+        needed = " and ".join(missing)
+        yield f"The launcher {kind} needs {needed}, which the {here()} does not have; {_brings(missing)}."
     elif launcher.uses_ssh and request.node == request.master.name and len(request.nodes) > 1:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             yield from filter(None, pool.map(_ssh, request.nodes))
@@ -176,9 +176,9 @@ def _launcher(request: Request, config: JobConfig) -> Iterator[str]:
 def _brings(programs: Sequence[str]) -> str:
     """Return a hint on how to install a launcher's programs where the job runs."""
     if here() == "container":
-        return _REMEDY["container"]
-    said = [f"{_INSTALLS[program]}: true" for program in programs if program in _INSTALLS]
-    return f"set {' and '.join(said)} for rdm-provision env up" if said else "install it"
+        return _HINTS["container"]
+    settings = [f"{_INSTALLS[program]}: true" for program in programs if program in _INSTALLS]
+    return f"set {' and '.join(settings)} for rdm-provision env up" if settings else "install it"
 
 
 def _ssh(node: Node) -> str:
@@ -196,5 +196,5 @@ def _ssh(node: Node) -> str:
         return f"The {here()} of {node.name} does not answer over ssh at {node.address}."
     if done.returncode == 0:
         return ""
-    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return f"The {here()} of {node.name} cannot be reached over ssh at {node.address}: {said}"
+    message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return f"The {here()} of {node.name} cannot be reached over ssh at {node.address}: {message}"

@@ -42,7 +42,7 @@ _AT_ONCE = 64
 """How many connections are accepted, or blocks of one read, before the others get their turn."""
 _BLOCK = 65536
 _RETRY_S = 1.0
-_REFUSED = 16
+_MOST_REFUSED = 16
 """How many addresses that sent a wrong proof are kept: a port scan must not fill a log."""
 _FILES_LEFT = 64
 """How many more files this process must always be able to open."""
@@ -216,7 +216,7 @@ class ControlServer:
         self._accepts_from = 0.0
         self._unproven: dict[_Lines, _Unproven] = {}
         self._members: dict[str, _Channel] = {}
-        self._heard: dict[str, float] = {}
+        self._received_at: dict[str, float] = {}
         self.refused: list[str] = []
 
     def send(self, message: dict[str, Any], to: Iterable[str] | None = None) -> None:
@@ -250,7 +250,7 @@ class ControlServer:
             self._accept()
         now = time.monotonic()
         found = {name: messages for name, messages in found.items() if messages}
-        self._heard.update(dict.fromkeys(found, now))
+        self._received_at.update(dict.fromkeys(found, now))
         return found
 
     def silent_for(self, name: str) -> float | None:
@@ -258,8 +258,8 @@ class ControlServer:
 
         Reconnecting does not count as a message.
         """
-        heard = self._heard.get(name)
-        return None if heard is None else time.monotonic() - heard
+        received_at = self._received_at.get(name)
+        return None if received_at is None else time.monotonic() - received_at
 
     def is_connected(self, name: str) -> bool:
         """Whether a member's connection is open, as far as this end knows."""
@@ -327,9 +327,9 @@ class ControlServer:
                     found.append((name, self._members[name].receive()))
                     self._members[name].close()
                 self._members[name] = channel
-                self._heard.setdefault(name, now)
+                self._received_at.setdefault(name, now)
                 found.append((name, channel.receive()))
-            elif one.is_refused and one.source not in self.refused and len(self.refused) < _REFUSED:
+            elif one.is_refused and one.source not in self.refused and len(self.refused) < _MOST_REFUSED:
                 self.refused.append(one.source)
             elif now - lines.opened > _UNPROVEN_S:
                 lines.close()
@@ -356,7 +356,7 @@ class ControlClient:
         self._about: tuple[str, str, str] | None = None
         self._channel: _Channel | None = None
         self._tried = -_RETRY_S
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
         self.was_refused = False
         """Whether the last connection was closed before both ends had proved themselves."""
 
@@ -384,7 +384,7 @@ class ControlClient:
             self._prove(self._lines)
         messages = [] if self._channel is None else self._channel.receive()
         if messages:
-            self._heard = time.monotonic()
+            self._received_at = time.monotonic()
         if not self._lines.is_open:
             self.was_refused = self._channel is None
             self._lines = self._channel = None
@@ -392,7 +392,7 @@ class ControlClient:
 
     def silent_for(self) -> float:
         """Return the seconds since the server's last message."""
-        return time.monotonic() - self._heard
+        return time.monotonic() - self._received_at
 
     def connect_again(self) -> None:
         """Close the connection, in case the other end has lost it; ``receive`` reconnects."""
@@ -446,8 +446,8 @@ def _code(key: bytes, number: int, body: bytes) -> bytes:
     return hmac.digest(key, b"%d %b" % (number, body), "sha256").hex().encode()
 
 
-def _is_proof(given: Any, wanted: bytes) -> bool:
-    return hmac.compare_digest(str(given).encode(errors="replace"), wanted.hex().encode())
+def _is_proof(given: Any, expected: bytes) -> bool:
+    return hmac.compare_digest(str(given).encode(errors="replace"), expected.hex().encode())
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

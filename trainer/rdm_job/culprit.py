@@ -50,10 +50,14 @@ class Ended:
     lines: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, node: str, said: Mapping[str, Any]) -> Ended:
+    def of(cls, node: str, entry: Mapping[str, Any]) -> Ended:
         """Return the process from its entry in a node's report."""
         return cls(
-            node, int(said["rank"]), str(said["error"]), float(said["time"]), tuple(map(str, said["lines"]))
+            node,
+            int(entry["rank"]),
+            str(entry["error"]),
+            float(entry["time"]),
+            tuple(map(str, entry["lines"])),
         )
 
     @property
@@ -95,26 +99,26 @@ def why_it_ended(code: int, errors: Sequence[str]) -> str:
     """
     how = how_it_ended(code)
     if how.startswith(_EXITED):
-        said = _raised(errors) or next((line for line in reversed(errors) if line.strip()), "")
+        cause = _raised(errors) or next((line for line in reversed(errors) if line.strip()), "")
     elif how in ("", GONE, _TERMINATED):
-        said = ""
+        cause = ""
     else:
         # A library that aborts names the cause first; the C++ runtime then prints much more.
-        said = next((line for line in reversed(errors) if _OTHERS.match(line)), "")
-    said = without_prefix(said)[0].strip()
-    return f"{how}: {said}" if said else how
+        cause = next((line for line in reversed(errors) if _OTHERS.match(line)), "")
+    cause = without_prefix(cause)[0].strip()
+    return f"{how}: {cause}" if cause else how
 
 
 def _raised(errors: Sequence[str]) -> str:
     """Return the exception of the last traceback: libraries may write further lines while a process ends."""
     found, before, within = "", "", False
     for line in errors:
-        said = without_prefix(line)[0]
-        if said.startswith(_TRACEBACK):
+        text = without_prefix(line)[0]
+        if text.startswith(_TRACEBACK):
             within = not before.startswith("Exception ignored in")
-        elif within and said and not said[0].isspace():
-            found, within = said, False
-        before = said
+        elif within and text and not text[0].isspace():
+            found, within = text, False
+        before = text
     return found
 
 

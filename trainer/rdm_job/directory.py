@@ -250,7 +250,7 @@ class JobDirectory:
 
     # Stop requests.
 
-    def ask_to_stop(self, grace: float, by: str = "") -> None:
+    def request_stop(self, grace: float, by: str = "") -> None:
         """Request the agent to let the processes save and end.
 
         Args:
@@ -259,14 +259,14 @@ class JobDirectory:
         """
         write_atomically(self._stop, json.dumps({"grace": grace, "by": by}))
 
-    def asked_to_stop(self) -> float | None:
+    def stop_requested(self) -> float | None:
         """Return the seconds that the processes have to save and end; None without a stop request."""
         try:
             return float(json.loads(self._stop.read_text())["grace"])
         except (OSError, ValueError, KeyError):
             return None
 
-    def asked_by(self) -> str:
+    def stop_requested_by(self) -> str:
         """Return the source of a stop request, ``TIME`` or ``SLURM``; empty for a user's, or without one."""
         try:
             return str(json.loads(self._stop.read_text()).get("by") or "")

@@ -47,9 +47,9 @@ class Health:
         """Begin an attempt."""
         self._began = time.monotonic()
         self._steps = -1
-        self._moved = time.monotonic()
+        self._advanced_at = time.monotonic()
         self._busy_since: dict[str, float] = {}
-        self._telling = 0
+        self._reporting = 0
         self._first_nan: list[Sign] = []
 
     def summary(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -88,18 +88,18 @@ class Health:
         ranks = [RankHeartbeat.of(node, one) for node, watch in watches.items() for one in watch["ranks"]]
         top = max((one.iteration for one in ranks), default=-1)
         if top != self._steps:
-            self._steps, self._moved = top, now
-        if len(ranks) >= self._telling:
+            self._steps, self._advanced_at = top, now
+        if len(ranks) >= self._reporting:
             # Ended ranks report no more, and the remaining ones alone would point to the wrong rank.
-            self._telling, self._first_nan = len(ranks), peers.first_nan(ranks)
-        seen = observed(
+            self._reporting, self._first_nan = len(ranks), peers.first_nan(ranks)
+        facts = observed(
             state,
             watches,
             ranks,
             self._config,
             requested=self._requested,
             running_s=now - self._began,
-            step_s=now - self._moved if ranks else None,
+            step_s=now - self._advanced_at if ranks else None,
             first_nan=self._first_nan,
             slow=self._lasting(
                 peers.slow(
@@ -110,7 +110,7 @@ class Health:
                 now,
             ),
         )
-        found = evaluate(seen)
+        found = evaluate(facts)
         if found.word != self._word:
             self._word, self._since = found.word, time.time()
         return {**found.to_json(), "since": self._since}
@@ -130,10 +130,10 @@ def newest_progress(state: State, reports: Mapping[str, Mapping[str, Any]]) -> d
         state: Its progress is returned if no report has any.
         reports: The newest of each node.
     """
-    said = [report["progress"] for report in reports.values() if report["progress"]]
+    reported = [report["progress"] for report in reports.values() if report["progress"]]
     read = [report["watch"]["progress"] for report in reports.values() if report["watch"].get("progress")]
     newest: dict[str, Any] = max(
-        said or read, key=lambda progress: float(progress.get("time") or 0), default=state.progress
+        reported or read, key=lambda progress: float(progress.get("time") or 0), default=state.progress
     )
     return newest
 

@@ -35,7 +35,7 @@ class Heartbeat:
         self._outbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._inbox: dict[tuple[str, frozenset[str]], dict[str, Any]] = {}
         self._news = threading.Condition()
-        self._moved = time.monotonic()
+        self._received_at = time.monotonic()
         self._is_over = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -53,7 +53,7 @@ class Heartbeat:
         Args:
             timeout: How many seconds to wait for a message.
         """
-        self._moved = time.monotonic()
+        self._received_at = time.monotonic()
         with self._news:
             self._news.wait_for(lambda: self._inbox, timeout)
             found, self._inbox = self._inbox, {}
@@ -69,7 +69,7 @@ class Heartbeat:
         while not self._is_over:
             self._send_waiting()
             now = time.monotonic()
-            if now - beat >= BEAT_S and now - self._moved < STALL_S:
+            if now - beat >= BEAT_S and now - self._received_at < STALL_S:
                 beat = now
                 self._connection.send({})
             received = self._connection.receive(_TICK_S)

@@ -56,11 +56,11 @@ def network_of(address: str) -> str:
 
 def is_free(address: str, port: int) -> bool:
     """Whether a process can listen on a port, at one address and, like torch, at all addresses."""
-    for place in (address, ""):
+    for host in (address, ""):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((place, port))
+                probe.bind((host, port))
                 probe.listen()
             except OSError:
                 return False

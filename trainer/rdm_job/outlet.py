@@ -52,7 +52,7 @@ class Outlet:
         """Whether the metrics are published at all."""
         return self._writes or self._exporter is not None
 
-    def tell(self, text: str) -> None:
+    def publish(self, text: str) -> None:
         """Replace the published text; after ``end`` the file stays as it is."""
         if self._exporter is not None:
             self._exporter.text = text

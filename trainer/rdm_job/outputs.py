@@ -85,11 +85,11 @@ def link(job: JobDirectory, config: JobConfig, world: int, now: float) -> None:
         (Path("checkpoint", name), job.path / "checkpoints"),
         (Path("tensorboard", run), job.path / "tensorboard"),
     ):
-        place = job.path.parent / OUTPUTS / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        partial = place.with_name(f".{place.name}.{os.getpid()}")
+        path_of_link = job.path.parent / OUTPUTS / path
+        path_of_link.parent.mkdir(parents=True, exist_ok=True)
+        partial = path_of_link.with_name(f".{path_of_link.name}.{os.getpid()}")
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()
         # Relative, because the jobs' directory may be mounted elsewhere in a container.
-        partial.symlink_to(os.path.relpath(target, place.parent))
-        partial.replace(place)
+        partial.symlink_to(os.path.relpath(target, path_of_link.parent))
+        partial.replace(path_of_link)

@@ -23,9 +23,9 @@ from rdm_log.tails import tail
 
 __all__ = ["Part"]
 
-_TOLD = 8
+_MOST_FAILURES = 8
 """How many of a node's failed processes, the earliest first, are reported to the master."""
-_LOOKED_AT = 400
+_SEARCHED_LINES = 400
 """How many of the last lines of the node's error log are searched for a process's own."""
 
 
@@ -48,7 +48,7 @@ class Part:
         self._number = [node.name for node in self.request.nodes].index(self.node)
         self._launcher: subprocess.Popen[bytes] | None = None
         self._alive_at: dict[int, float] = {}
-        self._asked: set[int] = set()
+        self._signalled: set[int] = set()
         self._errors_before = 0
         self._watch = Watch(directory, self.request, self.config)
         self.attempt = -1
@@ -59,7 +59,7 @@ class Part:
         self.prepare()
         self.attempt = number
         self._alive_at.clear()
-        self._asked.clear()
+        self._signalled.clear()
         self.directory.forget_ranks()
         self._errors_before = self.directory.log(self.node, "err").stat().st_size
         self._watch.begin()
@@ -120,27 +120,27 @@ class Part:
         )
         log = []
         if failed or code:
-            log = tail(self.directory.log(self.node, "err"), _LOOKED_AT, since=self._errors_before)
+            log = tail(self.directory.log(self.node, "err"), _SEARCHED_LINES, since=self._errors_before)
         if ranks and all(record["state"] != "running" for record in ranks):
             self._read_to_the_end(ranks)
         return {
             "attempt": self.attempt,
             "ranks": {str(record["rank"]): record["state"] for record in ranks},
-            "failed": [self._described(record, log) for record in failed[:_TOLD]],
+            "failed": [self._described(record, log) for record in failed[:_MOST_FAILURES]],
             "lines": lines_of(-1, log),
             "launcher": code,
             "gpu": self._watch.gpu,
             "watch": self._watch.report(),
-            "stop": self.directory.asked_to_stop(),
+            "stop": self.directory.stop_requested(),
             "progress": self.directory.progress(),
         }
 
-    def ask_to_end(self) -> None:
+    def request_end(self) -> None:
         """Signal each of this node's processes once to save and end."""
         running = {int(record["pid"]) for record in self._records() if record["state"] == "running"}
-        wanted = running.intersection(processes.of_job(self.request.job_id)) - self._asked
-        self._asked |= wanted
-        processes.end(wanted, signal.SIGTERM)
+        pids = running.intersection(processes.of_job(self.request.job_id)) - self._signalled
+        self._signalled |= pids
+        processes.end(pids, signal.SIGTERM)
 
     def kill(self) -> None:
         """End all of the job's processes on this node now."""
@@ -166,8 +166,8 @@ class Part:
         now = next((one for one in self._records() if one["rank"] == rank), record)
         if now["state"] != "running":
             return now
-        seen = self._alive_at.get(rank, float(record["time"]))
-        return {**record, "state": "failed", "error": GONE, "time": seen}
+        last_alive = self._alive_at.get(rank, float(record["time"]))
+        return {**record, "state": "failed", "error": GONE, "time": last_alive}
 
     def _read_to_the_end(self, ranks: list[dict[str, Any]]) -> None:
         """Read the processes' last lines now: the master reads no more once it knows that they ended."""

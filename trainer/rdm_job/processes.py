@@ -31,21 +31,21 @@ JOB_VARIABLE = "RDM_JOB_ID"
 _MANY_FILES = 1 << 20
 
 
-def of_job(job: str, *, apart_from: Iterable[int] = ()) -> list[int]:
+def of_job(job: str, *, excluding: Iterable[int] = ()) -> list[int]:
     """Return a job's running processes, including those that a launcher started over ssh.
 
     Args:
         job: The value of their variable, ``Request.job_id``.
-        apart_from: Processes to leave out; this one always is.
+        excluding: Processes to leave out; this one always is.
     """
-    left_out = {os.getpid(), *apart_from}
-    wanted = f"{JOB_VARIABLE}={job}".encode()
+    left_out = {os.getpid(), *excluding}
+    entry = f"{JOB_VARIABLE}={job}".encode()
     found = []
     for path in Path("/proc").iterdir():
         if not path.name.isdigit() or int(path.name) in left_out:
             continue
         with contextlib.suppress(OSError):
-            if wanted in (path / "environ").read_bytes().split(b"\0") and alive(int(path.name)):
+            if entry in (path / "environ").read_bytes().split(b"\0") and alive(int(path.name)):
                 found.append(int(path.name))
     return found
 
@@ -100,13 +100,13 @@ def end(processes: Iterable[int], number: signal.Signals) -> None:
             os.kill(process, number)
 
 
-def end_all(job: str, *, apart_from: Iterable[int] = (), timeout: float = 10.0) -> bool:
+def end_all(job: str, *, excluding: Iterable[int] = (), timeout: float = 10.0) -> bool:
     """Kill every process of a job on this node, and wait until they are gone. Return whether there were any.
 
     This repeats because a launcher may still be starting new ones.
     """
     deadline, found = time.monotonic() + timeout, False
-    while processes := of_job(job, apart_from=apart_from):
+    while processes := of_job(job, excluding=excluding):
         found = True
         end(processes, signal.SIGKILL)
         if time.monotonic() > deadline:
@@ -115,13 +115,13 @@ def end_all(job: str, *, apart_from: Iterable[int] = (), timeout: float = 10.0) 
     return found
 
 
-def allow_files(wanted: int | None = None) -> None:
-    """Raise this process's limit of open files to ``wanted`` or its hard limit; by default to the latter."""
+def allow_files(limit: int | None = None) -> None:
+    """Raise this process's limit of open files to ``limit`` or its hard limit; by default to the latter."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if wanted is None:
-        wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if limit is None:
+        limit = _MANY_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 

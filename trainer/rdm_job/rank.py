@@ -76,9 +76,9 @@ def main(arguments: Sequence[str]) -> int:
             _go_on_with(config.launcher.env, arguments)
         marked = Marked(int(os.environ["RANK"]), 1, 2) if config.logging.mark_ranks else None
         _go_on_profiled(config.launcher, directory, arguments)
-    except TrainerError as refusal:
-        print(f"Error: {refusal}", file=sys.stderr, flush=True)
-        return refusal.exit_code
+    except TrainerError as problem:
+        print(f"Error: {problem}", file=sys.stderr, flush=True)
+        return problem.exit_code
     faulthandler.enable()
     # A rank has a connection to every other rank, and more open files.
     allow_files()
@@ -135,11 +135,11 @@ def _go_on_with(variables: Mapping[str, str], arguments: Sequence[str]) -> None:
 
     The restart is needed because Python reads some of them at start. The launcher's own variables stay.
     """
-    wanted = {name: value for name, value in variables.items() if name not in _OF_LAUNCHER}
-    if wanted.items() <= os.environ.items():
+    missing = {name: value for name, value in variables.items() if name not in _OF_LAUNCHER}
+    if missing.items() <= os.environ.items():
         return
     command = [sys.executable, "-m", "rdm_job.rank", *arguments]
-    os.execve(sys.executable, command, {**os.environ, **wanted})  # noqa: S606  # a list, no shell
+    os.execve(sys.executable, command, {**os.environ, **missing})  # noqa: S606  # a list, no shell
 
 
 def _go_on_profiled(launcher: LauncherConfig, directory: JobDirectory, arguments: Sequence[str]) -> None:
@@ -178,13 +178,13 @@ def _end_with_agent(directory: JobDirectory) -> None:
             for child in _children:
                 child.kill()
             # The log's file system may hang, or be full.
-            said = threading.Thread(target=_say_that_agent_is_gone, daemon=True)
-            said.start()
-            said.join(_REST_S)
+            report = threading.Thread(target=_report_lost_agent, daemon=True)
+            report.start()
+            report.join(_REST_S)
             os._exit(FAILED)
 
 
-def _say_that_agent_is_gone() -> None:
+def _report_lost_agent() -> None:
     with contextlib.suppress(OSError):
         print("The job's agent on this node is gone, so this process ends.", file=sys.stderr, flush=True)
 
@@ -211,8 +211,8 @@ def _outcome(work: Callable[[], tuple[int, list[str]]]) -> tuple[int, str, list[
     except BaseException as error:
         traceback.print_exc()
         lines = traceback.format_exc().splitlines()[-LINES:]
-        said = str(error).strip().splitlines()
-        return FAILED, f"{type(error).__name__}: {said[0]}" if said else type(error).__name__, lines
+        message = str(error).strip().splitlines()
+        return FAILED, f"{type(error).__name__}: {message[0]}" if message else type(error).__name__, lines
     return code, why_it_ended(code, errors), errors[-LINES:] if code else []
 
 

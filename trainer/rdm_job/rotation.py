@@ -65,12 +65,12 @@ def end_of(path: Path) -> int:
     return 0
 
 
-def gained(path: Path, place: int, most: int) -> tuple[bytes, int]:
+def gained(path: Path, offset: int, most: int) -> tuple[bytes, int]:
     """Return whole lines of a log from an offset on, and the offset of the next one.
 
     Args:
         path: The log.
-        place: The offset where reading ended before. Lines that were deleted since are skipped; if records
+        offset: The offset where reading ended before. Lines that were deleted since are skipped; if records
             were thinned, reading continues at their end.
         most: The limit in bytes; a longer line is returned in parts.
 
@@ -81,10 +81,10 @@ def gained(path: Path, place: int, most: int) -> tuple[bytes, int]:
         end = before + path.stat().st_size
         files = with_pieces(path)
         first = before - sum(file.stat().st_size for file in files[:-1])
-        place = max(first, min(place, end))
-        data = b"".join(read(files, begin=place - first, end=place - first + most))
+        offset = max(first, min(offset, end))
+        data = b"".join(read(files, begin=offset - first, end=offset - first + most))
     whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == most else 0)
-    return data[:whole], place + whole
+    return data[:whole], offset + whole
 
 
 def _notes(path: Path) -> Path:

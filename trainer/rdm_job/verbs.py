@@ -172,7 +172,7 @@ def stop(name: str, *, now: bool = False, timeout: float = 330.0) -> dict[str, A
         return {"stopped": stopped, "job": known.to_json()}
     had_ended = _state(job).has_ended
     if job.has_agent:
-        job.ask_to_stop(0.0 if now else max(timeout - _KILL_S, timeout / 2))
+        job.request_stop(0.0 if now else max(timeout - _KILL_S, timeout / 2))
         deadline = time.monotonic() + timeout
         while job.has_agent and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -216,14 +216,14 @@ def logs(
         text, size = _last(path, lines, wanted)
         answer = {"text": text, "offset": size, "ended": _state(job).has_ended}
         return answer if text else {**answer, **_ranks_instead(job, rank, {job.node: path})}
-    deadline, place = time.monotonic() + wait, _byte(offset)
-    _look_above(path, place, wanted)
+    deadline, begin = time.monotonic() + wait, _byte(offset)
+    _feed_above(path, begin, wanted)
     while True:
         ended = _state(job).has_ended
-        text, end = _from(path, place, wanted)
+        text, end = _from(path, begin, wanted)
         if text or ended or time.monotonic() >= deadline:
             return {"text": text, "offset": end, "ended": ended}
-        place = end
+        begin = end
         time.sleep(0.2)
 
 
@@ -247,11 +247,11 @@ def _logs_of_all(
         if offset is None:
             read = {node: _last(path, lines, wanted[node]) for node, path in paths.items()}
         else:
-            seen = dict(part.rpartition("=")[::2] for part in offset.split(",") if part)
-            places = {node: _byte(seen.get(node, "0")) for node in paths}
+            given = dict(part.rpartition("=")[::2] for part in offset.split(",") if part)
+            offsets = {node: _byte(given.get(node, "0")) for node in paths}
             for node, path in paths.items():
-                _look_above(path, places[node], wanted[node])
-            read = {node: _from(path, places[node], wanted[node]) for node, path in paths.items()}
+                _feed_above(path, offsets[node], wanted[node])
+            read = {node: _from(path, offsets[node], wanted[node]) for node, path in paths.items()}
         parts = {node: text for node, (text, _) in read.items() if text}
         ends = ",".join(f"{node}={end}" for node, (_, end) in read.items())
         if parts or ended or offset is None or time.monotonic() >= deadline:
@@ -357,7 +357,7 @@ def _from(path: Path, offset: int, wanted: Wanted) -> tuple[str, int]:
     return wanted.of(block.decode("utf-8", "replace")), end
 
 
-def _look_above(path: Path, offset: int, wanted: Wanted) -> None:
+def _feed_above(path: Path, offset: int, wanted: Wanted) -> None:
     """Feed the filter the lines above an offset, so that it knows which rank's traceback continues there."""
     begin = max(0, offset - _ABOVE)
     if not wanted.is_all and begin < offset:

@@ -49,7 +49,7 @@ _AT_ONCE = 256 * 1024
 """How many bytes of a log are read at a time, so that a flood of errors does not block the agent."""
 _BEHIND = 64 * 1024 * 1024
 """If more bytes of a log than this are unread, reading skips to its end."""
-_TOLD = 8
+_MOST_FINDINGS = 8
 _HEARTBEATS = 64
 _LATELY = 8
 """How many of a rank's last heartbeats count as recent."""
@@ -110,7 +110,7 @@ class Watch:
         self._plain: dict[str, Any] | None = None
         self._progress: dict[str, Any] = {}
         self._phase = ""
-        self._moved = time.monotonic()
+        self._advanced_at = time.monotonic()
         self._begun_at = time.time()
         self._heartbeats: dict[int, deque[dict[str, Any]]] = {}
         self._before: dict[int, Mapping[str, float]] = {}
@@ -130,7 +130,7 @@ class Watch:
             self._keeping.start()
 
     def _keep(self, ranks: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
-        measured, said = -SAMPLE_S, ""
+        measured, last_error = -SAMPLE_S, ""
         while True:
             try:
                 records = ranks()
@@ -139,8 +139,8 @@ class Watch:
                     self.measure(records)
                 self.update(records)
             except Exception as error:  # what cannot be read now may be later
-                if repr(error) != said:
-                    said = repr(error)
+                if repr(error) != last_error:
+                    last_error = repr(error)
                     traceback.print_exc()
             time.sleep(POLL_S)
 
@@ -163,17 +163,19 @@ class Watch:
             self._findings.add(f"{text}\n")
         shown = self._ranks(ranks)
         progress = self._directory.progress()
-        is_telling = float(progress.get("time") or 0) >= self._begun_at
+        reports_progress = float(progress.get("time") or 0) >= self._begun_at
         self._report = {
             "versions": self._versions,
-            "findings": [one.to_json() for one in self._findings.found() if one.kind == "error"][:_TOLD],
+            "findings": [one.to_json() for one in self._findings.found() if one.kind == "error"][
+                :_MOST_FINDINGS
+            ],
             "run": self._plain,
             "progress": self._progress and {**self._progress, "phase": self._phase or "training"},
-            "since_s": self._since(progress if is_telling else {}),
-            "phase": (str(progress.get("phase") or "") if is_telling else self._phase),
-            "tells_phases": is_telling,
+            "since_s": self._since(progress if reports_progress else {}),
+            "phase": (str(progress.get("phase") or "") if reports_progress else self._phase),
+            "tells_phases": reports_progress,
             "ranks": shown,
-            "signs": [one.to_json() for one in self._signs(progress if is_telling else {}, shown)],
+            "signs": [one.to_json() for one in self._signs(progress if reports_progress else {}, shown)],
             "unwatched": self._unwatched,
             "held_back": signs.held_back(self._samples),
             "quota": self._samples[-1].quota if self._samples else None,
@@ -209,7 +211,7 @@ class Watch:
             path = self._directory.log(self._request.node, name)
             rotate(path, logging.rotate_mebibytes * 1024 * 1024, logging.rotate_keep)
         if self._outlet.is_open:
-            self._tell_prometheus(sample)
+            self._publish_metrics(sample)
 
     def _devices(self, process: int | None) -> tuple[signs.Device, ...]:
         """Return the job's GPUs: of those that its processes see, one per process.
@@ -229,11 +231,11 @@ class Watch:
             return seen
         return (*own, *(one for one in others if not ours.isdisjoint(one.processes)))
 
-    def _tell_prometheus(self, sample: signs.Sample) -> None:
+    def _publish_metrics(self, sample: signs.Sample) -> None:
         text = metrics.of_node(self._request.name, self._request.node, sample)
         if self._is_master:
             text = metrics.of_job(self._directory.read_state()) + text
-        self._outlet.tell(text)
+        self._outlet.publish(text)
 
     def end(self) -> None:
         """Write the ended job's final metrics to Prometheus' file on its master; else remove the file.
@@ -261,7 +263,7 @@ class Watch:
         for record in records(iter([block])):
             self._run = add_record(self._run, record)
             if isinstance(record, _MOVES):
-                self._moved = time.monotonic()
+                self._advanced_at = time.monotonic()
                 is_saving = isinstance(record, Checkpoint) and record.kind == "saving"
                 self._phase = "saving" if is_saving else ""
         run = with_engine(self._run)
@@ -277,20 +279,24 @@ class Watch:
     def _arguments(self, ranks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return the processes' own view of their arguments, to compare with the request."""
         logged = {key: self._run.arguments[key] for key in ARGUMENTS if key in self._run.arguments}
-        said: dict[str, set[str]] = {}
+        values_of: dict[str, set[str]] = {}
         for one in ranks:
             rank = int(one["rank"])
             if rank not in self._shapes and (shape := heartbeat.shape(self._directory.heartbeat(rank))):
                 self._shapes[rank] = shape
             world = {"WORLD_SIZE": str(one["world"])} if one.get("world") else {}
             for key, value in {**self._shapes.get(rank, {}), **world}.items():
-                said.setdefault(key, set()).add(value)
+                values_of.setdefault(key, set()).add(value)
         # Different values show that a process was started by another launcher.
-        return {**self._info, **logged, **{key: ", ".join(sorted(values)) for key, values in said.items()}}
+        return {
+            **self._info,
+            **logged,
+            **{key: ", ".join(sorted(values)) for key, values in values_of.items()},
+        }
 
     def _since(self, progress: Mapping[str, Any]) -> float:
         """Return the seconds since training last showed that it advances."""
-        since = time.monotonic() - self._moved
+        since = time.monotonic() - self._advanced_at
         if progress:
             since = min(since, max(0.0, time.time() - float(progress["time"])))
         return since

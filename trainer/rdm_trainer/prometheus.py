@@ -95,7 +95,7 @@ class _Teller:
     def _work(self) -> None:
         while True:
             with self._complaining():
-                self._outlet.tell(self._text())
+                self._outlet.publish(self._text())
             if self._is_over.wait(_EACH_S):
                 return
 

@@ -31,9 +31,9 @@ def count(lists: Lists = (), root: Path = Path("/")) -> int:
     """
     if not (root / "dev/kfd").exists():
         return 0
-    places = list(_places(root))
+    folders = list(_folders(root))
     # In some containers sysfs does not show the GPUs.
-    uuids = [_uuid(place) for place in places] or ["" for _ in (root / "dev/dri").glob("renderD*")]
+    uuids = [_uuid(folder) for folder in folders] or ["" for _ in (root / "dev/dri").glob("renderD*")]
     return len(chosen(uuids, lists))
 
 
@@ -50,7 +50,7 @@ class Reader:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._library = Library()
-        self.missing = "" if any(_places(root)) else "sysfs shows no GPU of the amdgpu driver to watch."
+        self.missing = "" if any(_folders(root)) else "sysfs shows no GPU of the amdgpu driver to watch."
 
     def devices(self, lists: Lists = ()) -> tuple[Device, ...]:
         """Return the GPUs as they are now.
@@ -58,14 +58,14 @@ class Reader:
         Args:
             lists: The visible ones; see ``visible.lists_of``.
         """
-        places, readings = list(_places(self._root)), self._library.readings()
+        folders, readings = list(_folders(self._root)), self._library.readings()
         return tuple(
-            replace(_device(index, places[index]), **readings.get(places[index].resolve().name.lower(), {}))
-            for index in chosen([_uuid(place) for place in places], lists)
+            replace(_device(index, folders[index]), **readings.get(folders[index].resolve().name.lower(), {}))
+            for index in chosen([_uuid(folder) for folder in folders], lists)
         )
 
 
-def _places(root: Path) -> Iterator[Path]:
+def _folders(root: Path) -> Iterator[Path]:
     cards = (root / "sys/class/drm").glob("card[0-9]*")
     for card in sorted(cards, key=lambda card: (len(card.name), card.name)):
         device = card / "device"

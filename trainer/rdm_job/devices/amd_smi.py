@@ -39,23 +39,23 @@ class Library:
         if self._smi is None:
             return {}
         found = {}
-        for handle in self._ask("amdsmi_get_processor_handles") or ():
-            address = self._ask("amdsmi_get_gpu_device_bdf", handle)
+        for handle in self._query("amdsmi_get_processor_handles") or ():
+            address = self._query("amdsmi_get_gpu_device_bdf", handle)
             if address:
                 found[str(address).lower()] = dict(self._fields(handle))
         return found
 
-    def _ask(self, question: str, *arguments: Any) -> Any:
+    def _query(self, function: str, *arguments: Any) -> Any:
         # Products, drivers and versions support different queries.
         with contextlib.suppress(Exception):
-            return getattr(self._smi, question)(*arguments)
+            return getattr(self._smi, function)(*arguments)
         return None
 
     def _fields(self, handle: Any) -> Iterator[tuple[str, Any]]:
-        def number(question: str, *keys: str) -> float | None:
+        def number(function: str, *keys: str) -> float | None:
             """Return the first known value of some fields: unknown ones are "N/A" or the highest number."""
-            answer = self._ask(question, handle)
-            values = [answer.get(key) for key in keys] if isinstance(answer, Mapping) else []
+            fields = self._query(function, handle)
+            values = [fields.get(key) for key in keys] if isinstance(fields, Mapping) else []
             known = (float(one) for one in values if isinstance(one, int | float) and one not in _UNKNOWN)
             return next(known, None)
 
@@ -66,8 +66,8 @@ class Library:
             "corrected": number("amdsmi_get_gpu_total_ecc_count", "correctable_count"),
             "uncorrected": number("amdsmi_get_gpu_total_ecc_count", "uncorrectable_count"),
         }
-        violations = self._ask("amdsmi_get_violation_status", handle)
-        asic = self._ask("amdsmi_get_gpu_asic_info", handle)
+        violations = self._query("amdsmi_get_violation_status", handle)
+        asic = self._query("amdsmi_get_gpu_asic_info", handle)
         power = ("socket_power", "current_socket_power", "average_socket_power")
         for name, value in (
             ("name", asic.get("market_name") if isinstance(asic, Mapping) else None),
@@ -78,7 +78,7 @@ class Library:
             ("watts_limit", limit / 1e6 if limit is not None and limit > _MICRO else limit),
             ("ecc", {word: int(count) for word, count in errors.items() if count is not None}),
             ("throttled", tuple(_throttled(violations)) if isinstance(violations, Mapping) else ()),
-            ("processes", dict(_processes(self._ask("amdsmi_get_gpu_process_list", handle)))),
+            ("processes", dict(_processes(self._query("amdsmi_get_gpu_process_list", handle)))),
         ):
             if value not in (None, "", "N/A", {}, ()):
                 yield name, value

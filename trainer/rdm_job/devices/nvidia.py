@@ -85,58 +85,58 @@ class Reader:
         if self._nvml is None:
             query = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
             return _printed(_output(query), lists)
-        self._hear()
+        self._read_events()
         nvml = self._nvml
         gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         table = [(index, gpu, gpu) for index, gpu in enumerate(gpus)]
         if lists:
             table += [(index, part, gpu) for index, gpu in enumerate(gpus) for part in self._parts(gpu)]
-        uuids = [str(self._ask("nvmlDeviceGetUUID", handle)) for _, handle, _ in table]
-        places = chosen(uuids[: len(gpus)], lists, uuids[len(gpus) :])
-        return tuple(self._device(*table[place]) for place in places)
+        uuids = [str(self._query("nvmlDeviceGetUUID", handle)) for _, handle, _ in table]
+        indices = chosen(uuids[: len(gpus)], lists, uuids[len(gpus) :])
+        return tuple(self._device(*table[one]) for one in indices)
 
-    def _ask(self, question: str, *more: Any) -> Any:
+    def _query(self, function: str, *more: Any) -> Any:
         # Products support different queries.
         with contextlib.suppress(self._nvml.NVMLError, AttributeError):
-            return getattr(self._nvml, question)(*more)
+            return getattr(self._nvml, function)(*more)
         return None
 
     def _parts(self, gpu: Any) -> Iterator[Any]:
-        for place in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", gpu) or 0):
-            part = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu, place)
+        for index in range(self._query("nvmlDeviceGetMaxMigDeviceCount", gpu) or 0):
+            part = self._query("nvmlDeviceGetMigDeviceHandleByIndex", gpu, index)
             if part is not None:
                 yield part
 
     def _device(self, index: int, handle: Any, gpu: Any) -> Device:
         nvml = self._nvml
 
-        def ask(question: str, *more: Any) -> Any:
+        def query(function: str, *more: Any) -> Any:
             # A MIG partition has its own memory; temperature, power and errors are the whole GPU's.
-            answer = self._ask(question, handle, *more)
-            return self._ask(question, gpu, *more) if answer is None and handle is not gpu else answer
+            value = self._query(function, handle, *more)
+            return self._query(function, gpu, *more) if value is None and handle is not gpu else value
 
-        memory, busy = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetUtilizationRates")
-        watts, limit = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
-        celsius = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
-        hottest = ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+        memory, busy = query("nvmlDeviceGetMemoryInfo"), query("nvmlDeviceGetUtilizationRates")
+        watts, limit = query("nvmlDeviceGetPowerUsage"), query("nvmlDeviceGetEnforcedPowerLimit")
+        celsius = query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+        hottest = query("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
         if hottest is None and celsius is not None:
             # From Ada on, drivers may report only the margin to it.
-            margin = ask("nvmlDeviceGetMarginTemperature")
+            margin = query("nvmlDeviceGetMarginTemperature")
             hottest = None if margin is None else celsius + margin
-        mask = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-        name = ask("nvmlDeviceGetName") or "NVIDIA GPU"
+        mask = query("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        name = query("nvmlDeviceGetName") or "NVIDIA GPU"
         clocks = {
-            "sm": ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-            "memory": ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+            "sm": query("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            "memory": query("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
         }
         ecc = {
-            word: ask("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC)
+            word: query("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC)
             for word, kind in (
                 ("corrected", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
                 ("uncorrected", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
             )
         }
-        processes = ask("nvmlDeviceGetComputeRunningProcesses") or ()
+        processes = query("nvmlDeviceGetComputeRunningProcesses") or ()
         return Device(
             index,
             name.decode() if isinstance(name, bytes) else str(name),
@@ -150,7 +150,7 @@ class Reader:
             clocks={word: mhz for word, mhz in clocks.items() if mhz is not None},
             throttled=tuple(word for bit, word in _REASONS.items() if mask & getattr(nvml, bit, 0)),
             ecc={word: errors for word, errors in ecc.items() if errors is not None},
-            xids=tuple(self._xids.get(str(self._ask("nvmlDeviceGetUUID", gpu)), ())),
+            xids=tuple(self._xids.get(str(self._query("nvmlDeviceGetUUID", gpu)), ())),
             processes={one.pid: one.usedGpuMemory or 0 for one in processes},
         )
 
@@ -164,7 +164,7 @@ class Reader:
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
             self._events = events
 
-    def _hear(self) -> None:
+    def _read_events(self) -> None:
         """Collect the Xid errors since the last call."""
         nvml = self._nvml
         if self._events is None:
@@ -188,7 +188,7 @@ def _printed(text: str, lists: Lists = ()) -> tuple[Device, ...]:
             bytes_used, bytes_total = (None if size is None else int(size * _MIB) for size in (used, total))
             uuids.append(uuid)
             found.append(Device(int(index), name, celsius, percent, bytes_used, bytes_total))
-    return tuple(found[place] for place in chosen(uuids, lists))
+    return tuple(found[row_number] for row_number in chosen(uuids, lists))
 
 
 def _number(text: str) -> float | None:

@@ -48,17 +48,17 @@ def chosen(gpus: Sequence[str], lists: Lists, parts: Sequence[str] = ()) -> list
     for entries in lists:
         left: list[int] = []
         for entry in entries:
-            place = _place(entry, names, found)
-            if place is None or place in left:
+            index = _index(entry, names, found)
+            if index is None or index in left:
                 break
-            left.append(place)
+            left.append(index)
         found = left
     return found
 
 
-def _place(entry: str, names: Sequence[str], found: Sequence[int]) -> int | None:
+def _index(entry: str, names: Sequence[str], found: Sequence[int]) -> int | None:
     if entry.isdecimal():
         return found[int(entry)] if int(entry) < len(found) else None
     # An unambiguous abbreviation suffices. A partition may be selected without its GPU.
-    matching = [place for place, name in enumerate(names) if entry and name.startswith(entry)]
+    matching = [index for index, name in enumerate(names) if entry and name.startswith(entry)]
     return matching[0] if len(matching) == 1 else None

@@ -160,14 +160,14 @@ def _gid_index(port: Port, address: str, sysfs: Path) -> int | None:
     """Return the index of the RoCE v2 GID with this address, or with the port's own; None without one."""
     folder = sysfs / "class/infiniband" / port.device / "ports" / str(port.number)
     addresses = {address, *filter(None, map(address_of, port.interfaces))}
-    wanted = {ipaddress.IPv6Address(f"::ffff:{one}") for one in addresses}
+    sought = {ipaddress.IPv6Address(f"::ffff:{one}") for one in addresses}
     numbers = sorted(int(path.name) for path in (folder / "gids").glob("*") if path.name.isdigit())
     for number in numbers:
         try:
             found = ipaddress.IPv6Address(_text(folder / "gids" / str(number)))
         except ValueError:
             continue
-        if found in wanted and _text(folder / "gid_attrs/types" / str(number)) in ("RoCE v2", ""):
+        if found in sought and _text(folder / "gid_attrs/types" / str(number)) in ("RoCE v2", ""):
             return number
     return None
 
@@ -183,10 +183,10 @@ def missing_libraries(
     """
     if not fabric.ports:
         return {}
-    wanted = {"ibverbs": "libibverbs1"}
+    packages = {"ibverbs": "libibverbs1"}
     if any(port.device.startswith("mlx5") for port in fabric.ports):
-        wanted["mlx5"] = "libmlx5-1, in newer releases ibverbs-providers"
-    return {f"lib{name}": package for name, package in wanted.items() if not find(name)}
+        packages["mlx5"] = "libmlx5-1, in newer releases ibverbs-providers"
+    return {f"lib{name}": package for name, package in packages.items() if not find(name)}
 
 
 def adopt(settings: Mapping[str, str], environment: dict[str, str]) -> list[str]:

@@ -133,7 +133,7 @@ class Launcher:
         self._beat = 0.0
         # Connection → the round of the list that it was sent.
         self._listed: dict[str, int] = {}
-        self._refused = 0
+        self._shown_refused = 0
         self._problem = ""
         self._start: dict[str, Any] = {}
 
@@ -160,7 +160,7 @@ class Launcher:
             if self._is_time():
                 self._drop_silent()
                 self._send_status()
-            self._name_refused()
+            self._show_refused()
             if self._roster.is_complete:
                 self._problem = self._problem or differing(self._roster.by_rank())
             if time.monotonic() > until:
@@ -223,7 +223,7 @@ class Launcher:
         codes: dict[str, int] = {}
         left: set[str] = set()
         end: End | None = None
-        ended_at = told_at = 0.0
+        ended_at = sent_at = 0.0
         while True:
             for connection, messages in self._server.receive(_POLL_S).items():
                 for message in messages:
@@ -268,11 +268,11 @@ class Launcher:
             if not ended_at:
                 ended_at = now
                 command.stop()
-            if now - told_at >= _AGAIN_S:
+            if now - sent_at >= _AGAIN_S:
                 # To all, and again to those that do not confirm, since a connection may break meanwhile.
-                lacking = names.keys() - left if told_at else names.keys()
+                lacking = names.keys() - left if sent_at else names.keys()
                 self._server.send({"type": "end", **asdict(end)}, to=lacking)
-                told_at = now
+                sent_at = now
             if own is not None and (names.keys() <= left | lost or now - ended_at > _LINGER_S + TERM_S):
                 return end
 
@@ -324,22 +324,22 @@ class Launcher:
                 self._server.disconnect(connection)
                 self._show(f"{member} has gone. {self._state()}")
 
-    def _name_refused(self) -> None:
-        for address in self._server.refused[self._refused :]:
+    def _show_refused(self) -> None:
+        for address in self._server.refused[self._shown_refused :]:
             self._show(f"Somebody at {address} has another secret or RDZV_ID, and takes no part.")
-        self._refused = len(self._server.refused)
+        self._shown_refused = len(self._server.refused)
 
     def _state(self) -> str:
         """Return who has joined and who is missing, with a progress bar."""
-        wanted, missing = self._roster.wanted, self._roster.missing
+        required, missing = self._roster.required, self._roster.missing
         if not missing:
-            return f"All {wanted} are here."
-        width = min(wanted, _BAR)
-        bar = ("#" * (width * (wanted - missing) // wanted)).ljust(width, ".")
+            return f"All {required} are here."
+        width = min(required, _BAR)
+        bar = ("#" * (width * (required - missing) // required)).ljust(width, ".")
         here = listed([member.name for member in self._roster.by_rank()])
         away = listed(self._roster.missing_names)
         return (
-            f"[{bar}] {wanted - missing} of {wanted} are here: {here}; "
+            f"[{bar}] {required - missing} of {required} are here: {here}; "
             f"{away or missing} {'is' if missing == 1 else 'are'} missing."
         )
 
@@ -356,15 +356,15 @@ class Launcher:
 
     def _too_late(self, timeout: float) -> str:
         roster = self._roster
-        seen = ", ".join(str(member) for member in roster.by_rank())
-        missing = f"{roster.missing} of {roster.wanted} members have not come"
+        here = ", ".join(str(member) for member in roster.by_rank())
+        missing = f"{roster.missing} of {roster.required} members have not come"
         if names := roster.missing_names:
             missing += f" ({listed(names)})"
         if roster.is_complete:
             missing = "not all members have acknowledged the list of members"
         refused = ", ".join(self._server.refused)
         others = f"; with another secret or RDZV_ID came {refused}" if refused else ""
-        return f"After {timeout:g} s, {missing}; here are {seen}{others}."
+        return f"After {timeout:g} s, {missing}; here are {here}{others}."
 
 
 class Worker:
@@ -455,9 +455,9 @@ class Worker:
                 command.stop()
                 if not own:
                     # Not the command's own exit code: torchrun's is 1 after a signal.
-                    self._tell(code=TERMINATED, is_stopped=True)
+                    self._send_end(code=TERMINATED, is_stopped=True)
             if own is None and (own := command.poll()) is not None and not is_stopped:
-                self._tell(code=own, errors=command.errors() if own else [])
+                self._send_end(code=own, errors=command.errors() if own else [])
         command.stop()
         while own is None and (own := command.poll()) is None:
             self._receive(joins=False)
@@ -465,7 +465,7 @@ class Worker:
         self._client.receive(_POLL_S)
         return end
 
-    def _tell(self, **how: Any) -> None:
+    def _send_end(self, **how: Any) -> None:
         """Send how this member has ended, now and on every later connection."""
         self._ended = {"type": "ended", **how}
         self._client.send(self._ended)

@@ -116,9 +116,9 @@ class Record:
         This runs in its own thread, so that the member's heartbeat continues when a file system hangs.
         """
         while not self._over.wait(_POLL_S):
-            self.should_stop = directory.asked_to_stop() is not None
-            if seen := self._watch.report():
-                self._own = {"gpu": self._watch.gpu, "watch": seen, "progress": directory.progress()}
+            self.should_stop = directory.stop_requested() is not None
+            if watched := self._watch.report():
+                self._own = {"gpu": self._watch.gpu, "watch": watched, "progress": directory.progress()}
             if evaluation is not None and self._own:
                 reports = {self._state.master: self._own, **self._reports}
                 self._state = replace(self._state, **evaluation.summary(self._state, reports))

@@ -80,15 +80,15 @@ class Roster:
 
     Args:
         launcher: The first member.
-        wanted: How many members there must be, including the launcher.
+        required: How many members there must be, including the launcher.
         rank_by: The order of the workers' ranks: by name, address, arrival, or connection.
         expected: The names of all members, including the launcher, if known.
     """
 
     def __init__(
-        self, launcher: Member, wanted: int, rank_by: str = "name", expected: Sequence[str] = ()
+        self, launcher: Member, required: int, rank_by: str = "name", expected: Sequence[str] = ()
     ) -> None:
-        self.launcher, self.wanted = launcher, wanted
+        self.launcher, self.required = launcher, required
         self._rank_by = rank_by
         self._expected = expected
         # Connection → member, in the order of arrival.
@@ -101,7 +101,7 @@ class Roster:
     @property
     def missing(self) -> int:
         """How many members are missing."""
-        return self.wanted - 1 - len(self._members)
+        return self.required - 1 - len(self._members)
 
     @property
     def missing_names(self) -> list[str]:
@@ -215,17 +215,17 @@ def differing(members: Sequence[Member]) -> str:
     Args:
         members: By rank; those that report no versions are ignored.
     """
-    telling = [member for member in members if member.versions]
-    for package in dict.fromkeys(package for member in telling for package in member.versions):
-        version = telling[0].versions.get(package, "")
+    reporting = [member for member in members if member.versions]
+    for package in dict.fromkeys(package for member in reporting for package in member.versions):
+        version = reporting[0].versions.get(package, "")
         others: dict[str, list[str]] = {}
-        for member in telling:
+        for member in reporting:
             if (other := member.versions.get(package, "")) != version:
                 others.setdefault(other, []).append(member.name)
         if others:
             named = (f"{', '.join(names)} {other or 'none'}" for other, names in others.items())
             return (
-                f"The environments differ: {telling[0].name} has {package} {version or 'none'}, and "
+                f"The environments differ: {reporting[0].name} has {package} {version or 'none'}, and "
                 f"{'; '.join(named)}; make them the same on all nodes."
             )
     return ""

@@ -184,7 +184,7 @@ def own_member(
 def _resolved(name: str, timeout: float) -> str:
     """Return the IPv4 address of the launcher's name, as soon as it resolves."""
     until = time.monotonic() + timeout
-    is_told = False
+    is_shown = False
     while True:
         try:
             return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
@@ -192,8 +192,8 @@ def _resolved(name: str, timeout: float) -> str:
             is_final = not isinstance(error, socket.gaierror)
             if is_final or time.monotonic() > until:
                 raise TrainerError(f"The launcher's name {name} has no IPv4 address here.") from None
-        if not is_told:
-            is_told = True
+        if not is_shown:
+            is_shown = True
             show(f"The launcher's name {name} has no IPv4 address yet.")
         time.sleep(_RETRY_S)
 

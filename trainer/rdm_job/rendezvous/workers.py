@@ -263,16 +263,16 @@ class Workers:
             except OSError as error:
                 self.problem = f"{what} was not submitted: {self._record} cannot be written: {error}."
                 return
-            code, output, said = self._run(self._spec.submit, one)
+            code, output, message = self._run(self._spec.submit, one)
             if code:
-                self.problem = f"{what} was not submitted: {said}."
+                self.problem = f"{what} was not submitted: {message}."
                 return
             words = output.split()
             # Such as "Submitted batch job 17" or, with --parsable, "17;cluster".
             one.name = printable(words[-1].partition(";")[0]) if words else ""
             with contextlib.suppress(OSError):
                 self._write_record()
-            self._show(f"{what} {'are' if what.startswith('All') else 'is'} submitted: {said or path}.")
+            self._show(f"{what} {'are' if what.startswith('All') else 'is'} submitted: {message or path}.")
 
     def _stop_submitting(self) -> None:
         self._should_stop.set()
@@ -308,15 +308,15 @@ class Workers:
                 f"{one} may have been submitted: --submit did not print the {{id}} that --cancel needs."
             )
         else:
-            code, _, said = self._run(command, one)
-            self._show(f"{one} {are} cancelled." if code == 0 else f"{one} {are} not cancelled: {said}.")
+            code, _, message = self._run(command, one)
+            self._show(f"{one} {are} cancelled." if code == 0 else f"{one} {are} not cancelled: {message}.")
             return code != 0
         return False
 
     def _run(self, command: Sequence[str], one: _Submitted) -> tuple[int, str, str]:
         """Run a command on a submission; return its exit code, its output, and a message for the user."""
-        placed = {"{spec}": str(one.spec), "{secret}": str(self._manifest), "{id}": one.name}
-        words = [re.sub(r"\{(spec|secret|id)\}", lambda found: placed[found[0]], word) for word in command]
+        values = {"{spec}": str(one.spec), "{secret}": str(self._manifest), "{id}": one.name}
+        words = [re.sub(r"\{(spec|secret|id)\}", lambda found: values[found[0]], word) for word in command]
         # Without the launcher's own variables: Slurm passes the whole environment on to the workers.
         environment = {
             name: value

@@ -73,7 +73,7 @@ def run(path: Path) -> int:
     os.environ["RDM_JOBS"] = str(path.parent)
     os.environ[EXECUTION_ENVIRONMENT] = os.environ[FORMER_VARIABLE] = HOST
     # Slurm ends a job with a signal to all its processes, and later kills them.
-    signal.signal(signal.SIGTERM, lambda *_: _asked_by(job, SLURM, _KILL_WAIT_S))
+    signal.signal(signal.SIGTERM, lambda *_: _request_stop(job, SLURM, _KILL_WAIT_S))
     before: State | None = None
     if number == 0:
         before = _lead(job, meeting, own, count, config)
@@ -104,17 +104,17 @@ def refuse(path: Path, why: str) -> None:
 
 def time_is_up(path: Path) -> None:
     """Let the job save and end, because Slurm has signalled that its time limit is near."""
-    _asked_by(JobDirectory(path), TIME, _TIME_S)
+    _request_stop(JobDirectory(path), TIME, _TIME_S)
 
 
 def again(path: Path) -> bool:
     """Whether to requeue the job, whose agents have all ended."""
     job = JobDirectory.of_master(path)
-    if job.asked_to_stop() is not None and not job.asked_by():
+    if job.stop_requested() is not None and not job.stop_requested_by():
         return False
     # Read the launcher's messages as the first worker.
-    said = FileClient(path / "nodes" / os.environ[RUN_VARIABLE], 1).receive()
-    if not any(message["type"] == "start" for message in said):
+    messages = FileClient(path / "nodes" / os.environ[RUN_VARIABLE], 1).receive()
+    if not any(message["type"] == "start" for message in messages):
         # Its agents could not start, and would not the next time.
         return False
     return view.goes_on(job.read_state(), configuration.load_job(job.resolved).launcher.max_restarts)
@@ -142,10 +142,10 @@ def before_this_run(known: State, run_before: bool, most_restarts: int, now: flo
     return dataclasses.replace(known, restarts=known.restarts + 1, failures=failures)
 
 
-def _asked_by(job: JobDirectory, who: str, grace: float) -> None:
+def _request_stop(job: JobDirectory, who: str, grace: float) -> None:
     """Request the agents to stop, unless the user has."""
-    if job.asked_to_stop() is None:
-        job.ask_to_stop(grace, who)
+    if job.stop_requested() is None:
+        job.request_stop(grace, who)
 
 
 def _lead(
@@ -182,16 +182,16 @@ def _begin(job: JobDirectory, members: Sequence[Member], config: configuration.J
     before = JobDirectory.of_master(job.path).read_state()
     runs = int(os.environ[RUN_VARIABLE].rpartition(".")[2])
     before = before_this_run(before, runs > 0, config.launcher.max_restarts, time.time())
-    if job.asked_by():
+    if job.stop_requested_by():
         job.forget_stop()
     request = job.stored()
     nodes = tuple(Node(member.name, member.address, member.gpus) for member in members)
     number = int(os.environ[RUN_VARIABLE].partition(".")[0])
-    wanted = config.launcher.master_port
+    requested = config.launcher.master_port
     ports = network.take_free_ports(nodes[0].address, 2 + config.launcher.max_restarts, number)
     if ports is None:
         raise TrainerError(f"No ports are free on {nodes[0].address}.")
-    offer = Offer(ports[0], wanted or ports[1], request.offer.mark)
+    offer = Offer(ports[0], requested or ports[1], request.offer.mark)
     for node in nodes:
         job.make(dataclasses.replace(request, node=node.name, nodes=nodes, offer=offer))
     job.make(dataclasses.replace(request, node=nodes[0].name, nodes=nodes, offer=offer))

@@ -92,7 +92,7 @@ def check(request: Request, config: configuration.JobConfig) -> dict[str, Any]:
             problems += limits.without_gpus(config, request.accelerator, there, machines)
             problems += limits.problems(config, there, machines)
             problems += policy.problems(config, slurm.accounting(), there)
-            problems += [] if problems else _refused(request, config)
+            problems += [] if problems else _script_problems(request, config)
         except SlurmError as error:
             silent = f"Slurm does not answer on {request.node}: {error}"
             problems.append(str(error) if config.launcher.slurm.rest else silent)
@@ -118,13 +118,13 @@ def _without_mpi(request: Request, slurm: SlurmConfig) -> list[str]:
     ]
 
 
-def _refused(request: Request, config: configuration.JobConfig) -> list[str]:
+def _script_problems(request: Request, config: configuration.JobConfig) -> list[str]:
     """Return why Slurm itself would refuse the script, from a test without submitting it."""
     path = jobs_root() / f".{request.name}.{os.getpid()}.sbatch"
     try:
         write_atomically(path, _script(jobs_root() / request.name, config))
-        said = rest.of_config(config.launcher.slurm).would_run(path)
-        return [f"Slurm refuses the job: {said}"] if said else []
+        problem = rest.of_config(config.launcher.slurm).would_run(path)
+        return [f"Slurm refuses the job: {problem}"] if problem else []
     finally:
         path.unlink(missing_ok=True)
 
@@ -144,7 +144,7 @@ def start(job: JobDirectory, request: Request, config: configuration.JobConfig) 
     Raises:
         TrainerError: Slurm refuses it.
     """
-    if job.slurm.is_file() and not (before := _told(JobDirectory.of_master(job.path))).has_ended:
+    if job.slurm.is_file() and not (before := _updated(JobDirectory.of_master(job.path))).has_ended:
         return {"directory": str(job.path), "started": False, "job": before.to_json()}
     mine = next(node for node in request.nodes if node.name == request.node)
     request = dataclasses.replace(request, nodes=(mine,))
@@ -198,7 +198,7 @@ def state(path: JobDirectory, wait: float = 0.0) -> State:
         while job.version == before and time.monotonic() < deadline:
             time.sleep(_NEWS_S)
     # Another node may be the master by now.
-    return _told(JobDirectory.of_master(path.path))
+    return _updated(JobDirectory.of_master(path.path))
 
 
 def states(jobs: Iterable[JobDirectory]) -> list[State]:
@@ -213,7 +213,7 @@ def states(jobs: Iterable[JobDirectory]) -> list[State]:
             except SlurmError as error:
                 # Keep the error: a query may take a minute, which every job would repeat.
                 queues[slurm] = error
-        found.append(_told(JobDirectory.of_master(job.path), queues[slurm]))
+        found.append(_updated(JobDirectory.of_master(job.path), queues[slurm]))
     return found
 
 
@@ -226,7 +226,7 @@ def stop(path: JobDirectory, *, now: bool, timeout: float) -> tuple[bool, State]
         timeout: Seconds after which the job is cancelled.
     """
     job = JobDirectory.of_master(path.path)
-    known = _told(job)
+    known = _updated(job)
     if known.has_ended:
         return False, known
     number = _number(job)
@@ -234,17 +234,19 @@ def stop(path: JobDirectory, *, now: bool, timeout: float) -> tuple[bool, State]
         raise TrainerError(f"{job.path.name} is being submitted; stop it when it is in the queue.")
     deadline = time.monotonic() + timeout - _END_S
     if now or known.state in ("queued", "starting"):
-        job.ask_to_stop(0.0)
+        job.request_stop(0.0)
     else:
-        job.ask_to_stop(max(timeout - 2 * _END_S, timeout / 2))
-        while not (known := _told(job)).has_ended and known.state != "queued" and time.monotonic() < deadline:
+        job.request_stop(max(timeout - 2 * _END_S, timeout / 2))
+        while (
+            not (known := _updated(job)).has_ended and known.state != "queued" and time.monotonic() < deadline
+        ):
             time.sleep(_POLL_S)
     slurm = _access(job)
     slurm.cancel(number)
     deadline = time.monotonic() + _END_S
     while not _gone(slurm, number) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    return True, _told(JobDirectory.of_master(path.path))
+    return True, _updated(JobDirectory.of_master(path.path))
 
 
 def _gone(slurm: Access, number: int) -> bool:
@@ -255,7 +257,7 @@ def _gone(slurm: Access, number: int) -> bool:
     return False
 
 
-def _told(job: JobDirectory, queue: list[Seen] | SlurmError | None = None) -> State:
+def _updated(job: JobDirectory, queue: list[Seen] | SlurmError | None = None) -> State:
     """Return the state of a job; write a final state, because Slurm forgets.
 
     Args:
@@ -292,13 +294,13 @@ def _told(job: JobDirectory, queue: list[Seen] | SlurmError | None = None) -> St
                 return dataclasses.replace(known, reason=f"Slurm's accounting does not answer: {error}")
     # The agents may have ended the job since the state was read.
     known = job.read_state()
-    asked = job.asked_to_stop() is not None and not job.asked_by()
+    is_stopped = job.stop_requested() is not None and not job.stop_requested_by()
     words = [line for line in tail(job.path / OUTPUT, 4 + len(known.nodes)) if not _EXITED.match(line)]
     now = time.time()
     completed = None
     if seen is not None and seen.state == "COMPLETED" and not known.has_ended:
         completed = _first_seen(job, seen, now)
-    found = view.current(known, seen, queue, asked, now, words, completed)
+    found = view.current(known, seen, queue, is_stopped, now, words, completed)
     if found.has_ended or found.state in ("queued", "starting"):
         # No agent evaluates it.
         found = dataclasses.replace(found, verdict=of_state(found))

@@ -183,7 +183,7 @@ def test_what_is_not_known_of_gpus_is_said_once_and_makes_no_job_suspect(
 def test_a_node_whose_gpus_cannot_be_read_says_so_and_one_without_has_nothing_to_say(
     tmp_path: Path, job: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amd, "_places", lambda root: [])
+    monkeypatch.setattr(amd, "_folders", lambda root: [])
     for accelerator, notes in (("rocm", 1), ("cpu", 0)):
         request = replace(REQUEST, accelerator=accelerator)
         watch, health = Watch(job, request, config(tmp_path)), Health(request, config(tmp_path))

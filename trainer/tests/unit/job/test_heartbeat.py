@@ -41,9 +41,9 @@ def test_both_are_heard_while_neither_gets_on(ends: Ends) -> None:
     """Each agent hangs in a file system: it neither sends nor receives."""
     wait_until("the worker is heard", lambda: ends.server.silent_for("n2") is not None)
     for _ in range(3):
-        of_worker, of_master = ends.server._heard["n2"], ends.client._heard
-        wait_until("the worker is heard again", lambda: ends.server._heard["n2"] > of_worker)  # noqa: B023
-        wait_until("the master is heard again", lambda: ends.client._heard > of_master)  # noqa: B023
+        of_worker, of_master = ends.server._received_at["n2"], ends.client._received_at
+        wait_until("the worker is heard again", lambda: ends.server._received_at["n2"] > of_worker)  # noqa: B023
+        wait_until("the master is heard again", lambda: ends.client._received_at > of_master)  # noqa: B023
     # Heartbeats are not returned as messages.
     assert ends.master.receive(0.05) == ends.worker.receive(0.05) == []
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rdm_job.culprit import GONE, Ended
 from rdm_job.protocol import Failure
-from rdm_job.root_cause import SETTLE_S, SILENCE_S, Inquiry, Known, Words, root_cause
+from rdm_job.root_cause import SETTLE_S, SILENCE_S, Inquiry, Known, Replies, root_cause
 
 ECHO = Ended("n1", 0, "RuntimeError: recv: Connection reset by peer", 10.0)
 RESTARTED = "was started again: its container was restarted"
@@ -33,12 +33,12 @@ class Master:
     ended: tuple[Ended, ...] = ()
     launcher: Failure | None = None
     found: Failure | None = None
-    words: Words = field(init=False)
+    words: Replies = field(init=False)
     inquiry: Inquiry = field(init=False)
     heard: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.words = Words(self.nodes)
+        self.words = Replies(self.nodes)
         self.inquiry = Inquiry(self.words)
         self.heard = dict.fromkeys(self.nodes, 0.0)
         for node in self.nodes:
@@ -47,7 +47,7 @@ class Master:
     def say(self, node: str, **message: Any) -> None:
         """Receive a node's message."""
         self.heard[node] = self.now
-        self.words.hear(node, message)
+        self.words.record(node, message)
 
     def connect(self, node: str) -> None:
         """Let a node connect without a message."""
@@ -57,7 +57,7 @@ class Master:
         """Evaluate, as the master does after each round of messages."""
         self.words.beat += 1
         lost = tuple(node for node in self.nodes if self.now - self.heard[node] > SILENCE_S)
-        known = Known(lost, self.words.anew, self.ended, self.launcher)
+        known = Known(lost, self.words.restarted, self.ended, self.launcher)
         self.found = self.found or self.inquiry.root_cause(known, self.now)
 
 
@@ -218,7 +218,7 @@ def test_the_first_process_that_fails_after_a_launcher_has_all_the_time_to_settl
     ("known", "sentence"),
     [
         ({"lost": ("n2",)}, "n2 has not been heard for 12 s: "),
-        ({"anew": {"n2": RESTARTED}}, "The agent of n2 was started again: its container was restarted."),
+        ({"restarted": {"n2": RESTARTED}}, "The agent of n2 was started again: its container was restarted."),
         (
             {"ended": (Ended("n2", 1, "it was ended by SIGSEGV", 1.0),)},
             "Rank 1 on n2 failed: it was ended by",
@@ -226,7 +226,7 @@ def test_the_first_process_that_fails_after_a_launcher_has_all_the_time_to_settl
     ],
 )
 def test_why_is_said_in_one_sentence(known: Mapping[str, Any], sentence: str) -> None:
-    found = root_cause(Known(**known), all_heard=False)
+    found = root_cause(Known(**known), all_reported=False)
     assert found is not None
     assert found.reason.startswith(sentence)
 
@@ -235,8 +235,8 @@ def test_a_lost_node_may_come_back_with_another_agent() -> None:
     master = Master()
     master.words.forget("n2")
     master.say("n2", life="second", since=RESTARTED, answers=0)
-    assert master.words.anew == {}
+    assert master.words.restarted == {}
     master.say("n2", life="third", since=RESTARTED, answers=0)
-    assert master.words.anew == {"n2": RESTARTED}
+    assert master.words.restarted == {"n2": RESTARTED}
     master.words.begin()
-    assert master.words.anew == {}
+    assert master.words.restarted == {}

@@ -22,19 +22,19 @@ from tests.waiting import wait_until
 def test_a_file_system_that_hangs_does_not_hold_a_member_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, works = threading.Event(), threading.Event()
+    queried, works = threading.Event(), threading.Event()
 
-    def ask(_: JobDirectory) -> float:
-        asked.set()
+    def stop_requested(_: JobDirectory) -> float:
+        queried.set()
         works.wait(240)
         return 0.0
 
-    monkeypatch.setattr(JobDirectory, "asked_to_stop", ask)
+    monkeypatch.setattr(JobDirectory, "stop_requested", stop_requested)
     config = CommandConfig(name="test", command=("true",), launcher=LauncherConfig(kind="torchrun"))
     started = Started((Member("n0", "n0", "10.0.0.1", 1), Member("n1", "n1", "10.0.0.2", 1)), 0, 29500)
     lines: list[str] = []
     record = Record("test", tmp_path / "test", configuration.dump(config), started, lines.append)
-    assert asked.wait(240)
+    assert queried.wait(240)
     # Neither waits for the file system.
     assert (record.should_stop, record.report()) == (False, {})
     works.set()
