@@ -48,8 +48,8 @@ _LEFT_OUT = re.compile(r"(MY_IP|PYTHON\w*|VIRTUAL_ENV|RDM_\w+|SBATCH_\w+|SLURM_(
 class SlurmError(TrainerError):
     """Slurm's error message."""
 
-    def __init__(self, said: str) -> None:
-        super().__init__(said, exit_code=FAILED)
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=FAILED)
 
 
 def is_there() -> bool:
@@ -71,11 +71,11 @@ def without_mpi(kind: str) -> str:
         SlurmError: There is no srun, or it does not answer.
     """
     # srun loads the plugin and its libraries before it requests an allocation.
-    said = _ended(["srun", f"--mpi={kind}", "--test-only", "true"]).stderr.splitlines()
-    if not any("invalid mpi type" in line.lower() for line in said):
+    errors = _ended(["srun", f"--mpi={kind}", "--test-only", "true"]).stderr.splitlines()
+    if not any("invalid mpi type" in line.lower() for line in errors):
         return ""
     # Warnings may precede the error.
-    first = next((line for line in said if "error:" in line), said[0])
+    first = next((line for line in errors if "error:" in line), errors[0])
     return first.rpartition("error: ")[2].rpartition(": ")[2].rstrip(".")
 
 
@@ -100,8 +100,8 @@ def accounting() -> Accounting:
     """Return what the accounting allows this user's jobs, as far as it can be queried."""
     known = Accounting(user=_name(str(os.getuid())))
     with contextlib.suppress(SlurmError):
-        said = _run(["scontrol", "show", "config"])
-        settings = dict(re.findall(r"^(\w+) += (.*?) *$", said, re.MULTILINE))
+        output = _run(["scontrol", "show", "config"])
+        settings = dict(re.findall(r"^(\w+) += (.*?) *$", output, re.MULTILINE))
         if settings.get("AccountingStorageType", "").rpartition("/")[2] in ("none", "(null)", ""):
             return known
         cluster = settings.get("ClusterName", "")
@@ -133,11 +133,11 @@ def submit(directory: Path, script: str) -> int:
     Raises:
         SlurmError: It is refused.
     """
-    said = _run(["sbatch", "--parsable", script], cwd=directory)
+    output = _run(["sbatch", "--parsable", script], cwd=directory)
     # With several clusters, a semicolon and the cluster's name follow.
-    found = re.match(r"(\d+)(;|$)", said.strip())
+    found = re.match(r"(\d+)(;|$)", output.strip())
     if found is None:
-        raise SlurmError(f"sbatch returned no number of a job: {said.strip()!r}.")
+        raise SlurmError(f"sbatch returned no number of a job: {output.strip()!r}.")
     return int(found[1])
 
 
@@ -166,10 +166,10 @@ def recorded(number: int) -> Seen | None:
     # The last one reads the file of ended jobs that Slurm writes if an administrator has enabled it.
     for words in (["--json"], text, ["--completion", *text[:2], "--format=JobID,State,Partition,NodeList"]):
         try:
-            said = _run(["sacct", f"--jobs={number}", *words])
+            output = _run(["sacct", f"--jobs={number}", *words])
             if "--completion" in words:
-                said = "\n".join(f"{line}|0:0||" for line in said.splitlines())
-            parsed = states.of_json(said) if words == ["--json"] else states.of_account_text(said)
+                output = "\n".join(f"{line}|0:0||" for line in output.splitlines())
+            parsed = states.of_json(output) if words == ["--json"] else states.of_account_text(output)
             if (seen := states.the_job(parsed, number)) is not None:
                 return replace(seen, by=_name(seen.by))
         except SlurmError as error:
@@ -215,12 +215,12 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
     """
     done = _ended(command, cwd)
     if done.returncode != 0:
-        said = [
+        errors = [
             re.sub(r"^\w+: (error|fatal): ", "", line) for line in done.stderr.splitlines() if line.strip()
         ]
         # Prefer the specific limit to the general error that follows it.
-        limit = next((reasons.why(line) for line in said if reasons.is_limit(line)), "")
-        raise SlurmError((limit or (said or [f"exit code {done.returncode}"])[-1]).rstrip(".") + ".")
+        limit = next((reasons.why(line) for line in errors if reasons.is_limit(line)), "")
+        raise SlurmError((limit or (errors or [f"exit code {done.returncode}"])[-1]).rstrip(".") + ".")
     return done.stdout
 
 

@@ -36,7 +36,7 @@ def image_id(path: Path) -> str:
     Raises:
         TrainerError: It is not a Docker archive, or has several images.
     """
-    with _refused(path), tarfile.open(path) as archive:
+    with _archive_errors(path), tarfile.open(path) as archive:
         return posixpath.basename(str(_manifest(archive, path)["Config"])).removesuffix(".json")
 
 
@@ -141,13 +141,13 @@ def _name(path: str) -> str:
 
 
 @contextmanager
-def _refused(path: Path, scratch: Path | None = None) -> Iterator[None]:
+def _archive_errors(path: Path, scratch: Path | None = None) -> Iterator[None]:
     """Turn errors in an archive into one sentence."""
     try:
         yield
     except _DAMAGED as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":.")
-        raise TrainerError(f"{path} is no Docker archive, or a damaged one: {said}.") from None
+        message = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":.")
+        raise TrainerError(f"{path} is no Docker archive, or a damaged one: {message}.") from None
     except BrokenPipeError:
         # This error is the reader's, not the archive's.
         raise
@@ -160,7 +160,7 @@ def _refused(path: Path, scratch: Path | None = None) -> Iterator[None]:
 @contextmanager
 def _opened(path: Path, scratch: Path) -> Iterator[tarfile.TarFile]:
     """Open an archive for fast seeking; a compressed one is unpacked first."""
-    with _refused(path, scratch), path.open("rb") as raw:
+    with _archive_errors(path, scratch), path.open("rb") as raw:
         is_packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         if not is_packed:

@@ -197,20 +197,20 @@ def _runtime(slurm: SlurmConfig) -> str:
     Raises:
         TrainerError: It is not installed here, or the user has no name.
     """
-    wanted: list[str] = [slurm.container]
+    usable: list[str] = [slurm.container]
     if slurm.container == "auto":
-        wanted = [runtime for runtime in container.PROGRAMS if can_run(runtime, slurm.image or "")]
+        usable = [runtime for runtime in container.PROGRAMS if can_run(runtime, slurm.image or "")]
     if slurm.container == "pyxis":
         # pyxis uses enroot's images.
-        wanted = ["enroot"]
-    for runtime in wanted:
+        usable = ["enroot"]
+    for runtime in usable:
         if shutil.which(container.PROGRAMS[runtime]):
             if "USER" not in os.environ:
                 # Charliecloud's programs need it, and Slurm may not set it.
                 os.environ["USER"] = _user()
             return runtime
     raise TrainerError(
-        f"{_node()} has no {' or '.join(container.PROGRAMS[runtime] for runtime in wanted)}, which would run "
+        f"{_node()} has no {' or '.join(container.PROGRAMS[runtime] for runtime in usable)}, which would run "
         f"launcher.slurm.image {slurm.image}.",
         exit_code=FAILED,
     )
@@ -242,9 +242,9 @@ def _squash(archive: Path, made: Path, directories: Sequence[str]) -> None:
         )
     command = ["sqfstar", "-all-root", "-no-progress", "-quiet", str(made)]
     # Errors go to a file: nobody reads a pipe while the archive is being written.
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as error_file:
         with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=error_file
         ) as process:
             assert process.stdin is not None
             try:
@@ -257,10 +257,10 @@ def _squash(archive: Path, made: Path, directories: Sequence[str]) -> None:
             finally:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
-        said.seek(0)
-        words = said.read().decode(errors="replace")
+        error_file.seek(0)
+        text = error_file.read().decode(errors="replace")
     if process.returncode != 0:
-        raise _failed(command, words)
+        raise _failed(command, text)
 
 
 @contextlib.contextmanager
@@ -289,8 +289,8 @@ def _succeeds(command: Sequence[str]) -> bool:
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
 
 
-def _failed(command: Sequence[str], said: str) -> TrainerError:
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
+def _failed(command: Sequence[str], errors: str) -> TrainerError:
+    lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["it said nothing"]
     return TrainerError(f"{command[0]} failed on {_node()}: {lines[-1].rstrip('.')}.", exit_code=FAILED)
 
 

@@ -148,12 +148,12 @@ def with_gpus(
     if accelerator == "cpu" or launcher.devices_per_node is None:
         return config
     each = str(launcher.devices_per_node)
-    wanted = {
+    requested = {
         part.partition: each
         for part in components(config)
         if not part.gpus and _has_gpus(part, there, machines)
     }
-    slurm = replace(launcher.slurm, gpus_per_node={**launcher.slurm.gpus_per_node, **wanted})
+    slurm = replace(launcher.slurm, gpus_per_node={**launcher.slurm.gpus_per_node, **requested})
     return replace(config, launcher=replace(launcher, slurm=slurm))
 
 
@@ -202,8 +202,8 @@ def its_partition(part: Component, there: Sequence[Partition]) -> Partition | No
         part: A component of a job.
         there: The partitions.
     """
-    wanted = part.partition
-    return next((one for one in there if (one.name == wanted if wanted else one.is_default)), None)
+    requested = part.partition
+    return next((one for one in there if (one.name == requested if requested else one.is_default)), None)
 
 
 def problems(config: JobConfig, there: Sequence[Partition], machines: Sequence[ClusterNode]) -> list[str]:
@@ -261,12 +261,12 @@ def _component(
         elif most < count:
             yield _too_much(known.name, f"of {name}", most, count)
     cpus, memory = int(part.cpus or 0), mebibytes(part.mem)
-    for what, wanted, most in (
+    for what, requested, most in (
         ("CPUs", cpus, max((node.cpus for node in its), default=cpus)),
         ("MiB of memory", memory, max((node.mem for node in its), default=memory)),
     ):
-        if wanted > most:
-            yield _too_much(known.name, what, most, wanted)
+        if requested > most:
+            yield _too_much(known.name, what, most, requested)
     able = [node for node in able if node.cpus >= cpus and node.mem >= memory]
     features = {feature for node in its for feature in node.features}
     for feature in _FEATURE.findall(re.sub(r"\*[0-9]+", "", part.constraint)):
@@ -282,8 +282,8 @@ def _component(
         )
 
 
-def _too_much(partition: str, what: str, most: int, wanted: int) -> str:
-    return f"A node of partition {partition} has at most {most} {what}, and the job asks for {wanted}."
+def _too_much(partition: str, what: str, most: int, requested: int) -> str:
+    return f"A node of partition {partition} has at most {most} {what}, and the job asks for {requested}."
 
 
 def _size(part: Component, config: JobConfig, known: Partition) -> Iterator[str]:

@@ -60,14 +60,14 @@ def problems(config: JobConfig, known: Accounting, there: Sequence[Partition]) -
             found[under] = None
         elif under is not None:
             qos = slurm.qos or under.default_qos or (under.qos[0] if len(under.qos) == 1 else _NORMAL)
-            if refused := _of_qos(slurm.qos, qos, known, under, partition):
-                found[refused] = None
+            if problem := _of_qos(slurm.qos, qos, known, under, partition):
+                found[problem] = None
             elif "limits" in known.enforced:
                 chosen = _chosen(known, partition.qos, qos)
                 found |= dict.fromkeys(_of_time(slurm.time, known, under, chosen))
                 found |= dict.fromkeys(_too_little(part, chosen))
-                wanted = _wanted(part) | _of_minutes(part, slurm.time, known, qos)
-                held.append((wanted, _limits(wanted, part, known, under, chosen)))
+                requested = _requested(part) | _of_minutes(part, slurm.time, known, qos)
+                held.append((requested, _limits(requested, part, known, under, chosen)))
                 jobs.update(_of_jobs(known, under, chosen))
     return [*_too_many(jobs), *found, *dict.fromkeys(_too_much(held))]
 
@@ -81,7 +81,7 @@ class _Limit:
         whose: Whom it limits, unique to each association, since equal limits count as one.
         resource: Slurm's name of the resource.
         most: How much is allowed.
-        wanted: How much a component needs on one node; None unless it is a limit per node.
+        requested: How much a component needs on one node; None unless it is a limit per node.
         is_shared: Whether all components of a job share it.
     """
 
@@ -89,7 +89,7 @@ class _Limit:
     whose: str
     resource: str
     most: int
-    wanted: int | None = None
+    requested: int | None = None
     is_shared: bool = False
 
 
@@ -112,8 +112,8 @@ def _association(known: Accounting, account: str, partition: Partition) -> Assoc
     """Return a job's association in a partition, or why it has none, or None if unknown."""
     own = [one for one in known.mine if one.account == account]
     # An association for the partition takes precedence over one for all.
-    for wanted in (partition.name, ""):
-        if mine := next((one for one in own if one.partition == wanted), None):
+    for scope in (partition.name, ""):
+        if mine := next((one for one in own if one.partition == scope), None):
             return mine
     if not own or "associations" not in known.enforced:
         return None
@@ -123,18 +123,20 @@ def _association(known: Accounting, account: str, partition: Partition) -> Assoc
     )
 
 
-def _of_qos(asked: str | None, qos: str, known: Accounting, mine: Association, partition: Partition) -> str:
+def _of_qos(
+    requested: str | None, qos: str, known: Accounting, mine: Association, partition: Partition
+) -> str:
     """Return why a job may not have its quality of service; empty if it may.
 
     Args:
-        asked: The QOS that the job names; empty or None for none.
+        requested: The QOS that the job names; empty or None for none.
         qos: The QOS that it would get.
         known: The user's data in the accounting.
         mine: The association that it would run under.
         partition: Its partition.
     """
-    if asked and "qos" in known.enforced and asked not in mine.qos:
-        return f"Account {mine.account} may not use the QOS {asked}; {_near(asked, mine.qos)}"
+    if requested and "qos" in known.enforced and requested not in mine.qos:
+        return f"Account {mine.account} may not use the QOS {requested}; {_near(requested, mine.qos)}"
     is_allowed = partition.qos_allowed is None or qos in partition.qos_allowed
     if is_allowed and qos not in partition.qos_denied:
         return ""
@@ -213,12 +215,12 @@ def _too_many(jobs: Counter[_OfJobs]) -> Iterator[str]:
 
 def _too_little(part: Component, chosen: Sequence[Qos]) -> Iterator[str]:
     """Yield the resources of which a component requests too little."""
-    wanted = _wanted(part)
+    requests = _requested(part)
     for name in _EXACT:
         whose, least = next(((one.name, one.least[name]) for one in chosen if name in one.least), ("", 0))
-        if wanted[name] < least:
+        if requests[name] < least:
             yield (
-                f"The job asks for {wanted[name]} {_word(name)}, and a job of the QOS {whose} must ask for "
+                f"The job asks for {requests[name]} {_word(name)}, and a job of the QOS {whose} must ask for "
                 f"{least} (MinTRES): Slurm would let it wait for ever."
             )
 
@@ -229,36 +231,36 @@ def _too_much(held: Sequence[tuple[Mapping[str, int], Sequence[_Limit]]]) -> Ite
     Args:
         held: The requests of each component, and the limits that apply to it.
     """
-    for wanted, limits in held:
-        for name, count in wanted.items():
-            asked = {
+    for requested, limits in held:
+        for name, count in requested.items():
+            amounts = {
                 limit: sum(other.get(name, 0) for other, its in held if limit in its)
                 if limit.is_shared
-                else limit.wanted
-                if limit.wanted is not None
+                else limit.requested
+                if limit.requested is not None
                 else count
                 for limit in limits
                 if limit.resource == name
             }
-            over = [limit for limit, much in asked.items() if much > limit.most]
+            over = [limit for limit, much in amounts.items() if much > limit.most]
             if over:
                 limit = min(over, key=lambda one: one.most)
-                of = " of a node" if limit.wanted is not None else ""
+                of = " of a node" if limit.requested is not None else ""
                 yield (
-                    f"The job asks for {asked[limit]} {_word(name)}{of}, and {limit.whose} may have "
+                    f"The job asks for {amounts[limit]} {_word(name)}{of}, and {limit.whose} may have "
                     f"{limit.most} ({limit.name}): ask for no more, or Slurm lets it wait for ever."
                 )
 
 
 def _limits(
-    wanted: Iterable[str], part: Component, known: Accounting, mine: Association, chosen: Sequence[Qos]
+    requested: Iterable[str], part: Component, known: Accounting, mine: Association, chosen: Sequence[Qos]
 ) -> list[_Limit]:
     """Return the limits that apply to a component: of each kind the first that is set.
 
     Group limits are those of the first QOS that sets one, or else of all accounts above the job.
 
     Args:
-        wanted: The resources that it requests.
+        requested: The resources that it requests.
         part: The component.
         known: The user's data in the accounting.
         mine: The association that it would run under.
@@ -267,7 +269,7 @@ def _limits(
     jobs: list[tuple[str, Limits]] = [(f"a job of the QOS {one.name}", one) for one in chosen]
     jobs.append((f"a job of account {mine.account}", mine))
     found = []
-    for name in wanted:
+    for name in requested:
         each = _of_a_node(part).get(name)
         firsts: list[tuple[str, int | None, bool, list[tuple[str, Mapping[str, int]]]]] = [
             ("MaxTRES", None, False, [(who, one.most) for who, one in jobs]),
@@ -330,18 +332,18 @@ _EXACT = ("node", "gres/gpu")
 """The resources of which a job gets exactly what it requests."""
 
 
-def _wanted(part: Component) -> dict[str, int]:
+def _requested(part: Component) -> dict[str, int]:
     """Return the least that a component requests of each resource, by Slurm's names."""
-    wanted = {"node": part.nodes, "cpu": part.nodes * int(part.cpus or 1)}
+    requested = {"node": part.nodes, "cpu": part.nodes * int(part.cpus or 1)}
     if memory := mebibytes(part.mem):
-        wanted["mem"] = part.nodes * memory
+        requested["mem"] = part.nodes * memory
     for name, count in part.generic.items():
         # A resource with a type also counts towards the total of all types.
         for known_as in dict.fromkeys((name, name.partition(":")[0])):
-            wanted[f"gres/{known_as}"] = wanted.get(f"gres/{known_as}", 0) + part.nodes * count
+            requested[f"gres/{known_as}"] = requested.get(f"gres/{known_as}", 0) + part.nodes * count
     # Zero is listed too, because a limit may set a minimum.
-    wanted.setdefault("gres/gpu", 0)
-    return wanted
+    requested.setdefault("gres/gpu", 0)
+    return requested
 
 
 def _of_minutes(part: Component, time: str | None, known: Accounting, qos: str) -> dict[str, int]:
@@ -357,14 +359,14 @@ def _of_minutes(part: Component, time: str | None, known: Accounting, qos: str) 
         return {}
     is_safe = "safe" in known.enforced and qos in known.qos
     minutes = math.ceil(limit_seconds(time) / 60) * (known.qos[qos].safe_factor if is_safe else 1.0)
-    return _by_minutes({name: math.floor(count * minutes) for name, count in _wanted(part).items()})
+    return _by_minutes({name: math.floor(count * minutes) for name, count in _requested(part).items()})
 
 
 def _of_a_node(part: Component) -> dict[str, int]:
     """Return the least that a component requests of each resource on one node."""
-    wanted = _wanted(replace(part, nodes=1))
-    del wanted["node"]
-    return wanted
+    requested = _requested(replace(part, nodes=1))
+    del requested["node"]
+    return requested
 
 
 def _word(name: str) -> str:

@@ -109,7 +109,7 @@ class Rest:
             request = rest_forms.submission(text, str(directory), commands.environment(), _api(self))
         except ValueError as error:
             raise SlurmError(str(error)) from None
-        answer = self._ask("POST", f"/slurm/{rest_forms.name(_api(self))}/job/submit", request)
+        answer = self._request("POST", f"/slurm/{rest_forms.name(_api(self))}/job/submit", request)
         number = answer.get("job_id")
         if not isinstance(number, int) or number <= 0:
             raise SlurmError(f"slurmrestd at {self.address} returned no number of a job.")
@@ -130,7 +130,7 @@ class Rest:
     def cancel(self, number: int) -> None:
         """Cancel a job. It is no error if the job has ended."""
         try:
-            self._ask("DELETE", f"/slurm/{rest_forms.name(_api(self))}/job/{number}")
+            self._request("DELETE", f"/slurm/{rest_forms.name(_api(self))}/job/{number}")
         except SlurmError as error:
             if not _HAS_ENDED.search(str(error)):
                 raise
@@ -139,16 +139,16 @@ class Rest:
         """Return the server's OpenAPI specification."""
         status, text = self._exchange("GET", "/openapi/v3", None, self._token())
         if status != http.client.OK:
-            raise self._refused(status, text.strip()[:200])
+            raise self._error(status, text.strip()[:200])
         return text
 
     def _token(self) -> token.Token:
         return token.read(self.token_file, os.environ)
 
     def _get(self, what: str, part: str = "slurm") -> dict[str, Any]:
-        return self._ask("GET", f"/{part}/{rest_forms.name(_api(self))}/{what}")
+        return self._request("GET", f"/{part}/{rest_forms.name(_api(self))}/{what}")
 
-    def _ask(self, method: str, path: str, request: Any = None) -> dict[str, Any]:
+    def _request(self, method: str, path: str, request: Any = None) -> dict[str, Any]:
         """Send a request, and return the reply.
 
         Raises:
@@ -159,9 +159,11 @@ class Rest:
             answer = json.loads(text)
         except ValueError:
             answer = None
-        if status != http.client.OK or not isinstance(answer, dict) or rest_forms.said(answer):
+        if status != http.client.OK or not isinstance(answer, dict) or rest_forms.error_text(answer):
             # A reply that is not JSON is a short text.
-            raise self._refused(status, rest_forms.said(answer) if answer is not None else text.strip()[:200])
+            raise self._error(
+                status, rest_forms.error_text(answer) if answer is not None else text.strip()[:200]
+            )
         return answer
 
     def _read(self, reader: Callable[[dict[str, Any]], _Found], answer: dict[str, Any]) -> _Found:
@@ -175,7 +177,7 @@ class Rest:
         except (AttributeError, KeyError, TypeError, ValueError):
             raise SlurmError(f"slurmrestd at {self.address} answers in a form that is not known.") from None
 
-    def _refused(self, status: int, said: str) -> SlurmError:
+    def _error(self, status: int, message: str) -> SlurmError:
         where = f"slurmrestd at {self.address}"
         source = self._token().source
         # Slurm 24.11 sends the second one for a token signed with another key.
@@ -185,14 +187,14 @@ class Rest:
             )
         if status == http.client.NOT_FOUND:
             return _NotServedError(f"{where} does not serve what it is asked.")
-        words = re.sub(r"\s+", " ", said).rstrip(".") or f"status {status}"
-        silent = status >= http.client.INTERNAL_SERVER_ERROR and _SILENT.search(words)
+        text = re.sub(r"\s+", " ", message).rstrip(".") or f"status {status}"
+        silent = status >= http.client.INTERNAL_SERVER_ERROR and _SILENT.search(text)
         if silent or status == http.client.BAD_GATEWAY:
             return SlurmError(
-                f"{where} says {words!r}: Slurm's controller does not answer it, or does not take the token "
+                f"{where} says {text!r}: Slurm's controller does not answer it, or does not take the token "
                 f"in {source}."
             )
-        return SlurmError(f"{where} says: {words}.")
+        return SlurmError(f"{where} says: {text}.")
 
     def _exchange(self, method: str, path: str, request: Any, mine: token.Token) -> tuple[int, str]:
         """Send a request, and return the status and the text of the reply."""

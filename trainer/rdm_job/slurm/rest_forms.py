@@ -15,7 +15,7 @@ from rdm_core.config.slurm import generic_resources, limit_seconds
 from rdm_job.slurm.limits import ClusterNode, Partition, mebibytes
 from rdm_job.slurm.states import counted
 
-__all__ = ["APIS", "accounts", "name", "newest", "nodes", "partitions", "said", "submission"]
+__all__ = ["APIS", "accounts", "error_text", "name", "newest", "nodes", "partitions", "submission"]
 
 APIS = (38, 40, 41, 42)
 """The supported versions, as the last number of ``v0.0.N``."""
@@ -72,7 +72,7 @@ def submission(script: str, directory: str, environment: Mapping[str, str], api:
     return request
 
 
-def said(answer: Any) -> str:
+def error_text(answer: Any) -> str:
     """Return the errors in a reply; empty without any."""
     errors = answer.get("errors") if isinstance(answer, Mapping) else None
     words = [

@@ -23,7 +23,7 @@ __all__ = [
     "of_answer",
     "of_json",
     "of_queue_text",
-    "place",
+    "queue_position",
     "the_job",
 ]
 
@@ -144,8 +144,8 @@ def of_account_text(text: str) -> list[Seen]:
         if len(words) != 7 or (numbers := _numbers(words[0])) is None:
             continue
         # Such as `CANCELLED by 1000`.
-        said, _, by = words[1].partition(" by ")
-        state, flags = _state([said])
+        name, _, by = words[1].partition(" by ")
+        state, flags = _state([name])
         code, _, signal = words[4].partition(":")
         found.append(
             Seen(
@@ -187,7 +187,7 @@ def the_job(seen: Iterable[Seen], number: int) -> Seen | None:
     )
 
 
-def place(seen: Iterable[Seen], job: Seen) -> int | None:
+def queue_position(seen: Iterable[Seen], job: Seen) -> int | None:
     """Return a job's place in the queue of its partition, from 1; None if it does not wait."""
     if not job.waits:
         return None
@@ -205,9 +205,11 @@ def place(seen: Iterable[Seen], job: Seen) -> int | None:
 def _of(job: Mapping[str, Any]) -> Seen:
     """Return the job from a JSON entry of any release."""
     # sacct's entries have sections, and squeue's have plain keys.
-    said = job.get("state")
-    state, flags = _state(_words(said.get("current") if isinstance(said, Mapping) else job.get("job_state")))
-    reason = said.get("reason") if isinstance(said, Mapping) else job.get("state_reason")
+    section = job.get("state")
+    state, flags = _state(
+        _words(section.get("current") if isinstance(section, Mapping) else job.get("job_state"))
+    )
+    reason = section.get("reason") if isinstance(section, Mapping) else job.get("state_reason")
     het = job["het"] if isinstance(job.get("het"), Mapping) else {"job_id": job.get("het_job_id")}
     time = (
         job["time"]
@@ -235,9 +237,9 @@ def _of(job: Mapping[str, Any]) -> Seen:
 
 def _state(words: Iterable[str]) -> tuple[str, tuple[str, ...]]:
     """Return the state and the flags from a list of both."""
-    said = [word.strip().rstrip("+").upper() for word in words if word]
-    flags = tuple(word for word in said if word in _FLAGS)
-    state = next((word for word in said if word not in _FLAGS), "")
+    names = [word.strip().rstrip("+").upper() for word in words if word]
+    flags = tuple(word for word in names if word in _FLAGS)
+    state = next((word for word in names if word not in _FLAGS), "")
     # Only a flag was printed: derive the state from it.
     if not state and flags:
         state = "PENDING" if flags[0].startswith(("REQUEUE", "RESV", "SPECIAL")) else "RUNNING"

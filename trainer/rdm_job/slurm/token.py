@@ -17,13 +17,13 @@ from pathlib import Path
 
 from rdm_job.slurm.commands import SlurmError
 
-__all__ = ["REMEDY", "VARIABLE", "Token", "of", "read"]
+__all__ = ["HINT", "VARIABLE", "Token", "of", "read"]
 
 VARIABLE = "SLURM_JWT"
 """The environment variable that ``scontrol token`` prints."""
 _FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$-]*")
-REMEDY = "make another with scontrol token"
+HINT = "make another with scontrol token"
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def of(text: str, source: str, now: float) -> Token:
     """
     bare = text.strip().removeprefix(f"{VARIABLE}=")
     if _FORM.fullmatch(bare) is None:
-        raise SlurmError(f"What {source} holds is no token for slurmrestd (a JWT): {REMEDY}.")
+        raise SlurmError(f"What {source} holds is no token for slurmrestd (a JWT): {HINT}.")
     claims: object = None
     part = bare.split(".")[1]
     # Slurm verifies the token. One that cannot be parsed here may still be valid.
@@ -101,7 +101,7 @@ def of(text: str, source: str, now: float) -> Token:
     ends = known.get("exp")
     if isinstance(ends, int | float) and ends <= now:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ends))
-        raise SlurmError(f"The token for slurmrestd in {source} expired at {when}: {REMEDY}.")
+        raise SlurmError(f"The token for slurmrestd in {source} expired at {when}: {HINT}.")
     user = str(known.get("sun") or "")
     if _USER.fullmatch(user) is None:
         try:
@@ -109,6 +109,6 @@ def of(text: str, source: str, now: float) -> Token:
         except KeyError:
             raise SlurmError(
                 f"The token for slurmrestd in {source} does not say whose it is, and the user {os.getuid()} "
-                f"has no name on this host: {REMEDY}."
+                f"has no name on this host: {HINT}."
             ) from None
     return Token(user, source, bare)

@@ -27,9 +27,9 @@ def current(
     known: State,
     seen: Seen | None,
     queue: Iterable[Seen],
-    asked: bool,
+    is_stopped: bool,
     now: float,
-    last_words: Sequence[str] = (),
+    last_lines: Sequence[str] = (),
     completed: float | None = None,
 ) -> State:
     """Return the state of a job.
@@ -38,17 +38,17 @@ def current(
         known: The state that its agents last wrote.
         seen: The job in Slurm; None if Slurm does not know it any more.
         queue: All jobs in Slurm's memory.
-        asked: Whether it was stopped by `rdm-provision stop`.
+        is_stopped: Whether it was stopped by `rdm-provision stop`.
         now: Seconds since 1970.
-        last_words: The last lines of the script's and srun's output.
+        last_lines: The last lines of the script's and srun's output.
         completed: When this host first saw that Slurm's job had succeeded, by the same clock as ``now``; None
             if it has not, or not to wait for the agents' final state.
     """
     if known.has_ended:
         return known
     if seen is None:
-        said = "Slurm does not know the job any more, and its agents have not said how it ended."
-        return replace(known, state="failed", reason=said, ended=now)
+        message = "Slurm does not know the job any more, and its agents have not said how it ended."
+        return replace(known, state="failed", reason=message, ended=now)
     if seen.waits:
         before = known.reason if known.state == "queued" and known.restarts else ""
         return replace(known, state="queued", reason=f"{before} {_waits(seen, queue, now)}".strip())
@@ -57,7 +57,7 @@ def current(
             known, reason="Slurm says that it has ended; what its agents said last is not here yet."
         )
     if seen.has_ended:
-        state, reason = _ended(seen, known, asked, last_words)
+        state, reason = _ended(seen, known, is_stopped, last_lines)
         return replace(known, state=state, reason=reason, ended=now)
     if "CONFIGURING" in seen.flags:
         return replace(known, state="starting", reason="Its nodes are being prepared.")
@@ -83,10 +83,10 @@ def goes_on(known: State, most_restarts: int) -> bool:
 
 def _waits(seen: Seen, queue: Iterable[Seen], now: float) -> str:
     """Return the message that a job waits: where, why and until when, as far as Slurm reports it."""
-    place = states.place(queue, seen)
+    queue_position = states.queue_position(queue, seen)
     text = f"It waits in partition {seen.partition}" if seen.partition else "It waits"
-    if place:
-        text += f", {_ordinal(place)} in the queue"
+    if queue_position:
+        text += f", {_ordinal(queue_position)} in the queue"
     if reason := why(seen.reason):
         text += f": {reason}"
     if seen.start and seen.start > now:
@@ -94,10 +94,10 @@ def _waits(seen: Seen, queue: Iterable[Seen], now: float) -> str:
     return f"{text}."
 
 
-def _ended(seen: Seen, known: State, asked: bool, last_words: Sequence[str]) -> tuple[str, str]:
+def _ended(seen: Seen, known: State, is_stopped: bool, last_lines: Sequence[str]) -> tuple[str, str]:
     """Return the state and the reason of a job that Slurm has ended."""
     if seen.state == "CANCELLED":
-        if asked:
+        if is_stopped:
             return "stopped", "It was cancelled, as asked."
         agents = f" {known.reason}" if known.state == "stopping" else ""
         who = f"by {seen.by}" if seen.by else "by somebody"
@@ -121,12 +121,12 @@ def _ended(seen: Seen, known: State, asked: bool, last_words: Sequence[str]) -> 
     if seen.state in words:
         return "failed", words[seen.state]
     how = f" by signal {seen.signal}" if seen.signal else f" with exit code {seen.code}"
-    said = (
-        f": {last_words[-1].strip().removeprefix('Error: ').rstrip('.')}"
-        if last_words
+    detail = (
+        f": {last_lines[-1].strip().removeprefix('Error: ').rstrip('.')}"
+        if last_lines
         else "; slurm.out in its directory may say why"
     )
-    return "failed", f"Its script ended{how} before its agents said how it went{said}."
+    return "failed", f"Its script ended{how} before its agents said how it went{detail}."
 
 
 def _ordinal(number: int) -> str:

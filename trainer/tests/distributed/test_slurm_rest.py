@@ -147,12 +147,12 @@ def test_it_knows_every_option_that_a_job_can_have(
         return found
 
     whole = answer(submitted)
-    assert rest_forms.said(whole).endswith("Unable to contact slurm controller (connect failure)")
+    assert rest_forms.error_text(whole).endswith("Unable to contact slurm controller (connect failure)")
     assert whole.get("warnings", []) == []
     submitted["jobs"][1]["tasks"] = "many"
     wrong = answer(submitted)
     # Later releases only warn.
-    assert wrong.get("warnings") or "parsing" in rest_forms.said(wrong)
+    assert wrong.get("warnings") or "parsing" in rest_forms.error_text(wrong)
 
 
 def test_a_heterogeneous_job_begins_and_ends_and_its_token_is_in_no_file(slurm: RestSlurm) -> None:

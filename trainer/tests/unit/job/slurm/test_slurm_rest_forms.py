@@ -136,11 +136,11 @@ def test_the_newest_version_that_both_speak_is_taken() -> None:
 
 def test_an_error_is_said_with_what_it_is_explained_by() -> None:
     both = {"description": "Unable to query jobs", "error": "Unable to contact slurm controller."}
-    assert rest_forms.said({"errors": [both, both]}) == (
+    assert rest_forms.error_text({"errors": [both, both]}) == (
         "Unable to query jobs: Unable to contact slurm controller"
     )
-    assert rest_forms.said({"errors": [{"error_number": 7}]}) == "no reason given"
-    assert rest_forms.said({"errors": [], "jobs": []}) == ""
+    assert rest_forms.error_text({"errors": [{"error_number": 7}]}) == "no reason given"
+    assert rest_forms.error_text({"errors": [], "jobs": []}) == ""
 
 
 def test_partitions_and_nodes_of_the_later_form() -> None:

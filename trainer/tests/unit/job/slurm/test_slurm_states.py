@@ -121,8 +121,8 @@ def waiting(job: int, priority: int = 1, partition: str = "gpu2") -> Seen:
 
 def test_the_place_in_the_queue_is_by_priority_and_then_by_age() -> None:
     queue = [waiting(1, 5), waiting(2, 5), waiting(3, 9), waiting(4, 5), waiting(5, 99, "hgx")]
-    assert [states.place(queue, job) for job in queue] == [2, 3, 1, 4, 1]
-    assert states.place(queue, dataclasses.replace(queue[0], state="RUNNING")) is None
+    assert [states.queue_position(queue, job) for job in queue] == [2, 3, 1, 4, 1]
+    assert states.queue_position(queue, dataclasses.replace(queue[0], state="RUNNING")) is None
 
 
 @pytest.mark.parametrize(
@@ -182,10 +182,10 @@ QUEUED = State("gpt", "queued")
 
 
 def current(
-    known: State, seen: Seen | None, *, asked: bool = False, completed: float | None = None
+    known: State, seen: Seen | None, *, is_stopped: bool = False, completed: float | None = None
 ) -> tuple[str, str]:
     words = ["srun: error: n2: no such file"]
-    found = view.current(known, seen, [seen] if seen else [], asked, NOW, words, completed)
+    found = view.current(known, seen, [seen] if seen else [], is_stopped, NOW, words, completed)
     return found.state, found.reason
 
 
@@ -200,7 +200,7 @@ def test_a_job_that_waits_says_where_and_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "asked", "state", "said"),
+    ("seen", "is_stopped", "state", "said"),
     [
         (
             Seen(9, 9, "CANCELLED", by="alice"),
@@ -244,8 +244,10 @@ def test_a_job_that_waits_says_where_and_why() -> None:
         (Seen(9, 9, "SUSPENDED"), False, "running", "suspended"),
     ],
 )
-def test_what_slurm_does_to_a_job_that_ran(seen: Seen | None, asked: bool, state: str, said: str) -> None:
-    found, reason = current(RUNNING, seen, asked=asked)
+def test_what_slurm_does_to_a_job_that_ran(
+    seen: Seen | None, is_stopped: bool, state: str, said: str
+) -> None:
+    found, reason = current(RUNNING, seen, is_stopped=is_stopped)
     assert found == state
     assert said in reason
 
