@@ -40,7 +40,7 @@ logging: {trackers: [TRACKERS]}
         ),
     ],
 )
-def test_every_problem_of_a_configuration_is_told_at_once(
+def test_every_problem_of_a_configuration_is_reported_at_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     layers: str,
@@ -52,23 +52,26 @@ def test_every_problem_of_a_configuration_is_told_at_once(
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     text = CONFIG.replace("LAYERS", layers).replace("KIND", kind).replace("TRACKERS", trackers)
-    said = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))
-    assert not said["ok"]
-    wanted = {*found, "attention_heads 4", "world of 4", "min_lr 1", "none.bin"} - {*hidden}
-    for words in wanted:
-        assert [words in problem for problem in said["problems"]].count(True) == 1, (words, said["problems"])
+    reply = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))
+    assert not reply["ok"]
+    expected = {*found, "attention_heads 4", "world of 4", "min_lr 1", "none.bin"} - {*hidden}
+    for words in expected:
+        assert [words in problem for problem in reply["problems"]].count(True) == 1, (
+            words,
+            reply["problems"],
+        )
     for words in hidden:
-        assert not any(words in problem for problem in said["problems"]), (words, said["problems"])
+        assert not any(words in problem for problem in reply["problems"]), (words, reply["problems"])
 
 
-def test_jobs_of_one_name_that_two_users_begin_at_once_look_for_ports_from_different_places(
+def test_jobs_of_one_name_that_two_users_begin_at_once_search_different_ports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both search before either listens, so a test whether ports are free does not help."""
-    looked: list[int] = []
+    starts: list[int] = []
 
     def take(_address: str, count: int, start: int) -> list[int]:
-        looked.append(start)
+        starts.append(start)
         return list(range(count))
 
     monkeypatch.setattr(network, "take_free_ports", take)
@@ -77,48 +80,48 @@ def test_jobs_of_one_name_that_two_users_begin_at_once_look_for_ports_from_diffe
         monkeypatch.setenv("RDM_JOBS", str(tmp_path / user))
         request = Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),), config="data: {mock: true}\n")
         assert check(request)["offer"]
-    assert looked[0] != looked[1]
+    assert starts[0] != starts[1]
 
 
-def test_of_a_job_of_slurm_nothing_is_said_of_this_host(
+def test_of_a_job_of_slurm_nothing_is_reported_of_this_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
     text = CONFIG.replace("LAYERS", "few").replace("KIND", "slurm").replace("TRACKERS", "")
-    said = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))["problems"]
-    assert any("attention_heads 4" in problem for problem in said)
-    assert not any("world of" in problem or "none.bin" in problem for problem in said)
+    problems = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))["problems"]
+    assert any("attention_heads 4" in problem for problem in problems)
+    assert not any("world of" in problem or "none.bin" in problem for problem in problems)
 
 
-def test_a_job_that_is_to_go_on_and_is_misspelt_is_told_with_the_nearest(
+def test_a_misspelt_job_to_resume_is_reported_with_the_nearest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
     for name in ("gpt-1121-081512", "t5"):
         JobDirectory(tmp_path / name).make(Request(name, "n1", (Node("n1", "127.0.0.1", 4),)))
     request = Request("gpt-1121-08151", "n1", (Node("n1", "127.0.0.1", 4),), resume=True)
-    said = [problem for problem in check(request)["problems"] if "no job" in problem]
-    assert said == ["There is no job 'gpt-1121-08151' on this node; did you mean gpt-1121-081512?"]
+    problems = [problem for problem in check(request)["problems"] if "no job" in problem]
+    assert problems == ["There is no job 'gpt-1121-08151' on this node; did you mean gpt-1121-081512?"]
     assert JobDirectory.missing("x") == "There is no job 'x' on this node; there are gpt-1121-081512, t5."
 
 
 @pytest.mark.parametrize(
-    ("place", "remedy"),
+    ("environment", "hint"),
     [
         ("host", "the host does not have; set openmpi_install: true for rdm-provision env up."),
         ("container", "the container does not have; use a training image."),
     ],
 )
 def test_a_launcher_whose_program_is_missing_says_where_it_comes_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, remedy: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str, hint: str
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
-    monkeypatch.setenv("RDM_PLACE", place)  # the former name, from an older control machine
+    monkeypatch.setenv("RDM_PLACE", environment)  # the former name, from an older control machine
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "ssh").touch(mode=0o755)
     text = CONFIG.replace("LAYERS", "2").replace("KIND", "mpirun").replace("TRACKERS", "")
-    said = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))["problems"]
-    assert f"The launcher mpirun needs mpirun, which {remedy}" in said
+    problems = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))["problems"]
+    assert f"The launcher mpirun needs mpirun, which {hint}" in problems
 
 
 def test_a_configuration_that_is_checked_is_never_a_file_of_its_own(

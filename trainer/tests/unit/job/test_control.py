@@ -51,7 +51,7 @@ def until(what: str, turn: Callable[[], object]) -> None:
     wait_until(what, turn, pause=lambda: None)
 
 
-def heard_by(server: ControlServer, client: ControlClient, message: dict[str, Any]) -> None:
+def deliver(server: ControlServer, client: ControlClient, message: dict[str, Any]) -> None:
     """Let a client send a message, and the server receive it."""
 
     def turn() -> bool:
@@ -82,7 +82,7 @@ def test_messages_go_both_ways(server: ControlServer, join: Callable[..., Contro
     client = join("n2")
     began = time.monotonic()
     for number in range(3):
-        heard_by(server, client, {"report": number})
+        deliver(server, client, {"report": number})
     silent = server.silent_for("n2")
     assert silent is not None
     assert silent <= time.monotonic() - began
@@ -92,7 +92,7 @@ def test_messages_go_both_ways(server: ControlServer, join: Callable[..., Contro
 
 
 def test_a_long_message_comes_whole(server: ControlServer, join: Callable[..., ControlClient]) -> None:
-    heard_by(server, join("n2"), {"lines": ["x" * 1000] * 2000})
+    deliver(server, join("n2"), {"lines": ["x" * 1000] * 2000})
 
 
 def test_a_thousand_members_are_heard() -> None:
@@ -107,15 +107,15 @@ def test_a_thousand_members_are_heard() -> None:
         clients = [ControlClient("127.0.0.1", server.port, f"n{number}", SECRET) for number in range(members)]
         for client in clients:
             made.callback(client.close)
-        heard: set[str] = set()
+        received: set[str] = set()
 
         def turn() -> bool:
             for client in clients:
-                if client._name not in heard:
+                if client._name not in received:
                     client.receive()
                     client.send({"report": client._name})
-            heard.update(server.receive())
-            return len(heard) == members
+            received.update(server.receive())
+            return len(received) == members
 
         until("all are heard", turn)
         server.send({"order": "run"})
@@ -126,20 +126,20 @@ def test_a_thousand_members_are_heard() -> None:
 def test_who_does_not_know_the_secret_is_not_heard(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
-    stranger = join("n2", b"x" * 32)
+    intruder = join("n2", b"x" * 32)
 
     def turn() -> bool:
-        stranger.receive()
-        stranger.send({"report": 1})
+        intruder.receive()
+        intruder.send({"report": 1})
         assert not server.receive(0.05)
-        return stranger._lines is not None
+        return intruder._lines is not None
 
     until("the stranger has connected", turn)
 
     def is_turned_away() -> bool:
         assert not server.receive(0.05)
-        stranger.receive()
-        return stranger._lines is None
+        intruder.receive()
+        return intruder._lines is None
 
     until("the stranger is turned away", is_turned_away)
     assert server.silent_for("n2") is None
@@ -153,9 +153,9 @@ def test_a_server_that_does_not_know_the_secret_is_not_obeyed(join: Callable[...
         connection, _ = false.accept()
         with connection:
             connection.sendall(b'{"challenge": "00"}\n{"order": "kill"}\n')
-            with connection.makefile() as said:
+            with connection.makefile() as stream:
                 wait_until("it says who it is", lambda: client.receive() or client._about)
-                hello = json.loads(said.readline())
+                hello = json.loads(stream.readline())
             assert (hello["name"], client.is_proven) == ("n2", False)
             # All it can do is to return the member's own proof.
             connection.sendall(json.dumps({"proof": hello["proof"], "order": "kill"}).encode() + b"\n")
@@ -178,9 +178,9 @@ def test_a_member_does_not_wait_for_ever_for_a_proof(
 
 def hello(server: ControlServer, connection: socket.socket, to: socket.socket | None = None) -> None:
     """Prove to be n2 with a connection's challenge, on that connection or on another one."""
-    with connection.makefile() as said:
+    with connection.makefile() as stream:
         until("it is there", lambda: not server.receive(0.05) and server._unproven)
-        challenge = json.loads(said.readline())["challenge"]
+        challenge = json.loads(stream.readline())["challenge"]
     proof = control._digest(SECRET, "member proof", "n2", challenge, "1").hex()
     line = json.dumps({"name": "n2", "challenge": "1", "proof": proof}).encode() + b"\n"
     (to or connection).sendall(line)
@@ -232,7 +232,7 @@ def test_rubbish_harms_nobody(
 ) -> None:
     with connect(server) as connection:
         connection.sendall(rubbish)
-        heard_by(server, join("n3"), {"report": 0})
+        deliver(server, join("n3"), {"report": 0})
         until("it is turned away", lambda: server.receive(0.05) or is_closed(connection))
 
 
@@ -249,7 +249,7 @@ def test_a_flood_of_connections_keeps_no_member_out(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     before = join("n2")
-    heard_by(server, before, {"report": 0})
+    deliver(server, before, {"report": 0})
     with ExitStack() as flood:
         connections = []
         for number in range(UNPROVEN + MEMBERS + 100):
@@ -267,8 +267,8 @@ def test_a_flood_of_connections_keeps_no_member_out(
         until("all are accepted", newest_is_there)
         assert len(server._unproven) == UNPROVEN + MEMBERS
         assert is_closed(connections[0])
-        heard_by(server, before, {"report": 1})
-        heard_by(server, join("n3"), {"report": 2})
+        deliver(server, before, {"report": 1})
+        deliver(server, join("n3"), {"report": 2})
 
 
 def test_a_flood_closes_its_own_connections_first(server: ControlServer) -> None:
@@ -289,7 +289,7 @@ def test_a_flood_leaves_the_process_files_to_open(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     clients = [join("n2"), join("n3")]
-    heard_by(server, clients[0], {"report": 0})
+    deliver(server, clients[0], {"report": 0})
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as flood:
         connections = [flood.enter_context(connect(server)) for _ in range(200)]
@@ -302,20 +302,20 @@ def test_a_flood_leaves_the_process_files_to_open(
             with ExitStack() as own:
                 for _ in range(control._FILES_LEFT // 2):
                     own.enter_context(Path("/dev/null").open())
-            heard_by(server, clients[1], {"report": 1})
+            deliver(server, clients[1], {"report": 1})
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_without_files_it_goes_on(server: ControlServer, join: Callable[..., ControlClient]) -> None:
     client = join("n2")
-    heard_by(server, client, {"report": 0})
+    deliver(server, client, {"report": 0})
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with connect(server) as waiting:
         resource.setrlimit(resource.RLIMIT_NOFILE, (waiting.fileno() + 1, limits[1]))
         try:
             server.receive(0.05)
-            heard_by(server, client, {"report": 1})
+            deliver(server, client, {"report": 1})
             # Meanwhile receive() must not spin.
             assert server._listener not in server._selector.get_map()
         finally:
@@ -327,14 +327,14 @@ def test_a_member_that_comes_again_is_heard_again(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     for number in (1, 2):
-        heard_by(server, join("n2"), {"report": number})
+        deliver(server, join("n2"), {"report": number})
 
 
-def test_what_a_member_said_before_it_connected_again_is_heard_first(
+def test_what_a_member_sent_before_it_connected_again_is_received_first(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     first, again = join("n2"), join("n2")
-    heard_by(server, first, {"report": 1})
+    deliver(server, first, {"report": 1})
     until("it has a connection", lambda: again.receive() or again._lines is not None)
     first.send({"report": 2})
 
@@ -353,8 +353,8 @@ def test_what_a_member_said_before_it_connected_again_is_heard_first(
 def test_a_member_that_only_connects_again_is_as_silent_as_before(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
-    heard_by(server, join("n2"), {"report": 1})
-    heard, channel = time.monotonic(), server._members["n2"]
+    deliver(server, join("n2"), {"report": 1})
+    received_at, channel = time.monotonic(), server._members["n2"]
     again = join("n2")
 
     def connected() -> bool:
@@ -366,14 +366,14 @@ def test_a_member_that_only_connects_again_is_as_silent_as_before(
     began = time.monotonic()
     silent = server.silent_for("n2")
     assert silent is not None
-    assert silent >= began - heard
+    assert silent >= began - received_at
 
 
 def test_a_member_that_does_not_read_is_sent_no_more(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     client = join("n2")
-    heard_by(server, client, {"report": 1})
+    deliver(server, client, {"report": 1})
     for _ in range(40):
         server.send({"text": "x" * 1_000_000})
     assert len(server._members["n2"].lines._output) < control._LONGEST + 2_000_000

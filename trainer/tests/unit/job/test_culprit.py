@@ -105,7 +105,7 @@ def test_the_order_of_the_reports_does_not_matter(ended: list[Ended], random: ob
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         (0, ""),
         (1, "it ended with exit code 1"),
@@ -116,8 +116,8 @@ def test_the_order_of_the_reports_does_not_matter(ended: list[Ended], random: ob
         (255, "it ended with exit code 255"),
     ],
 )
-def test_an_exit_code_is_said_in_words(code: int, said: str) -> None:
-    assert how_it_ended(code) == said
+def test_an_exit_code_is_explained_in_words(code: int, message: str) -> None:
+    assert how_it_ended(code) == message
 
 
 def test_a_process_lines_are_its_own() -> None:

@@ -45,5 +45,5 @@ def test_data_that_is_not_there_is_named_where_the_host_would_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
-    said = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),), config=CONFIG))["problems"]
-    assert any(f"{tmp_path}/data/tokens.bin" in problem for problem in said), said
+    problems = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),), config=CONFIG))["problems"]
+    assert any(f"{tmp_path}/data/tokens.bin" in problem for problem in problems), problems

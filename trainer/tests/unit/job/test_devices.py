@@ -54,7 +54,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_all_that_nvidias_library_tells(driver: Path) -> None:
+def test_all_that_nvidias_library_reports(driver: Path) -> None:
     program = (
         "import json; from rdm_job.devices import Sampler, line; found = Sampler('cuda');"
         "print(json.dumps([found.missing, [one.to_json() for one in found.devices()],"
@@ -95,7 +95,7 @@ def test_all_that_nvidias_library_tells(driver: Path) -> None:
     }
 
 
-def test_a_missing_driver_is_said_once_and_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_reported_once_and_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> None:
         raise pynvml.NVMLError_LibraryNotFound
 
@@ -212,7 +212,7 @@ UUIDS = ("GPU-a1", "GPU-a2", "GPU-b3", "GPU-b4")
 
 
 @pytest.mark.parametrize(
-    ("said", "places"),
+    ("value", "indices"),
     [
         (None, [0, 1, 2, 3]),
         ("2,0", [2, 0]),
@@ -226,13 +226,13 @@ UUIDS = ("GPU-a1", "GPU-a2", "GPU-b3", "GPU-b4")
         ("MIG-2,MIG-1", [5, 4]),
     ],
 )
-def test_cuda_s_variable_chooses_a_job_s_gpus(said: str | None, places: list[int]) -> None:
-    environment = {} if said is None else {"CUDA_VISIBLE_DEVICES": said, "HIP_VISIBLE_DEVICES": "3"}
-    assert chosen(UUIDS, lists_of(environment, "cuda"), ("MIG-1", "MIG-2")) == places
+def test_cuda_s_variable_chooses_a_job_s_gpus(value: str | None, indices: list[int]) -> None:
+    environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value, "HIP_VISIBLE_DEVICES": "3"}
+    assert chosen(UUIDS, lists_of(environment, "cuda"), ("MIG-1", "MIG-2")) == indices
 
 
 @pytest.mark.parametrize(
-    ("environment", "places"),
+    ("environment", "indices"),
     [
         ({"ROCR_VISIBLE_DEVICES": "3,1"}, [3, 1]),
         ({"HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "0"}, [2]),
@@ -241,8 +241,8 @@ def test_cuda_s_variable_chooses_a_job_s_gpus(said: str | None, places: list[int
         ({"ROCR_VISIBLE_DEVICES": "GPU-b3,1", "HIP_VISIBLE_DEVICES": "1"}, [1]),
     ],
 )
-def test_hip_s_variables_choose_one_after_the_other(environment: dict[str, str], places: list[int]) -> None:
-    assert chosen(UUIDS, lists_of(environment, "rocm")) == places
+def test_hip_s_variables_choose_one_after_the_other(environment: dict[str, str], indices: list[int]) -> None:
+    assert chosen(UUIDS, lists_of(environment, "rocm")) == indices
     assert lists_of(environment, "cpu") == []
 
 

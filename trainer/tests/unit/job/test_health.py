@@ -54,22 +54,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def rank(number: int, **more: Any) -> dict[str, Any]:
-    told = {"rank": number, "group": "stage 0", "iteration": 40, "waits": False, "compute_s": 0.5}
-    return {**told, "least_s": 0.5, "waited_s": 0.1, "before_s": 0.5, "nan_at": None, "retries": 0, **more}
+    base = {"rank": number, "group": "stage 0", "iteration": 40, "waits": False, "compute_s": 0.5}
+    return {**base, "least_s": 0.5, "waited_s": 0.1, "before_s": 0.5, "nan_at": None, "retries": 0, **more}
 
 
 def run(iteration: int = 40) -> dict[str, Any]:
     loss = {"name": "lm loss", "curve": [], "last": 8.0, "lowest": 8.0, "lowest_at": 40, "not_finite": 0}
     times = {"recent": [500.0] * 10, "median": 500.0}
-    told = {"lines": 40, "first_iteration": 1, "last_iteration": iteration, "train_iterations": 5000}
-    return {**told, "loss": loss, "step_ms": times, "skipped": 0, "nan": 0, "milestones": {}}
+    reported = {"lines": 40, "first_iteration": 1, "last_iteration": iteration, "train_iterations": 5000}
+    return {**reported, "loss": loss, "step_ms": times, "skipped": 0, "nan": 0, "milestones": {}}
 
 
 def reports(*, iteration: int = 40, **ranks: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the reports of two healthy nodes with two ranks each, with changes for some ranks (``r3``)."""
 
     def watch(first: int) -> dict[str, Any]:
-        told = [rank(n, iteration=iteration, **ranks.get(f"r{n}", {})) for n in (first, first + 1)]
+        reported = [rank(n, iteration=iteration, **ranks.get(f"r{n}", {})) for n in (first, first + 1)]
         return {
             "versions": {"torch": "2.13.0"},
             "findings": [],
@@ -77,7 +77,7 @@ def reports(*, iteration: int = 40, **ranks: dict[str, Any]) -> dict[str, dict[s
             "since_s": 0.3,
             "phase": "" if first else "training",
             "tells_phases": not first,
-            "ranks": told,
+            "ranks": reported,
             "signs": [],
             "held_back": "",
             "quota": None,
@@ -126,7 +126,7 @@ def test_a_slow_rank_is_named(tmp_path: Path, clock: Clock) -> None:
     assert found["culprits"] == [{"kind": "slow", "node": "n2", "rank": 3}]
 
 
-def test_that_others_use_a_node_is_told_after_a_while_and_makes_no_job_suspect(
+def test_that_others_use_a_node_is_reported_after_a_while_and_makes_no_job_suspect(
     tmp_path: Path, clock: Clock
 ) -> None:
     health = Health(REQUEST, config(tmp_path))
@@ -166,18 +166,18 @@ def test_that_others_use_a_node_is_told_after_a_while_and_makes_no_job_suspect(
     assert health.verdict(STATE, busy)["culprits"] == [{"kind": "processors", "node": "n2", "rank": 3}]
 
 
-def test_what_is_not_known_of_gpus_is_said_once_and_makes_no_job_suspect(
+def test_what_is_not_known_of_gpus_is_reported_once_and_makes_no_job_suspect(
     tmp_path: Path, clock: Clock
 ) -> None:
     health, why = Health(REQUEST, config(tmp_path)), "nvidia-ml-py is not installed: nothing is known."
-    told = reports()
-    told["n2"]["watch"]["unwatched"] = why
+    reported = reports()
+    reported["n2"]["watch"]["unwatched"] = why
     for nodes in ("n2", "all nodes"):
         clock.now += 1
-        found = health.verdict(STATE, told)
+        found = health.verdict(STATE, reported)
         assert (found["verdict"], found["culprits"]) == ("healthy", [])
         assert found["evidence"][1:] == [f"On {nodes}: {why}"]
-        told["n1"]["watch"]["unwatched"] = why
+        reported["n1"]["watch"]["unwatched"] = why
 
 
 def test_a_node_whose_gpus_cannot_be_read_says_so_and_one_without_has_nothing_to_say(
@@ -192,31 +192,31 @@ def test_a_node_whose_gpus_cannot_be_read_says_so_and_one_without_has_nothing_to
             watch.begin()
             watch.update([])
         found = health.verdict(STATE, {"n1": {"watch": watch.report()}})
-        told = [line for line in found["evidence"] if line.startswith("On n1: sysfs shows no GPU")]
-        assert (found["verdict"], len(told), len(found["evidence"])) == ("starting", notes, 1 + notes)
+        reported = [line for line in found["evidence"] if line.startswith("On n1: sysfs shows no GPU")]
+        assert (found["verdict"], len(reported), len(found["evidence"])) == ("starting", notes, 1 + notes)
 
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path, clock: Clock) -> None:
     health = Health(REQUEST, config(tmp_path))
     waits: dict[str, Any] = {f"r{n}": {"waits": n != 2} for n in range(4)}
-    told = reports(**waits)
-    health.verdict(STATE, told)
+    reported = reports(**waits)
+    health.verdict(STATE, reported)
     clock.now += 25
-    for one in told.values():
+    for one in reported.values():
         one["watch"]["since_s"] = 25.0
-    found = health.verdict(STATE, told)
+    found = health.verdict(STATE, reported)
     assert found["verdict"] == "stalled"
     assert found["reason"] == (
         "No step for 25 s after iteration 40 (usual are 0.5 s): the others wait for rank 2 on n2."
     )
 
 
-def test_versions_errors_and_what_was_asked_for(tmp_path: Path, clock: Clock) -> None:
+def test_versions_errors_and_what_was_requested(tmp_path: Path, clock: Clock) -> None:
     program = ["pretrain_gpt.py", "--num-layers", "24", "--lr=1e-4", "--hidden-size", "1024"]
     health = Health(REQUEST, config(tmp_path, launcher={"program": program}))
-    told = reports()
-    told["n2"]["watch"]["versions"] = {"torch": "2.11.0"}
-    told["n1"]["watch"]["findings"] = [
+    reported = reports()
+    reported["n2"]["watch"]["versions"] = {"torch": "2.11.0"}
+    reported["n1"]["watch"]["findings"] = [
         {
             "name": "disk-full",
             "kind": "error",
@@ -227,10 +227,10 @@ def test_versions_errors_and_what_was_asked_for(tmp_path: Path, clock: Clock) ->
             "node": "",
         }
     ]
-    told["n1"]["watch"]["arguments"] = {"num_layers": "12", "lr": "0.0001", "WORLD_SIZE": "2"}
-    told["n2"]["watch"]["arguments"] = {"lr": "1.0e-4", "WORLD_SIZE": "4"}
+    reported["n1"]["watch"]["arguments"] = {"num_layers": "12", "lr": "0.0001", "WORLD_SIZE": "2"}
+    reported["n2"]["watch"]["arguments"] = {"lr": "1.0e-4", "WORLD_SIZE": "4"}
     clock.now += 1
-    found = health.verdict(STATE, told)
+    found = health.verdict(STATE, reported)
     assert found["verdict"] == "suspect"
     assert found["evidence"] == [
         "A disk or a quota is full, 2 times (n1, rank 1: OSError: [Errno 28] No space left on device).",
@@ -240,9 +240,9 @@ def test_versions_errors_and_what_was_asked_for(tmp_path: Path, clock: Clock) ->
     ]
     assert {"kind": "version", "node": "n2", "rank": None} in found["culprits"]
     assert {"kind": "configuration", "node": "n1", "rank": None} in found["culprits"]
-    for one in told.values():
+    for one in reported.values():
         one["watch"]["arguments"] = {"WORLD_SIZE": "2"}
-    found = health.verdict(STATE, told)
+    found = health.verdict(STATE, reported)
     assert "WORLD_SIZE is 2 on n1, n2, and 4 was asked for." in found["evidence"]
     assert "configuration" not in [one["kind"] for one in found["culprits"]]
 
@@ -258,8 +258,8 @@ def test_the_verdict_on_a_job_that_has_ended() -> None:
     short = {"iteration": 30, "train_iterations": 50, "phase": "done"}
     # "done" means that it ended there on request; otherwise the reason is unknown.
     for phase, word in (("done", "finished"), ("training", "suspect")):
-        told = of_state(replace(STATE, state="finished", progress={**short, "phase": phase}))
-        assert told["verdict"] == word
+        reported = of_state(replace(STATE, state="finished", progress={**short, "phase": phase}))
+        assert reported["verdict"] == word
 
 
 def test_whose_loss_was_no_number_is_known_when_its_process_has_ended(tmp_path: Path, clock: Clock) -> None:
@@ -295,9 +295,9 @@ def test_an_agent_sees_how_far_deepspeed_alone_is(tmp_path: Path, job: JobDirect
             time = f"[2026-11-22 10:11:{step},000] [INFO] [logging.py:96:log_dist]"
             file.write(f"{time} [Rank 0] step={step}, skipped=0, lr=[0.001], mom=[(0.9, 0.95)]\n")
     watch.update([])
-    told = watch.report()
-    assert (told["run"]["last_iteration"], told["run"]["step_ms"]["median"]) == (30, 1000)
-    assert (told["progress"]["iteration"], told["progress"]["lr"]) == (30, 0.001)
+    reported = watch.report()
+    assert (reported["run"]["last_iteration"], reported["run"]["step_ms"]["median"]) == (30, 1000)
+    assert (reported["progress"]["iteration"], reported["progress"]["lr"]) == (30, 0.001)
 
 
 def test_an_agent_reads_only_what_its_logs_gained(tmp_path: Path, job: JobDirectory) -> None:
@@ -318,10 +318,13 @@ def test_an_agent_reads_only_what_its_logs_gained(tmp_path: Path, job: JobDirect
     with err.open("a") as file:
         file.write("[rank1]: mypkg.Gone: of this one\n")
     watch.update([])
-    told = watch.report()
-    assert (told["run"]["last_iteration"], told["run"]["loss"]["last"]) == (20, 8.0)
-    assert [(one["line"], one["ranks"]) for one in told["findings"]] == [("mypkg.Gone: of this one", [1])]
-    assert json.loads(json.dumps(told)) == {**told, "findings": json.loads(json.dumps(told["findings"]))}
+    reported = watch.report()
+    assert (reported["run"]["last_iteration"], reported["run"]["loss"]["last"]) == (20, 8.0)
+    assert [(one["line"], one["ranks"]) for one in reported["findings"]] == [("mypkg.Gone: of this one", [1])]
+    assert json.loads(json.dumps(reported)) == {
+        **reported,
+        "findings": json.loads(json.dumps(reported["findings"])),
+    }
     watch.begin()
     watch.update([])
     assert (watch.report()["run"], watch.report()["findings"]) == (None, [])
@@ -350,9 +353,9 @@ def test_how_far_another_program_is_is_read_from_its_log(tmp_path: Path, job: Jo
     assert "checkpoint" not in found
     # The program's own progress takes precedence, however old; without any, the known progress stays.
     read = {"progress": {}, "watch": watch.report()}
-    said = {"progress": {"iteration": 7, "time": 1.0}, "watch": {}}
+    own = {"progress": {"iteration": 7, "time": 1.0}, "watch": {}}
     state = replace(STATE, progress=found)
-    for reports, iteration in (({"n1": read}, 1001), ({"n1": read, "n2": said}, 7), ({}, 1001)):
+    for reports, iteration in (({"n1": read}, 1001), ({"n1": read, "n2": own}, 7), ({}, 1001)):
         assert newest_progress(state, reports)["iteration"] == iteration
     job.write_state(replace(STATE, progress=found))
     watch.measure([])
@@ -453,7 +456,7 @@ def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -
     writer = HeartbeatWriter(job.heartbeat(1))
     began = time.time()
 
-    def told(step: int, compute_s: float) -> dict[str, Any]:
+    def report_of(step: int, compute_s: float) -> dict[str, Any]:
         writer.step(step)
         waits = {"waited_s": 0.2, "starved_s": 0.1}
         (tmp_path / "gpt/ranks/n1/1.heartbeat").write_text(
@@ -473,15 +476,15 @@ def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -
 
     # The first two steps are warm-up, and less than 15 s is too short.
     for step in range(1, 16):
-        assert "compute_s" not in told(step, 9.0 if step < 3 else 0.5)
-    found = told(16, 0.5)
+        assert "compute_s" not in report_of(step, 9.0 if step < 3 else 0.5)
+    found = report_of(16, 0.5)
     assert (found["compute_s"], found["least_s"], found["waited_s"]) == (0.5, pytest.approx(0.4), 0.2)
     # A single slow record does not count, but fifteen seconds of them do.
-    assert told(17, 4.0)["compute_s"] == 0.5
+    assert report_of(17, 4.0)["compute_s"] == 0.5
     for step in range(18, 30):
-        assert told(step, 4.0)["least_s"] == pytest.approx(0.4)
+        assert report_of(step, 4.0)["least_s"] == pytest.approx(0.4)
     for step in range(30, 32):
-        found = told(step, 4.0)
+        found = report_of(step, 4.0)
     assert (found["compute_s"], found["least_s"], found["before_s"]) == (4.0, pytest.approx(3.9), 0.5)
     with writer.waiting():
         watch.update([record])
@@ -515,15 +518,15 @@ def test_the_time_to_the_next_checkpoint_counts_what_a_rank_waits(
     writer.step(176)
     record = {"time": time.time(), "group": "stage 0", "compute_s": 0.5, "waited_s": 0.6}
     job.heartbeat(1).write_text(json.dumps(record))
-    asked: list[float | None] = []
+    estimates: list[float | None] = []
 
     def of_node(*_: object, checkpoint_s: float | None, **__: object) -> list[signs.Sign]:
-        asked.append(checkpoint_s)
+        estimates.append(checkpoint_s)
         return []
 
     monkeypatch.setattr(signs, "of_node", of_node)
     watch.update([{"rank": 1, "pid": os.getpid(), "state": "running"}])
-    assert asked == [pytest.approx(25 * 1.1)]
+    assert estimates == [pytest.approx(25 * 1.1)]
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -550,25 +553,25 @@ def test_prometheus_file_says_no_longer_that_a_job_runs_when_it_has_ended(
     watch = Watch(job, REQUEST, config(tmp_path, logging={"prometheus": True}))
     job.write_state(replace(STATE, verdict={"verdict": "healthy"}))
     watch.measure([])
-    told = tmp_path / "gpt/metrics.n1.prom"
-    assert 'rdm_job_verdict{job="gpt",verdict="healthy"} 1' in told.read_text()
-    assert "rdm_node_memory_used_bytes" in told.read_text()
+    metrics_file = tmp_path / "gpt/metrics.n1.prom"
+    assert 'rdm_job_verdict{job="gpt",verdict="healthy"} 1' in metrics_file.read_text()
+    assert "rdm_node_memory_used_bytes" in metrics_file.read_text()
     job.write_state(replace(STATE, state="failed", ended=9.0, verdict={"verdict": "failed"}))
     watch.end()
     # The measuring thread may still be in the middle of a measurement.
     watch.measure([])
-    assert 'rdm_job_verdict{job="gpt",verdict="failed"} 1' in told.read_text()
-    assert "rdm_node_memory_used_bytes" not in told.read_text()
+    assert 'rdm_job_verdict{job="gpt",verdict="failed"} 1' in metrics_file.read_text()
+    assert "rdm_node_memory_used_bytes" not in metrics_file.read_text()
     # Slurm may restart the job on other nodes.
     job.write_state(replace(STATE, state="queued"))
     watch.end()
-    assert not told.exists()
+    assert not metrics_file.exists()
     # A truncated or invalid state must not raise an error that hides the agent's own.
     for text in ("", "[]", '{"failures": [1]}'):
-        told.write_text("rdm_node_memory_used_bytes 1")
+        metrics_file.write_text("rdm_node_memory_used_bytes 1")
         (job.path / "state.json").write_text(text)
         watch.end()
-        assert not told.exists()
+        assert not metrics_file.exists()
 
 
 @pytest.mark.parametrize(

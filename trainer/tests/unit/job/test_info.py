@@ -30,13 +30,13 @@ PROGRAM = [
         "--no-async-tensor-model-parallel-allreduce",
     ),
 ]
-SAID = (
+PRINTED = (
     "n1\nNODE_RANK: 0\nMASTER_ADDR: 10.0.0.1\nNNODES: 3\nWORLD_SIZE: 4\nMICRO_BATCH_SIZE: 1\n"
     "PARTITION: 24-24\nMODEL: xl\n"
 )
 
 
-def test_of_our_trainer_its_layout_and_model_are_asked_for(tmp_path: Path) -> None:
+def test_of_our_trainer_its_layout_and_model_are_requested(tmp_path: Path) -> None:
     found = requested(REQUEST, config(tmp_path, **OURS))
     assert found == {
         "NNODES": "2",
@@ -85,7 +85,7 @@ def test_of_another_program_its_arguments_are_and_what_follows_from_them(tmp_pat
         ("--tensor-model-parallel-size 0", None),
     ],
 )
-def test_replicas_are_asked_for_only_where_the_options_say_how_many(
+def test_replicas_are_requested_only_where_the_options_say_how_many(
     tmp_path: Path, options: str, replicas: str | None
 ) -> None:
     """With 4 processes. Unknown options may divide the work, too, and forks reduce sizes above 4."""
@@ -94,7 +94,7 @@ def test_replicas_are_asked_for_only_where_the_options_say_how_many(
     assert (found.get("data_parallel_size"), found.get("DP_SIZE")) == (replicas, replicas)
 
 
-def test_of_a_script_with_options_inside_no_replicas_are_asked_for(tmp_path: Path) -> None:
+def test_of_a_script_with_options_inside_no_replicas_are_requested(tmp_path: Path) -> None:
     found = requested(REQUEST, config(tmp_path, launcher={"program": ["bash", "pretrain.sh"]}))
     assert found == {"world_size": "4", "WORLD_SIZE": "4", "NNODES": "2"}
 
@@ -139,8 +139,8 @@ def test_a_node_that_has_built_something_else_is_named(tmp_path: Path, job: JobD
 def test_what_a_script_writes_of_its_job_is_compared_while_it_runs(tmp_path: Path, job: JobDirectory) -> None:
     settings = config(tmp_path, launcher={"program": PROGRAM, "env": {"MODEL": "xl"}})
     watch, health = Watch(job, REQUEST, settings), Health(REQUEST, settings)
-    half = SAID.index("WORLD_SIZE")
-    for part in (SAID[:half], SAID[half:]):
+    half = PRINTED.index("WORLD_SIZE")
+    for part in (PRINTED[:half], PRINTED[half:]):
         with job.log("n1", "out").open("a") as file:
             file.write(part)
         watch.update([])

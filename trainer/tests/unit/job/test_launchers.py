@@ -48,10 +48,10 @@ def test_no_value_of_the_environment_is_on_a_command_line(kind: str) -> None:
 
 
 def test_no_ssh_names_each_node_s_processes() -> None:
-    told = options(LAUNCHERS["no_ssh"].command(ATTEMPT, 1))
-    assert told["--node_rank"] == "1"
-    assert told["--master_addr"] == "192.169.16.100"
-    world = json.loads(base64.urlsafe_b64decode(told["--world_info"]))
+    parsed = options(LAUNCHERS["no_ssh"].command(ATTEMPT, 1))
+    assert parsed["--node_rank"] == "1"
+    assert parsed["--master_addr"] == "192.169.16.100"
+    world = json.loads(base64.urlsafe_b64decode(parsed["--world_info"]))
     assert world == {"192.169.16.100": list(range(8)), "192.169.16.101": list(range(4))}
 
 
@@ -96,10 +96,10 @@ def test_what_deepspeed_puts_on_pdsh_s_command_line_has_no_value_of_the_job(tmp_
         env=environment_of_launcher(launcher, attempt, before),
         check=True,
     )
-    said = (tmp_path / "said").read_text()
-    assert "export RDM_JOB_ID=gpt-1" in said
-    assert "export DS_ACCELERATOR=cpu" in said
-    assert "hush" not in said
+    text = (tmp_path / "said").read_text()
+    assert "export RDM_JOB_ID=gpt-1" in text
+    assert "export DS_ACCELERATOR=cpu" in text
+    assert "hush" not in text
 
 
 def test_other_launchers_have_the_job_s_variables_themselves() -> None:
@@ -111,7 +111,7 @@ def test_other_launchers_have_the_job_s_variables_themselves() -> None:
         assert SECRETS.items() <= environment_of_launcher(launcher, of, {"PYTHONPATH": "/a"}).items()
 
 
-def test_torchrun_is_told_which_node_is_which() -> None:
+def test_torchrun_gets_the_number_of_each_node() -> None:
     first, second = (options(LAUNCHERS["torchrun"].command(ATTEMPT, node)) for node in (0, 1))
     assert (first["--node-rank"], second["--node-rank"]) == ("0", "1")
     # With a dynamic rendezvous torch ignores the rank and sorts addresses as text.
@@ -147,33 +147,33 @@ def test_only_mpirun_and_deepspeed_are_started_by_the_master_alone() -> None:
 
 
 def test_open_mpi_s_words_are_torch_s() -> None:
-    told = {
+    variables = {
         "OMPI_COMM_WORLD_RANK": "5",
         "OMPI_COMM_WORLD_LOCAL_RANK": "1",
         "OMPI_COMM_WORLD_SIZE": "8",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
     }
-    adopt_launcher_environment(told)
+    adopt_launcher_environment(variables)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    assert [told[name] for name in names] == ["5", "1", "8", "4"]
+    assert [variables[name] for name in names] == ["5", "1", "8", "4"]
 
 
 def test_deepspeed_s_word_for_the_ranks_of_a_node_is_torch_s() -> None:
-    told = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_SIZE": "2"}
-    adopt_launcher_environment(told)
-    assert told["LOCAL_WORLD_SIZE"] == "2"
-    given = {**told, "LOCAL_WORLD_SIZE": "4"}
+    variables = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_SIZE": "2"}
+    adopt_launcher_environment(variables)
+    assert variables["LOCAL_WORLD_SIZE"] == "2"
+    given = {**variables, "LOCAL_WORLD_SIZE": "4"}
     adopt_launcher_environment(given)
     assert given["LOCAL_WORLD_SIZE"] == "4"
 
 
 def test_slurm_s_words_count_in_a_step_only() -> None:
-    told = {"SLURM_PROCID": "3", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
-    adopt_launcher_environment(told)
-    assert "RANK" not in told
-    told["SLURM_STEP_ID"] = "0"
-    adopt_launcher_environment(told)
-    assert (told["RANK"], told["LOCAL_RANK"], told["WORLD_SIZE"]) == ("3", "0", "4")
+    variables = {"SLURM_PROCID": "3", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
+    adopt_launcher_environment(variables)
+    assert "RANK" not in variables
+    variables["SLURM_STEP_ID"] = "0"
+    adopt_launcher_environment(variables)
+    assert (variables["RANK"], variables["LOCAL_RANK"], variables["WORLD_SIZE"]) == ("3", "0", "4")
 
 
 @given(
@@ -190,10 +190,10 @@ def test_slurm_s_words_count_in_a_step_only() -> None:
         st.integers(0, 64).map(str),
     )
 )
-def test_half_of_a_world_is_left_alone(told: dict[str, str]) -> None:
-    before = dict(told)
-    adopt_launcher_environment(told)
-    assert told == before
+def test_half_of_a_world_is_left_alone(variables: dict[str, str]) -> None:
+    before = dict(variables)
+    adopt_launcher_environment(variables)
+    assert variables == before
 
 
 def test_no_module_of_the_package_imports_torch() -> None:

@@ -26,8 +26,8 @@ def test_the_python_of_the_links_is_that_of_the_environment(tmp_path: Path) -> N
         assert links.python == str(
             tmp_path / "rdm-one@mark" / "environment" / "bin" / Path(sys.executable).name
         )
-    asked = [links.python, "-c", "import os, sys, rdm_job; print(os.path.realpath(sys.prefix))"]
-    done = subprocess.run(asked, check=True, capture_output=True, text=True, cwd="/", timeout=60)
+    command = [links.python, "-c", "import os, sys, rdm_job; print(os.path.realpath(sys.prefix))"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd="/", timeout=60)
     assert Path(done.stdout.strip()) == Path(sys.prefix).resolve()
     assert links.job.resolve() == directory
     links.make(directory, directory / ".deepspeed_env")
@@ -36,7 +36,7 @@ def test_the_python_of_the_links_is_that_of_the_environment(tmp_path: Path) -> N
     assert not links.path.exists()
 
 
-def test_a_link_that_leads_elsewhere_is_mended(tmp_path: Path) -> None:
+def test_a_link_that_leads_elsewhere_is_repaired(tmp_path: Path) -> None:
     links = Links("one", tmp_path)
     for name in ("before", "after"):
         (tmp_path / name).mkdir()

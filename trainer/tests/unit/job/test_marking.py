@@ -56,7 +56,7 @@ def test_what_a_rank_wrote_before_it_was_killed_is_there(tmp_path: Path) -> None
     text = "print('x' * 100 + '\\n' * 2, end='', flush=True); " * 3
     assert run(tmp_path, f"{text}os.killpg(os.setsid() or os.getpid(), 9)") == -9
     expected = ("[rank3]: " + "x" * 100 + "\n[rank3]: \n") * 3
-    wait_until("it is in the log", lambda: logs(tmp_path)[0], lambda told: told == expected)
+    wait_until("it is in the log", lambda: logs(tmp_path)[0], lambda text: text == expected)
 
 
 def test_nobody_waits_for_what_goes_on_writing(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_nobody_waits_for_what_goes_on_writing(tmp_path: Path) -> None:
         assert logs(tmp_path)[0] == ""
     finally:
         now.touch()
-    wait_until("its line is marked", lambda: logs(tmp_path)[0], lambda told: told == "[rank3]: late")
+    wait_until("its line is marked", lambda: logs(tmp_path)[0], lambda text: text == "[rank3]: late")
 
 
 def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:

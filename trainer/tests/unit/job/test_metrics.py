@@ -86,11 +86,11 @@ def test_names_and_units_are_prometheus_own() -> None:
             assert (family.type == "counter") == family.samples[0].name.endswith("_total")
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+def test_the_dashboard_queries_metrics_that_exist() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
-    asked += [one["query"] for one in dashboard["templating"]["list"] if one["name"] == "job"]
-    names = {name for expression in asked for name in re.findall(r"rdm_\w+", expression)}
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    expressions += [one["query"] for one in dashboard["templating"]["list"] if one["name"] == "job"]
+    names = {name for expression in expressions for name in re.findall(r"rdm_\w+", expression)}
     full = {
         **STATE.progress,
         "lr": 1.0,
@@ -124,7 +124,7 @@ def test_prometheus_is_answered_at_one_address_only() -> None:
     Exporter("127.0.0.2", port).close()
 
 
-def test_who_connects_and_asks_nothing_takes_few_files_and_keeps_nobody_away() -> None:
+def test_who_connects_and_requests_nothing_takes_few_files_and_keeps_nobody_away() -> None:
     port = (network.take_free_ports("127.0.0.2", 1, 8) or [0])[0]
     before = threading.active_count()
     served = Exporter("127.0.0.2", port)

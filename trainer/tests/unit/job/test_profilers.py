@@ -43,11 +43,11 @@ def run_rank(tmp_path: Path, kind: str, rank: int) -> tuple[subprocess.Completed
     job = JobDirectory(tmp_path / "demo-1", "n1")
     job.make(Request("demo-1", "n1", (Node("n1", "127.0.0.1", 2),)))
     job.write_resolved(configuration.dump(configuration.resolve(configuration.load(given), 2)))
-    said = tmp_path / "said"
+    output = tmp_path / "said"
     environment = {
         **os.environ,
         "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-        "SAID": str(said),
+        "SAID": str(output),
         "RDM_JOB_DIR": str(job.path),
         "RDM_NODE": "n1",
         **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
@@ -63,15 +63,15 @@ def run_rank(tmp_path: Path, kind: str, rank: int) -> tuple[subprocess.Completed
             timeout=300,
             check=False,
         )
-    return ended, said.read_text() if said.exists() else ""
+    return ended, output.read_text() if output.exists() else ""
 
 
 def test_nsys_starts_the_rank_that_is_named(tmp_path: Path) -> None:
     nsys = program(tmp_path / "bin", "nsys")
-    ended, said = run_rank(tmp_path, "nsys", 1)
+    ended, output = run_rank(tmp_path, "nsys", 1)
     out = (tmp_path / "demo-1" / "logs" / "n1.out").read_text()
     assert (ended.returncode, out) == (0, "rank 1 ran\n"), ended.stderr
-    words = said.split()
+    words = output.split()
     assert words[:4] == [str(nsys), "profile", "-t", "cuda,nvtx"]
     assert "--capture-range=cudaProfilerApi" in words
     assert f"--output={tmp_path}/demo-1/profile/rank-00001" in words
@@ -81,20 +81,20 @@ def test_nsys_starts_the_rank_that_is_named(tmp_path: Path) -> None:
 
 def test_rocprof_starts_the_rank_that_is_named(tmp_path: Path) -> None:
     program(tmp_path / "bin", "rocprofv3")
-    ended, said = run_rank(tmp_path, "rocprof", 1)
+    ended, output = run_rank(tmp_path, "rocprof", 1)
     assert ended.returncode == 0, ended.stderr
-    words = said.split()
+    words = output.split()
     assert words[words.index("-d") :][:4] == ["-d", f"{tmp_path}/demo-1/profile", "-o", "rank-00001"]
     assert words[words.index("--") + 1] == sys.executable
 
 
 def test_other_ranks_run_without(tmp_path: Path) -> None:
     program(tmp_path / "bin", "nsys")
-    ended, said = run_rank(tmp_path, "nsys", 0)
-    assert (ended.returncode, said) == (0, "")
+    ended, output = run_rank(tmp_path, "nsys", 0)
+    assert (ended.returncode, output) == (0, "")
 
 
-def test_a_profiler_that_is_not_there_is_said_in_one_sentence(
+def test_a_missing_profiler_is_reported_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -73,7 +73,7 @@ def test_a_signal_that_comes_as_a_program_begins_is_handed_on(tmp_path: Path) ->
     assert done.stdout == "(143, 'it was ended by SIGTERM', [])\n"
 
 
-TELLS = """
+PROGRAM = """
 import json, os, sys
 names = ("SECRET", "PYTHONPATH", "RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "RDM_NODE")
 print(json.dumps([{name: os.environ.get(name) for name in names}, sys.argv[1:]]))
@@ -82,7 +82,7 @@ print(json.dumps([{name: os.environ.get(name) for name in names}, sys.argv[1:]])
 
 def test_a_rank_has_the_job_s_variables_whatever_its_launcher_hands_over(tmp_path: Path) -> None:
     """DeepSpeed's launcher would put them on pdsh's command line, so it gets none."""
-    (tmp_path / "program.py").write_text(TELLS)
+    (tmp_path / "program.py").write_text(PROGRAM)
     path = os.environ.get("PYTHONPATH", "")
     variables = {
         "SECRET": "two 'words'; $(false)\nand = a line",
@@ -122,7 +122,7 @@ def test_a_rank_has_the_job_s_variables_whatever_its_launcher_hands_over(tmp_pat
     }
 
 
-def told(log: Path, record: dict[str, Any]) -> Ended:
+def ended_of(log: Path, record: dict[str, Any]) -> Ended:
     """Return the node's report of a process, with the log as it is by now."""
     return Ended.of("n1", Part._described(record, log.read_text().splitlines()))
 
@@ -133,13 +133,13 @@ def test_a_victim_stays_one_when_its_launcher_has_written_after_it(tmp_path: Pat
     assert log.read_text().endswith(f"{RESET}\n")
     with log.open("a") as launcher:
         launcher.write(TORCHRUN)
-    found = told(log, record)
+    found = ended_of(log, record)
     assert found.error == f"it ended with exit code 1: {RESET}"
     assert found.is_echo
     assert found.lines[-1] == RESET
 
 
-def test_a_culprit_stays_one_when_its_victims_have_written_before_it_has_ended(tmp_path: Path) -> None:
+def test_a_root_cause_stays_one_when_its_victims_have_written_before_it_has_ended(tmp_path: Path) -> None:
     log = tmp_path / "n1.err"
     # Its peers' connections break while its interpreter shuts down, before it has ended.
     program = (
@@ -153,7 +153,7 @@ def test_a_culprit_stays_one_when_its_victims_have_written_before_it_has_ended(t
     )
     record = ended(log, program)
     assert log.read_text().splitlines()[-1] == RESET
-    found = told(log, record)
+    found = ended_of(log, record)
     assert found.error == "it ended with exit code 1: KeyError: 'x'"
     assert not found.is_echo
     assert found.lines[-1] == "KeyError: 'x'"

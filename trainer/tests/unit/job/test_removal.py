@@ -72,7 +72,7 @@ def test_what_a_killed_removal_has_left_is_no_job_and_goes_with_the_next(
     assert (both["removed"][0], list(root.iterdir())) == (seen["removed"][0], [])
 
 
-def test_nodes_that_share_a_directory_tell_of_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_share_a_directory_report_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (ours,) = removal.remove(["demo-1"], dry_run=True)["removed"]
     monkeypatch.setenv("RDM_NODE", "n2")
     (theirs,) = removal.remove(["demo-1"], dry_run=True)["removed"]
@@ -116,7 +116,7 @@ def test_files_that_another_node_has_removed_stop_nothing(
     assert list(root.iterdir()) == []
 
 
-def test_what_cannot_be_deleted_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_deleted_is_reported(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: Any, **_named: Any) -> None:
         raise PermissionError(13, "Permission denied")
 

@@ -33,35 +33,35 @@ class Master:
     ended: tuple[Ended, ...] = ()
     launcher: Failure | None = None
     found: Failure | None = None
-    words: Replies = field(init=False)
+    replies: Replies = field(init=False)
     inquiry: Inquiry = field(init=False)
-    heard: dict[str, float] = field(init=False)
+    received_at: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.words = Replies(self.nodes)
-        self.inquiry = Inquiry(self.words)
-        self.heard = dict.fromkeys(self.nodes, 0.0)
+        self.replies = Replies(self.nodes)
+        self.inquiry = Inquiry(self.replies)
+        self.received_at = dict.fromkeys(self.nodes, 0.0)
         for node in self.nodes:
-            self.say(node, life="first", answers=0)
+            self.receive(node, life="first", answers=0)
 
-    def say(self, node: str, **message: Any) -> None:
+    def receive(self, node: str, **message: Any) -> None:
         """Receive a node's message."""
-        self.heard[node] = self.now
-        self.words.record(node, message)
+        self.received_at[node] = self.now
+        self.replies.record(node, message)
 
     def connect(self, node: str) -> None:
         """Let a node connect without a message."""
-        self.heard[node] = self.now
+        self.received_at[node] = self.now
 
-    def look(self) -> None:
+    def evaluate(self) -> None:
         """Evaluate, as the master does after each round of messages."""
-        self.words.beat += 1
-        lost = tuple(node for node in self.nodes if self.now - self.heard[node] > SILENCE_S)
-        known = Known(lost, self.words.restarted, self.ended, self.launcher)
+        self.replies.beat += 1
+        lost = tuple(node for node in self.nodes if self.now - self.received_at[node] > SILENCE_S)
+        known = Known(lost, self.replies.restarted, self.ended, self.launcher)
         self.found = self.found or self.inquiry.root_cause(known, self.now)
 
 
-def culprit(master: Master) -> tuple[str, int | None] | None:
+def cause_of(master: Master) -> tuple[str, int | None] | None:
     return None if master.found is None else (master.found.node, master.found.rank)
 
 
@@ -81,7 +81,7 @@ def _launcher_ends(master: Master) -> None:
 
 
 def _last_report_is_read_late(master: Master) -> None:
-    master.say("n2", life="first", answers=1)
+    master.receive("n2", life="first", answers=1)
 
 
 def _silence_is_noticed(master: Master) -> None:
@@ -96,9 +96,9 @@ def _connects(master: Master) -> None:
     master.connect("n2")
 
 
-def _speaks(master: Master) -> None:
+def _replies(master: Master) -> None:
     """The new agent does not know the attempt, and reports no failure."""
-    master.say("n2", life="second", since=RESTARTED, answers=master.words.beat)
+    master.receive("n2", life="second", since=RESTARTED, answers=master.replies.beat)
 
 
 def _deadline(master: Master) -> None:
@@ -112,106 +112,106 @@ AROUND: tuple[Event, ...] = (
     _silence_is_noticed,
     _settled,
     _connects,
-    _speaks,
+    _replies,
     _deadline,
 )
 
 
 def _can_be(order: tuple[Event, ...]) -> bool:
     """Whether n2's events are in order: the dead agent's report, a new connection, a message on it."""
-    of_n2 = [event for event in order if event in (_last_report_is_read_late, _connects, _speaks)]
-    return of_n2 == [_last_report_is_read_late, _connects, _speaks]
+    of_n2 = [event for event in order if event in (_last_report_is_read_late, _connects, _replies)]
+    return of_n2 == [_last_report_is_read_late, _connects, _replies]
 
 
 @pytest.mark.parametrize("sign", SIGNS)
-def test_a_node_that_went_is_blamed_in_whatever_order_it_becomes_known(sign: Event) -> None:
+def test_a_lost_node_is_the_root_cause_in_whatever_order_it_becomes_known(sign: Event) -> None:
     orders = [order for order in itertools.permutations((sign, *AROUND)) if _can_be(order)]
     assert len(orders) == 840
     for order in orders:
         # Evaluate after each event, or only after several: a starved master sees many at once.
-        for looks in itertools.product((True, False), repeat=len(order) - 1):
+        for evaluations in itertools.product((True, False), repeat=len(order) - 1):
             master = Master()
-            for event, looked in zip(order, (*looks, True), strict=True):
+            for event, evaluates in zip(order, (*evaluations, True), strict=True):
                 event(master)
-                if looked:
-                    master.look()
-            assert culprit(master) == ("n2", None), (order, looks, master.found)
+                if evaluates:
+                    master.evaluate()
+            assert cause_of(master) == ("n2", None), (order, evaluations, master.found)
 
 
 @given(st.lists(st.sampled_from([_last_report_is_read_late, _silence_is_noticed, _settled, _connects])))
-def test_nobody_is_blamed_before_the_silent_node_is_heard_or_lost(events: list[Event]) -> None:
+def test_no_root_cause_is_named_before_the_silent_node_replies_or_is_lost(events: list[Event]) -> None:
     master = Master()
-    master.look()
+    master.evaluate()
     master.ended = (ECHO,)
     for event in events:
         event(master)
-        master.look()
-        if culprit(master) is not None:
-            assert culprit(master) == ("n2", None)
+        master.evaluate()
+        if cause_of(master) is not None:
+            assert cause_of(master) == ("n2", None)
             assert master.now > SILENCE_S
     _deadline(master)
-    master.look()
-    assert culprit(master) == ("n2", None)
+    master.evaluate()
+    assert cause_of(master) == ("n2", None)
 
 
 def test_one_that_says_that_it_is_well_is_not_waited_for_any_longer() -> None:
     master = Master(("n2", "n3"), ended=(ECHO,))
     for node in ("n2", "n3"):
-        master.look()
-        master.say(node, life="first", answers=master.words.beat)
-    master.look()
+        master.evaluate()
+        master.receive(node, life="first", answers=master.replies.beat)
+    master.evaluate()
     # They replied before the failure had settled.
     _settled(master)
-    master.look()
-    assert culprit(master) is None
-    master.look()
-    master.say("n2", life="first", answers=master.words.beat)
-    master.look()
-    assert culprit(master) is None
-    master.say("n3", life="first", answers=master.words.beat)
-    master.look()
-    assert culprit(master) == ("n1", 0)
+    master.evaluate()
+    assert cause_of(master) is None
+    master.evaluate()
+    master.receive("n2", life="first", answers=master.replies.beat)
+    master.evaluate()
+    assert cause_of(master) is None
+    master.receive("n3", life="first", answers=master.replies.beat)
+    master.evaluate()
+    assert cause_of(master) == ("n1", 0)
 
 
 @pytest.mark.parametrize("error", [GONE, "ValueError: the sky is falling"])
-def test_an_error_of_its_own_is_blamed_at_once(error: str) -> None:
+def test_an_error_of_its_own_is_the_root_cause_at_once(error: str) -> None:
     master = Master(("n2", "n3"), ended=(ECHO,))
-    master.look()
-    assert culprit(master) is None
+    master.evaluate()
+    assert cause_of(master) is None
     master.ended = (ECHO, Ended("n2", 1, error, 11.0))
-    master.look()
-    assert culprit(master) == ("n2", 1)
+    master.evaluate()
+    assert cause_of(master) == ("n2", 1)
 
 
-def test_launchers_that_ended_before_the_last_processes_said_so_have_not_failed() -> None:
+def test_launchers_that_ended_before_the_last_processes_reported_have_not_failed() -> None:
     master = Master(launcher=SHORT)
-    master.look()
+    master.evaluate()
     _settled(master)
-    master.look()
-    assert culprit(master) is None
+    master.evaluate()
+    assert cause_of(master) is None
     # The final state of n2's process comes with its reply.
-    master.say("n2", life="first", answers=master.words.beat)
+    master.receive("n2", life="first", answers=master.replies.beat)
     master.launcher = None
-    master.look()
-    assert culprit(master) is None
+    master.evaluate()
+    assert cause_of(master) is None
 
 
 def test_the_first_process_that_fails_after_a_launcher_has_all_the_time_to_settle() -> None:
     master = Master(launcher=SHORT)
-    master.look()
+    master.evaluate()
     master.now += SETTLE_S - 0.1
     master.ended = (ECHO,)
-    master.look()
+    master.evaluate()
     # The process that caused the echo reports a little later.
     master.now += SETTLE_S - 0.1
     for _ in range(2):
-        master.look()
-        master.say("n2", life="first", answers=master.words.beat)
-    master.look()
-    assert culprit(master) is None
+        master.evaluate()
+        master.receive("n2", life="first", answers=master.replies.beat)
+    master.evaluate()
+    assert cause_of(master) is None
     master.ended = (ECHO, Ended("n2", 1, "ValueError: the sky is falling", 9.0))
-    master.look()
-    assert culprit(master) == ("n2", 1)
+    master.evaluate()
+    assert cause_of(master) == ("n2", 1)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_the_first_process_that_fails_after_a_launcher_has_all_the_time_to_settl
         ),
     ],
 )
-def test_why_is_said_in_one_sentence(known: Mapping[str, Any], sentence: str) -> None:
+def test_the_root_cause_is_one_sentence(known: Mapping[str, Any], sentence: str) -> None:
     found = root_cause(Known(**known), all_reported=False)
     assert found is not None
     assert found.reason.startswith(sentence)
@@ -233,10 +233,10 @@ def test_why_is_said_in_one_sentence(known: Mapping[str, Any], sentence: str) ->
 
 def test_a_lost_node_may_come_back_with_another_agent() -> None:
     master = Master()
-    master.words.forget("n2")
-    master.say("n2", life="second", since=RESTARTED, answers=0)
-    assert master.words.restarted == {}
-    master.say("n2", life="third", since=RESTARTED, answers=0)
-    assert master.words.restarted == {"n2": RESTARTED}
-    master.words.begin()
-    assert master.words.restarted == {}
+    master.replies.forget("n2")
+    master.receive("n2", life="second", since=RESTARTED, answers=0)
+    assert master.replies.restarted == {}
+    master.receive("n2", life="third", since=RESTARTED, answers=0)
+    assert master.replies.restarted == {"n2": RESTARTED}
+    master.replies.begin()
+    assert master.replies.restarted == {}

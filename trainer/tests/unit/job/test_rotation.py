@@ -107,12 +107,12 @@ def test_who_follows_a_log_gets_each_line_once(
 ) -> None:
     log = tmp_path_factory.mktemp("log") / "n1.out"
     log.touch()
-    wrote, read, place = b"", b"", 0
+    wrote, read, offset = b"", b"", 0
     for number, what in enumerate([*does, "write", "read", "read"]):
         if what == "rotate":
             rotate(log, 1, keep=50)
         elif what == "read":
-            block, place = gained(log, place, 64)
+            block, offset = gained(log, offset, 64)
             read += block
         else:
             line = f"{number}".encode() + b"\n" * (what == "write")
@@ -120,8 +120,8 @@ def test_who_follows_a_log_gets_each_line_once(
                 file.write(line)
             wrote += line
     assert end_of(log) == len(wrote)
-    while block := gained(log, place, 64)[0]:
-        read, place = read + block, place + len(block)
+    while block := gained(log, offset, 64)[0]:
+        read, offset = read + block, offset + len(block)
     assert read == wrote[: wrote.rfind(b"\n") + 1]
 
 
@@ -159,7 +159,7 @@ def test_ends_and_searches_and_figures_read_across(tmp_path: Path) -> None:
     assert [one.name for one in observe(tmp_path, now=0.0).findings] == ["gpu-memory"]
 
 
-def test_what_came_since_a_place_is_found_after_a_rotation(tmp_path: Path) -> None:
+def test_what_came_since_an_offset_is_found_after_a_rotation(tmp_path: Path) -> None:
     (tmp_path / "n1.err.1").write_text("before\nafter\n")
     (tmp_path / "n1.err").write_text("now\n")
     assert tail(tmp_path / "n1.err", 9, since=7) == ["after", "now"]

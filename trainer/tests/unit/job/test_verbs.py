@@ -40,7 +40,7 @@ def test_an_agent_that_comes_too_late_does_not_come(
     assert set(psutil.Process().children()) <= set(before)
 
 
-def test_who_wants_a_rank_that_the_job_does_not_have_is_told_how_many_there_are(job: JobDirectory) -> None:
+def test_who_wants_a_rank_that_the_job_does_not_have_learns_how_many_there_are(job: JobDirectory) -> None:
     job.log("n1", "err").write_text("[rank3]: a\n")
     assert verbs.logs("gpt", stream="err", rank=99)["ranks"] == 4
     assert "ranks" not in verbs.logs("gpt", stream="err", rank=2)
@@ -57,7 +57,7 @@ def test_a_rank_that_is_alone_on_its_node_wrote_all_of_its_log(job: JobDirectory
     assert verbs.logs("gpt", rank=1)["text"] == job.log("n1", "out").read_text()
 
 
-def test_who_wants_a_rank_that_nothing_marks_is_told_what_would(job: JobDirectory) -> None:
+def test_who_wants_a_rank_that_nothing_marks_learns_what_would(job: JobDirectory) -> None:
     assert "notice" not in verbs.logs("gpt", rank=1), "nothing is written yet"
     job.log("n1", "out").write_text("a line\n")
     assert verbs.logs("gpt", rank=1)["notice"] == (
@@ -79,9 +79,9 @@ def test_a_rank_of_the_layout_before_is_still_one_of_the_job(
         job.slurm.touch()
         job.make(BEGUN)
     job.log("n1", "err").write_text("[rank20]: NCCL is slow\n[rank3]: a\n")
-    told = verbs.logs("gpt", stream="err", rank=20)
-    assert "ranks" not in told
-    assert (told["parts"]["n1"] if through_slurm else told["text"]) == "[rank20]: NCCL is slow\n"
+    reply = verbs.logs("gpt", stream="err", rank=20)
+    assert "ranks" not in reply
+    assert (reply["parts"]["n1"] if through_slurm else reply["text"]) == "[rank20]: NCCL is slow\n"
     # The same without a matching line.
     assert "ranks" not in verbs.logs("gpt", stream="err", rank=20, grep="Error")
 
@@ -106,9 +106,9 @@ def test_lines_of_deepspeeds_launcher_have_the_nodes_address(job: JobDirectory) 
     job.make(dataclasses.replace(REQUEST, nodes=(Node("n1", "10.0.0.1", 1), Node("n2", "10.0.0.2", 1))))
     job.write_resolved("name: gpt\nlauncher: {kind: deepspeed}\n")
     job.log("n1", "out").write_text("10.0.0.1: plain\n10.0.0.2: [rank1]: hi\n10.0.0.2: plain\n")
-    told = verbs.logs("gpt", rank=1)
-    assert told["text"] == "10.0.0.2: [rank1]: hi\n10.0.0.2: plain\n"
-    assert "notice" not in told
+    reply = verbs.logs("gpt", rank=1)
+    assert reply["text"] == "10.0.0.2: [rank1]: hi\n10.0.0.2: plain\n"
+    assert "notice" not in reply
 
 
 def test_torchruns_numbers_begin_at_the_first_rank_of_the_node(job: JobDirectory) -> None:
@@ -128,15 +128,15 @@ def test_the_rest_of_a_traceback_is_found_by_who_follows(job: JobDirectory) -> N
     assert verbs.logs("gpt", stream="err", rank=1, offset=str(offset))["text"] == "ValueError: no\n"
 
 
-def test_logs_are_looked_through_again_only_where_nothing_was_found(
+def test_logs_are_searched_again_only_where_nothing_was_found(
     job: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "state", lambda *_: STATE)
     job.log("n1", "out").write_text("[rank1]: a\n")
-    asked: list[Path] = []
+    searched: list[Path] = []
 
     def is_in(_: Wanted, path: Path) -> bool:
-        asked.append(path)
+        searched.append(path)
         return False
 
     monkeypatch.setattr(Wanted, "is_in", is_in)
@@ -144,11 +144,11 @@ def test_logs_are_looked_through_again_only_where_nothing_was_found(
         if through_slurm:
             job.slurm.touch()
             job.make(BEGUN)
-        place = "n1=0" if through_slurm else "0"
+        begin = "n1=0" if through_slurm else "0"
         verbs.logs("gpt", rank=1)
-        verbs.logs("gpt", rank=1, offset=place)
-        verbs.logs("gpt", rank=1, offset=place, grep="nothing")
-        assert asked == []
+        verbs.logs("gpt", rank=1, offset=begin)
+        verbs.logs("gpt", rank=1, offset=begin, grep="nothing")
+        assert searched == []
         verbs.logs("gpt", rank=1, grep="nothing")
-        assert asked
-        asked.clear()
+        assert searched
+        searched.clear()

@@ -167,9 +167,9 @@ def test_gpus_of_others_are_no_program_s(
     driver.xids = [(driver.gpus[5], 79), (driver.gpus[6], 79), (driver.gpus[1], 79)]
     watch.measure([])
     watch.update([])
-    told = watch.report()
+    reported = watch.report()
     assert [line[:3] for line in watch.gpu] == ["[0]", "[1]", "[6]"]
-    assert [(sign["rank"], sign["text"]) for sign in told["signs"]] == [
+    assert [(sign["rank"], sign["text"]) for sign in reported["signs"]] == [
         (3, "The driver reports errors of GPU 1 of n2: Xid 79."),
         (None, "The driver reports errors of GPU 6 of n2: Xid 79."),
     ]
@@ -233,7 +233,7 @@ def test_a_small_program_on_a_large_gpu_is_somebody(used: int, total: int, is_in
     assert Device(0, "GPU", used=used * MIB, total=total * MIB).is_in_use is is_in_use
 
 
-def test_what_the_driver_tells_comes_to_the_verdict(
+def test_what_the_driver_reports_reaches_the_verdict(
     driver: Driver, watched: Callable[..., Watch], tmp_path: Path
 ) -> None:
     """Throttling counts if it lasts, ECC errors if they increase, and other jobs' GPUs never."""

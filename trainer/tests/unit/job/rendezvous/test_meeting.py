@@ -31,11 +31,11 @@ def _until(client: ControlClient, kind: str) -> dict[str, Any]:
     """Wait for a message of a kind."""
     found: list[dict[str, Any]] = []
 
-    def look() -> list[dict[str, Any]]:
+    def received() -> list[dict[str, Any]]:
         found.extend(message for message in client.receive(0.05) if message["type"] == kind)
         return found
 
-    return wait_until(f"{kind} comes", look)[-1]
+    return wait_until(f"{kind} comes", received)[-1]
 
 
 def _join(server: ControlServer) -> ControlClient:
@@ -111,14 +111,14 @@ def test_a_worker_that_is_stopped_before_it_hears_of_the_start_ends_the_job_at_o
     assert [end.code for end in ends] == [143]
 
 
-def test_a_worker_that_is_asked_to_stop_has_not_failed_whatever_its_command_ends_with() -> None:
+def test_a_worker_that_was_stopped_has_not_failed_whatever_its_command_ends_with() -> None:
     server = ControlServer("127.0.0.1", 0, SECRET, 2)
     launcher = Launcher(server, Roster(LAUNCHER, 2), "session", lambda line: None)
     ends: list[End] = []
 
-    def run(member: Launcher | Worker, script: str, should_stop: Callable[[], bool], told: Any) -> None:
+    def run(member: Launcher | Worker, script: str, should_stop: Callable[[], bool], report: Any) -> None:
         command = Command(["sh", "-c", script], dict(os.environ))
-        ends.append(member.run(command, 10_000.0, should_stop, told))
+        ends.append(member.run(command, 10_000.0, should_stop, report))
 
     def follow() -> None:
         client = ControlClient("127.0.0.1", server.port, "n1#process", SECRET)
@@ -138,7 +138,7 @@ def test_a_worker_that_is_asked_to_stop_has_not_failed_whatever_its_command_ends
     assert ends == [End(143, "n1 was stopped.")] * 2
 
 
-class Said:
+class Scripted:
     """A server with scripted messages from its members.
 
     Args:
@@ -184,7 +184,9 @@ def test_the_list_goes_out_once_and_again_only_to_who_lacks_it() -> None:
     alive = {one: [{"type": "alive"}] for one in members}
     acks = {one: [{"type": "ack", "round": 999}] for one in members}
     first = dict(list(joins.items())[:500])
-    server = Said(first, {one: joins[one] for one in joins.keys() - first}, alive, {"c7": joins["c7"]}, acks)
+    server = Scripted(
+        first, {one: joins[one] for one in joins.keys() - first}, alive, {"c7": joins["c7"]}, acks
+    )
     launcher = Launcher(server, Roster(LAUNCHER, 1000), "session", lambda line: None)
     found = launcher.gather(240.0)
     assert found is not None
@@ -195,7 +197,7 @@ def test_the_list_goes_out_once_and_again_only_to_who_lacks_it() -> None:
 def test_a_worker_that_is_killed_between_the_list_and_its_acknowledgement_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Killed(Said):
+    class Killed(Scripted):
         def silent_for(self, name: str) -> float:
             return 60.0 if name == "killed" and len(self._turns) < 5 else 0.0
 
@@ -220,36 +222,36 @@ def test_a_worker_that_is_killed_between_the_list_and_its_acknowledgement_is_rep
 def test_a_worker_that_was_only_slow_comes_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "BEAT_S", 0.1)
     monkeypatch.setattr(meeting, "_SILENT_S", 0.1)
-    said: list[str] = []
+    lines: list[str] = []
     found: dict[str, Started | End] = {}
     server = ControlServer("127.0.0.1", 0, SECRET, 3)
     other = Member("n2", "n2", "10.0.0.3", 1)
 
-    def is_said(text: str) -> bool:
-        return any(text in line for line in said)
+    def is_shown(text: str) -> bool:
+        return any(text in line for line in lines)
 
     def stall() -> bool:
         """Stall the worker after it has joined, until it counts as gone."""
-        if is_said("n1 (10.0.0.2) has come"):
-            wait_until("it has gone", lambda: is_said("n1 (10.0.0.2) has gone"))
+        if is_shown("n1 (10.0.0.2) has come"):
+            wait_until("it has gone", lambda: is_shown("n1 (10.0.0.2) has gone"))
             monkeypatch.setattr(meeting, "_SILENT_S", 240.0)
         return False
 
     def lead() -> None:
-        launcher = Launcher(server, Roster(LAUNCHER, 3), "session", said.append)
+        launcher = Launcher(server, Roster(LAUNCHER, 3), "session", lines.append)
         launcher.gather(240.0)
         launcher.start(29500)
         wait_until("both start", lambda: len(found) == 2, pause=lambda: server.receive(0.05))
 
     def follow(member: Member, should_stop: Callable[[], bool]) -> None:
         client = ControlClient("127.0.0.1", server.port, f"{member.name}#process", SECRET)
-        found[member.name] = Worker(client, member, said.append).gather(240.0, "the launcher", should_stop)
+        found[member.name] = Worker(client, member, lines.append).gather(240.0, "the launcher", should_stop)
         client.close()
 
     threads = [threading.Thread(target=lead), threading.Thread(target=follow, args=(WORKER, stall))]
     for thread in threads:
         thread.start()
-    wait_until("the slow one has gone", lambda: is_said("has gone"))
+    wait_until("the slow one has gone", lambda: is_shown("has gone"))
     follow(other, lambda: False)
     for thread in threads:
         thread.join(240)
@@ -311,32 +313,32 @@ def test_whatever_carries_a_meeting_and_whoever_comes_first_all_start_with_one_l
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_who_waits_is_told_who_is_here_and_who_is_missing(
+def test_who_waits_sees_who_is_here_and_who_is_missing(
     transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transports, "_EVERY_S", 0.05)
     monkeypatch.setattr(meeting, "BEAT_S", 0.1)
     monkeypatch.setattr(meeting, "_REMIND_S", 0.2)
     server, client = _ends(transport, tmp_path, 4)
-    said: list[str] = []
-    heard: list[str] = []
+    lines: list[str] = []
+    shown: list[str] = []
     roster = Roster(LAUNCHER, 4, expected=["n0", "n1", "n2", "n3"])
     state = "[##..] 2 of 4 are here: n0, n1; n2, n3 are missing"
 
     def follow() -> None:
-        worker = Worker(client(1), WORKER, heard.append)
+        worker = Worker(client(1), WORKER, shown.append)
         assert worker.gather(240.0, "x", lambda: False) == End(
             130, "The launcher was stopped before the start."
         )
 
     def is_known() -> bool:
-        return f"Still waiting: the launcher at x waits for others: {state}." in heard
+        return f"Still waiting: the launcher at x waits for others: {state}." in shown
 
     thread = threading.Thread(target=follow)
     thread.start()
-    assert Launcher(server, roster, "session", said.append).gather(240.0, is_known) is None
+    assert Launcher(server, roster, "session", lines.append).gather(240.0, is_known) is None
     wait_until("it knows", lambda: not thread.is_alive(), pause=lambda: server.receive(0.05))
-    assert f"n1 (10.0.0.2) has come. {state}." in said
+    assert f"n1 (10.0.0.2) has come. {state}." in lines
 
 
 def test_a_member_that_cannot_take_part_lets_nobody_start_whoever_has_come(tmp_path: Path) -> None:

@@ -61,9 +61,7 @@ def test_a_file_system_that_hangs_does_not_hold_a_member_up(
         (End(1, "n1 has not been heard of for 60 s.", (), "n1"), "failed", "done failed", "failed"),
     ],
 )
-def test_a_job_that_was_asked_to_stop_has_not_failed(
-    tmp_path: Path, end: End, state: str, nodes: str, verdict: str
-) -> None:
+def test_a_stopped_job_has_not_failed(tmp_path: Path, end: End, state: str, nodes: str, verdict: str) -> None:
     config = CommandConfig(name="test", command=("true",), launcher=LauncherConfig(kind="torchrun"))
     started = Started((Member("n0", "n0", "10.0.0.1", 1), Member("n1", "n1", "10.0.0.2", 1)), 0, 29500)
     record = Record("test", tmp_path / "test", configuration.dump(config), started, lambda line: None)

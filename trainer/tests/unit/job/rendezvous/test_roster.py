@@ -53,7 +53,7 @@ def test_who_is_missing_is_named_unless_others_came_than_were_expected() -> None
     assert (roster.missing, roster.missing_names) == (1, [])
 
 
-def test_members_that_differ_are_named_and_those_that_tell_nothing_may_have_anything() -> None:
+def test_members_that_differ_are_named_and_those_that_report_nothing_may_have_anything() -> None:
     def member(number: int, **versions: str) -> Member:
         return Member(f"n{number}", "host", f"10.0.0.{number}", 1, versions=versions)
 
@@ -141,7 +141,7 @@ def test_nobody_is_called_as_the_launcher_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"name": ""}, "name"),
         ({"name": "two words"}, "name"),
@@ -155,8 +155,8 @@ def test_nobody_is_called_as_the_launcher_is() -> None:
         ({"versions": {"torch": 2}}, "versions of n1"),
     ],
 )
-def test_what_is_no_member_is_refused(change: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_is_no_member_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Member.read(_worker(1).to_dict() | change)
 
 

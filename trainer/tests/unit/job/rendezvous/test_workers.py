@@ -64,7 +64,7 @@ class Service:
 def _workers(
     folder: Path,
     template: str | Path,
-    said: list[str] | None = None,
+    shown: list[str] | None = None,
     *,
     submit: tuple[str, ...] = ("true", "{spec}"),
     cancel: tuple[str, ...] = (),
@@ -85,7 +85,7 @@ def _workers(
     }
     own = {key: values.pop(key) for key in list(values) if key in variables}
     spec = WorkerSpec(template, submit, cancel, values)
-    show = (lambda line: None) if said is None else said.append
+    show = (lambda line: None) if shown is None else shown.append
     return Workers(spec, folder / "workers", SECRET, variables | own, show)
 
 
@@ -93,11 +93,11 @@ def _submitted(workers: Workers, service: Service, count: int) -> None:
     wait_until("all are submitted", lambda: len(service.calls) >= count or workers.problem)
 
 
-def test_each_worker_has_a_spec_where_the_template_asks_for_its_rank(tmp_path: Path) -> None:
+def test_each_worker_has_a_spec_where_the_template_uses_its_rank(tmp_path: Path) -> None:
     service = Service(tmp_path)
     template = "{{ NODE_RANK }} of {{ NUM_NODES }} at {{ MASTER_ADDR }}, {{ GPUS_PER_NODE }} {{ image }}\n"
-    said: list[str] = []
-    workers = _workers(tmp_path, template, said, submit=service.submit, image="a:1")
+    shown: list[str] = []
+    workers = _workers(tmp_path, template, shown, submit=service.submit, image="a:1")
     workers.start()
     _submitted(workers, service, 3)
     workers.leave()
@@ -105,7 +105,7 @@ def test_each_worker_has_a_spec_where_the_template_asks_for_its_rank(tmp_path: P
         f"{rank} of 4 at 10.0.0.1, 8 a:1\n" for rank in (1, 2, 3)
     ]
     assert service.words == [["submit", f"worker-{rank}.yaml"] for rank in (1, 2, 3)]
-    assert "Worker 2 is submitted: Submitted batch job 19." in said
+    assert "Worker 2 is submitted: Submitted batch job 19." in shown
 
 
 def test_one_spec_is_for_all_workers_where_the_template_does_not(tmp_path: Path) -> None:
@@ -122,9 +122,9 @@ def test_the_secret_is_in_files_for_the_owner_alone_and_nowhere_else(
 ) -> None:
     monkeypatch.setenv("RDZV_SECRET", SECRET)
     monkeypatch.setenv("ROLE", "launcher")
-    service, said = Service(tmp_path), list[str]()
+    service, shown = Service(tmp_path), list[str]()
     template = "{{ RDZV_SECRET_FILE }}\n{{ RDZV_SECRET_ENV_FILE }}\n{{ RDZV_SECRET_NAME }}"
-    workers = _workers(tmp_path, template, said, submit=(*service.submit, "{secret}"))
+    workers = _workers(tmp_path, template, shown, submit=(*service.submit, "{secret}"))
     workers.start()
     _submitted(workers, service, 1)
     (call,) = service.calls
@@ -139,32 +139,32 @@ def test_the_secret_is_in_files_for_the_owner_alone_and_nowhere_else(
     folder = tmp_path / "workers"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
-    assert SECRET not in " ".join(call["words"] + said)
+    assert SECRET not in " ".join(call["words"] + shown)
     assert not {"RDZV_SECRET", "ROLE"} & call["environment"].keys()
     workers.leave()
     assert [path.name for path in folder.iterdir()] == ["worker.yaml"]
 
 
 def test_a_submission_that_fails_is_named_and_the_others_are_taken_back(tmp_path: Path) -> None:
-    service, said = Service(tmp_path, fails="worker-3"), list[str]()
-    workers = _workers(tmp_path, "{{ NODE_RANK }}", said, submit=service.submit, cancel=service.cancel)
+    service, shown = Service(tmp_path, fails="worker-3"), list[str]()
+    workers = _workers(tmp_path, "{{ NODE_RANK }}", shown, submit=service.submit, cancel=service.cancel)
     workers.start()
     wait_until("one fails", lambda: workers.problem)
     assert "Worker 3 was not submitted" in workers.problem
     assert workers.problem.endswith("ended with exit code 1: no such partition.")
     workers.cancel()
     assert service.words[3:] == [["cancel", "19"], ["cancel", "18"]]
-    assert "Worker 2 (19) is cancelled." in said
-    assert any("Worker 3" in line and "did not print the {id}" in line for line in said)
+    assert "Worker 2 (19) is cancelled." in shown
+    assert any("Worker 3" in line and "did not print the {id}" in line for line in shown)
 
 
 def test_what_is_not_taken_back_is_named(tmp_path: Path) -> None:
-    service, said = Service(tmp_path), list[str]()
-    workers = _workers(tmp_path, "all", said, submit=service.submit)
+    service, shown = Service(tmp_path), list[str]()
+    workers = _workers(tmp_path, "all", shown, submit=service.submit)
     workers.start()
     _submitted(workers, service, 1)
     workers.cancel()
-    assert said[-1].startswith("All workers (18) may go on")
+    assert shown[-1].startswith("All workers (18) may go on")
 
 
 def test_workers_of_a_launcher_that_was_killed_are_taken_back_by_the_next(tmp_path: Path) -> None:
@@ -173,16 +173,16 @@ def test_workers_of_a_launcher_that_was_killed_are_taken_back_by_the_next(tmp_pa
     killed.start()
     _submitted(killed, service, 3)
     wait_until("it is kept", lambda: "20" in (tmp_path / "workers/submitted.json").read_text())
-    said: list[str] = []
-    workers = _workers(tmp_path, "{{ NODE_RANK }}", said, submit=service.submit, cancel=service.cancel)
+    shown: list[str] = []
+    workers = _workers(tmp_path, "{{ NODE_RANK }}", shown, submit=service.submit, cancel=service.cancel)
     workers.start()
     _submitted(workers, service, 9)
     workers.leave()
     assert service.words[3:6] == [["cancel", "20"], ["cancel", "19"], ["cancel", "18"]]
-    assert said[0] == "An earlier launcher of this job was killed, and has left workers."
+    assert shown[0] == "An earlier launcher of this job was killed, and has left workers."
 
 
-def test_a_program_that_is_asked_to_stop_submits_no_more(tmp_path: Path) -> None:
+def test_a_program_that_must_stop_submits_no_more(tmp_path: Path) -> None:
     service = Service(tmp_path)
     workers = _workers(
         tmp_path, "{{ NODE_RANK }}", submit=service.submit, cancel=service.cancel, NUM_NODES=99

@@ -97,7 +97,7 @@ def test_what_is_enforced_includes_more_than_it_says(value: str, words: str) -> 
     assert accounting.enforced(value) == frozenset(words.split())
 
 
-def test_a_user_without_an_account_is_told_who_gives_one() -> None:
+def test_a_user_without_an_account_learns_who_gives_one() -> None:
     nobody = dataclasses.replace(KNOWN, user="nobody", default_account="")
     assert problems(nobody) == [
         "Slurm takes jobs only of users who have an account, and nobody has none on the cluster c1; whoever "
@@ -137,7 +137,7 @@ MORE = ": ask for no more, or Slurm lets it wait for ever."
 
 
 @pytest.mark.parametrize(
-    ("slurm", "said"),
+    ("slurm", "message"),
     [
         ({"account": "phisics"}, "launcher.slurm.account phisics is none of yours; did you mean physics?"),
         ({"account": "law"}, "launcher.slurm.account law is none of yours; there are chemistry, physics."),
@@ -193,8 +193,8 @@ MORE = ": ask for no more, or Slurm lets it wait for ever."
         ),
     ],
 )
-def test_what_it_never_lets_run_is_named_with_what_would(slurm: dict[str, Any], said: str) -> None:
-    assert any(said in problem for problem in problems(**slurm)), problems(**slurm)
+def test_what_it_never_lets_run_is_named_with_what_would(slurm: dict[str, Any], message: str) -> None:
+    assert any(message in problem for problem in problems(**slurm)), problems(**slurm)
 
 
 def test_a_limit_of_each_node_is_not_one_of_the_job() -> None:
@@ -286,7 +286,7 @@ TWO = {"nodes": {"hgx": 1, "gpu2": 1}, "gres": {"hgx": "gpu:1", "gpu2": "gpu:1"}
 
 
 @pytest.mark.parametrize(
-    ("known", "slurm", "said"),
+    ("known", "slurm", "message"),
     [
         (
             limited("science", counts={"GrpJobs": 0}),
@@ -314,9 +314,9 @@ TWO = {"nodes": {"hgx": 1, "gpu2": 1}, "gres": {"hgx": "gpu:1", "gpu2": "gpu:1"}
     ],
 )
 def test_jobs_of_which_there_may_be_fewer_than_this_one_is(
-    known: Accounting, slurm: dict[str, Any], said: str
+    known: Accounting, slurm: dict[str, Any], message: str
 ) -> None:
-    assert problems(known, **slurm) == [said]
+    assert problems(known, **slurm) == [message]
 
 
 def test_of_numbers_of_jobs_that_of_the_qos_goes_before_the_accounts() -> None:
@@ -332,7 +332,7 @@ def test_of_numbers_of_jobs_that_of_the_qos_goes_before_the_accounts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "slurm", "said"),
+    ("known", "slurm", "message"),
     [
         (
             limited("physics", "rdm", minutes={"gres/gpu": 119}),
@@ -379,9 +379,9 @@ def test_of_numbers_of_jobs_that_of_the_qos_goes_before_the_accounts() -> None:
     ],
 )
 def test_minutes_of_a_job_that_says_how_long_it_takes(
-    known: Accounting, slurm: dict[str, Any], said: str
+    known: Accounting, slurm: dict[str, Any], message: str
 ) -> None:
-    assert problems(known, **slurm) == ([said] if said else [])
+    assert problems(known, **slurm) == ([message] if message else [])
 
 
 def test_minutes_count_as_much_as_the_qos_says_where_that_is_safe() -> None:

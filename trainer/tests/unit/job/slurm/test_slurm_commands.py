@@ -69,9 +69,9 @@ def test_nothing_of_the_users_own_goes_over_the_options_of_the_script(
         monkeypatch.setenv(name, value)
     stand_in("sbatch", '/usr/bin/env >told; echo "7;cluster"')
     assert commands.submit(tmp_path, "job.sbatch") == 7
-    told = dict(line.partition("=")[::2] for line in (tmp_path / "told").read_text().splitlines())
-    assert not left_out.keys() & told.keys()
-    assert {name: told[name] for name in kept} == kept
+    variables = dict(line.partition("=")[::2] for line in (tmp_path / "told").read_text().splitlines())
+    assert not left_out.keys() & variables.keys()
+    assert {name: variables[name] for name in kept} == kept
 
 
 SETTINGS = """\
@@ -82,7 +82,7 @@ ClusterName             = c1
 """
 
 
-def test_what_the_accounting_tells_of_a_user_without_a_name_in_the_system(
+def test_what_the_accounting_reports_of_a_user_without_a_name_in_the_system(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
@@ -117,7 +117,7 @@ def test_a_limit_for_which_slurm_refuses_a_job_is_in_words(stand_in: StandIn, tm
     assert commands.would_run(tmp_path / "job.sbatch") == f"{words}."
 
 
-def test_without_slurmdbd_there_is_no_accounting_to_ask(stand_in: StandIn, tmp_path: Path) -> None:
+def test_without_slurmdbd_there_is_no_accounting_to_query(stand_in: StandIn, tmp_path: Path) -> None:
     none = SETTINGS.replace("accounting_storage/slurmdbd", "accounting_storage/none")
     stand_in("scontrol", f"echo '{none}'")
     stand_in("sacctmgr", f"echo asked >{tmp_path}/asked")
@@ -151,7 +151,7 @@ def test_a_start_does_not_leave_out_gpus_where_the_default_partition_is_not_know
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("message", "why"),
     [
         (
             "srun: error:  mpi/pmix_v4: init: (null) [0]: mpi_pmix.c:195: pmi/pmix: can not load PMIx "
@@ -175,8 +175,8 @@ def test_a_start_does_not_leave_out_gpus_where_the_default_partition_is_not_know
         ("allocation failure: Unable to contact slurm controller (connect failure)\n", ""),
     ],
 )
-def test_srun_says_why_it_has_no_pmix(stand_in: StandIn, tmp_path: Path, said: str, why: str) -> None:
-    (tmp_path / "said").write_text(said)
+def test_srun_says_why_it_has_no_pmix(stand_in: StandIn, tmp_path: Path, message: str, why: str) -> None:
+    (tmp_path / "said").write_text(message)
     stand_in("srun", f'while read -r line; do echo "$line" >&2; done <{tmp_path}/said; exit 1')
     assert commands.without_mpi("pmix") == why
 

@@ -27,13 +27,13 @@ def job(**slurm: Any) -> Config:
     return configuration.from_dict({"launcher": {"kind": "slurm", "slurm": slurm}})
 
 
-def said(*command: str) -> str:
+def text_of(*command: str) -> str:
     return " ".join(command)
 
 
 def test_enroot_gets_what_slurm_says_by_name() -> None:
     environment = ["PATH", "SLURM_PROCID", "RDM_SLURM_RUN", "AWS_SECRET_ACCESS_KEY", "CUDA_VISIBLE_DEVICES"]
-    assert said(*container.command("enroot", "rdm-1", MOUNTS, "cuda", environment)) == (
+    assert text_of(*container.command("enroot", "rdm-1", MOUNTS, "cuda", environment)) == (
         "enroot start --root --rw -m /shared/jobs:/shared/jobs -m /data/pile:/data "
         "-e NVIDIA_VISIBLE_DEVICES=all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility "
         "-e MELLANOX_VISIBLE_DEVICES=all -e CUDA_VISIBLE_DEVICES -e RDM_SLURM_RUN -e SLURM_PROCID rdm-1"
@@ -42,24 +42,24 @@ def test_enroot_gets_what_slurm_says_by_name() -> None:
 
 @pytest.mark.parametrize(("accelerator", "flag"), [("cuda", " --nv"), ("rocm", " --rocm"), ("cpu", "")])
 def test_apptainer_brings_in_the_driver(accelerator: str, flag: str) -> None:
-    assert said(*container.command("apptainer", "/i/x.sif", MOUNTS, accelerator)) == (
+    assert text_of(*container.command("apptainer", "/i/x.sif", MOUNTS, accelerator)) == (
         f"apptainer exec{flag} --bind /shared/jobs:/shared/jobs --bind /data/pile:/data /i/x.sif"
     )
 
 
 def test_charliecloud_never_keeps_the_path_of_the_node() -> None:
     binds = "-b /shared/jobs:/shared/jobs -b /data/pile:/data /i/x.sqsh --"
-    assert said(*container.command("charliecloud", "/i/x.sqsh", MOUNTS, "cpu")) == (
+    assert text_of(*container.command("charliecloud", "/i/x.sqsh", MOUNTS, "cpu")) == (
         f"ch-run --set-env=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin {binds}"
     )
     own = container.command("charliecloud", "/i/x.sqsh", MOUNTS, "cpu", has_environment=True)
-    assert said(*own) == f"ch-run --set-env {binds}"
+    assert text_of(*own) == f"ch-run --set-env {binds}"
 
 
 def test_charliecloud_has_the_nodes_tmp_where_jobs_are_below_it() -> None:
     mounts = [("/tmp/jobs", "/tmp/jobs"), *MOUNTS]
     own = container.command("charliecloud", "/i/x.sqsh", mounts, "cpu", has_environment=True)
-    assert said(*own).startswith("ch-run --set-env -b /tmp:/tmp -b /tmp/jobs:/tmp/jobs -b /shared/jobs:")
+    assert text_of(*own).startswith("ch-run --set-env -b /tmp:/tmp -b /tmp/jobs:/tmp/jobs -b /shared/jobs:")
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_pyxis_gets_options_of_srun(image: str, named: str) -> None:
 def test_an_image_is_made_by_the_runtime_that_runs_it() -> None:
     image = "docker://nvcr.io/nvidia/pytorch:23.04-py3"
     (enroot,) = container.import_commands("enroot", image, "/k/1.sqsh")
-    assert said(*enroot) == "enroot import -o /k/1.sqsh docker://nvcr.io#nvidia/pytorch:23.04-py3"
+    assert text_of(*enroot) == "enroot import -o /k/1.sqsh docker://nvcr.io#nvidia/pytorch:23.04-py3"
     (apptainer,) = container.import_commands("apptainer", "/i/x.tar", "/k/1.sif")
-    assert said(*apptainer) == "apptainer build /k/1.sif docker-archive:/i/x.tar"
+    assert text_of(*apptainer) == "apptainer build /k/1.sif docker-archive:/i/x.tar"
     pull, convert = container.import_commands("charliecloud", image, "/k/1.sqsh")
-    assert said(*pull) == "ch-image pull nvcr.io/nvidia/pytorch:23.04-py3"
-    assert said(*convert) == "ch-convert -i ch-image -o squash nvcr.io/nvidia/pytorch:23.04-py3 /k/1.sqsh"
+    assert text_of(*pull) == "ch-image pull nvcr.io/nvidia/pytorch:23.04-py3"
+    assert text_of(*convert) == "ch-convert -i ch-image -o squash nvcr.io/nvidia/pytorch:23.04-py3 /k/1.sqsh"
     kept = Path("/k")
     assert container.ready("enroot", "/i/x.sqsh", kept, "1") == "/i/x.sqsh"
     assert container.ready("enroot", "/i/x.tar", kept, "1") == "/k/1.sqsh"
@@ -115,7 +115,7 @@ def test_the_script_starts_the_agents_in_the_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slurm", "said"),
+    ("slurm", "message"),
     [
         ({"image": "x.sqsh"}, "launcher.slurm.image is 'x.sqsh'; Slurm takes it as /shared/train.sqsh"),
         ({"image": "docker://a b"}, "launcher.slurm.image is 'docker://a b'"),
@@ -137,8 +137,8 @@ def test_the_script_starts_the_agents_in_the_image() -> None:
         ),
     ],
 )
-def test_an_image_that_cannot_run_is_refused(slurm: dict[str, Any], said: str) -> None:
-    assert any(said in problem for problem in configuration.check(job(**slurm)))
+def test_an_image_that_cannot_run_is_refused(slurm: dict[str, Any], message: str) -> None:
+    assert any(message in problem for problem in configuration.check(job(**slurm)))
 
 
 def flat(path: Path) -> dict[str, str | None]:
@@ -201,7 +201,7 @@ def test_the_layers_of_an_archive_become_what_docker_shows(tmp_path: Path, name:
     }
 
 
-def test_what_is_no_archive_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_what_is_no_archive_is_reported_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "image.tar"
     path.write_bytes(b"nothing")
     with pytest.raises(TrainerError, match="is no Docker archive"):
@@ -213,19 +213,19 @@ def test_what_is_no_archive_is_said_in_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "said"),
+    ("manifest", "message"),
     [
         ("[{}]", "is no Docker archive: its manifest.json has no Config"),
         ("[1]", "is no Docker archive, or a damaged one: "),
         ("no JSON", "is no Docker archive, or a damaged one: "),
     ],
 )
-def test_a_manifest_that_is_none_is_said_in_one_sentence(tmp_path: Path, manifest: str, said: str) -> None:
-    with pytest.raises(TrainerError, match=said):
+def test_an_invalid_manifest_is_reported_in_one_sentence(tmp_path: Path, manifest: str, message: str) -> None:
+    with pytest.raises(TrainerError, match=message):
         docker_archive.image_id(archive(tmp_path / "image.tar", manifest=manifest))
 
 
-def test_an_archive_that_is_damaged_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_reported_in_one_sentence(tmp_path: Path) -> None:
     path = archive(tmp_path / "image.tar.gz", layer(("opt", "x", "")))
     whole = path.read_bytes()
     for content in (whole[:-20], whole[:40] + b"\xff" * 40 + whole[80:]):
@@ -236,7 +236,7 @@ def test_an_archive_that_is_damaged_is_said_in_one_sentence(tmp_path: Path) -> N
         flat(archive(path, layer(("opt", None, "missing"))))
 
 
-def test_a_full_disk_is_not_said_to_be_the_archive_s_fault(
+def test_a_full_disk_is_not_reported_as_the_archive_s_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = archive(tmp_path / "image.tar.gz", layer(("opt", "x", "")))

@@ -97,12 +97,12 @@ def test_pyxis_is_chosen_for_what_it_runs(
 def test_a_node_uses_the_runtime_that_runs_the_image(tmp_path: Path, on_n2: Path) -> None:
     path = tmp_path / "image.sif"
     path.touch()
-    said = refused(job_in(tmp_path, image=str(path)))
-    assert said == f"n2 has no apptainer, which would run launcher.slurm.image {path}."
+    message = refused(job_in(tmp_path, image=str(path)))
+    assert message == f"n2 has no apptainer, which would run launcher.slurm.image {path}."
 
 
 @pytest.mark.parametrize(
-    ("stand_in", "said"),
+    ("stand_in", "message"),
     [
         ("echo FATAL ERROR: no inodes. >&2; exit 1", "sqfstar failed on n2: FATAL ERROR: no inodes."),
         # More errors than a pipe holds, before it reads any input.
@@ -110,25 +110,25 @@ def test_a_node_uses_the_runtime_that_runs_the_image(tmp_path: Path, on_n2: Path
     ],
     ids=["early", "much"],
 )
-def test_what_sqfstar_says_is_its_own(tmp_path: Path, on_n2: Path, stand_in: str, said: str) -> None:
+def test_what_sqfstar_says_is_its_own(tmp_path: Path, on_n2: Path, stand_in: str, message: str) -> None:
     (on_n2 / "sqfstar").write_text(f"#!/bin/bash\n{stand_in}\n")
     (on_n2 / "sqfstar").chmod(0o755)
     path = archive(tmp_path / "image.tar", layer(("opt/much", "x" * 4_000_000, "")))
     job = job_in(tmp_path, image=str(path))
     with pytest.raises(TrainerError) as refused:
         image.prepare(job)
-    assert str(refused.value) == said
+    assert str(refused.value) == message
     assert not [*(tmp_path / "jobs/.images").glob("*.new")]
 
 
 @pytest.mark.parametrize("reload", [False, True])
-def test_an_image_is_taken_as_it_is_where_containers_are_to_be_made_anew(
+def test_an_image_is_used_as_it_is_where_containers_are_recreated(
     tmp_path: Path, on_n2: Path, reload: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = tmp_path / "told"
+    calls = tmp_path / "told"
     # This is for `import -o FILE IMAGE`, which makes the file.
     (on_n2 / "enroot").write_text(
-        f'#!/bin/sh\necho "$1" >>{told}\n'
+        f'#!/bin/sh\necho "$1" >>{calls}\n'
         'while [ $# -gt 1 ]; do [ "$1" = -o ] && echo made >"$2"; shift; done\n'
     )
     job = job_in(tmp_path, image="docker://registry/train:1", container="enroot", reload_container=reload)
@@ -143,7 +143,7 @@ def test_an_image_is_taken_as_it_is_where_containers_are_to_be_made_anew(
         image.prepare(job)
         with pytest.raises(SystemExit):
             image.enter(job)
-    words = told.read_text().split()
+    words = calls.read_text().split()
     assert (words.count("import"), words.count("create") > 0) == ((2, False) if reload else (1, True))
     (made,) = (tmp_path / "jobs" / ".images").glob("*.sqsh")
     assert all((str(made) in command) is reload for command in begun)

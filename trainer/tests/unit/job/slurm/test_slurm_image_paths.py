@@ -67,9 +67,9 @@ def test_what_is_not_mounted_is_named_with_what_to_mount(shared: Path, tmp_path:
     assert f"add {shared}/pile:/data there" in hidden[0]
 
 
-def test_nobody_is_told_to_mount_the_whole_node(tmp_path: Path) -> None:
-    (said,) = problems(tmp_path / "jobs", [], data={"mock": True}, checkpoint={"load": "/usr"})
-    assert "move it from / into a directory, add that there, and give" in said
+def test_nobody_is_advised_to_mount_the_whole_node(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path / "jobs", [], data={"mock": True}, checkpoint={"load": "/usr"})
+    assert "move it from / into a directory, add that there, and give" in problem
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def hidden(tmp_path: Path) -> Iterator[Path]:
     hidden.chmod(0o700)
 
 
-def test_what_this_user_may_not_look_at_here_is_left_to_the_nodes(hidden: Path) -> None:
+def test_what_this_user_may_not_read_here_is_left_to_the_nodes(hidden: Path) -> None:
     with pytest.raises(PermissionError):
         (hidden / "text.idx").exists()
     assert image_paths.is_there(str(hidden / "text.idx")) is None
@@ -106,14 +106,14 @@ def test_what_is_not_behind_a_mount_is_named_inside_and_outside(shared: Path, tm
 def test_the_innermost_mount_holds(shared: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     mounts = [f"{shared}:/data", f"{tmp_path}/empty:/data/pile"]
-    (said,) = problems(tmp_path / "jobs", mounts, **data("/data/pile/text"))
-    assert f"is {tmp_path}/empty/text on the nodes" in said
+    (problem,) = problems(tmp_path / "jobs", mounts, **data("/data/pile/text"))
+    assert f"is {tmp_path}/empty/text on the nodes" in problem
 
 
 def test_data_behind_a_mount_are_held_to_the_job_like_any_other(shared: Path, tmp_path: Path) -> None:
     (shared / "pile/text.bin").unlink()
-    (said,) = problems(tmp_path / "jobs", [f"{shared}/pile:/data"], **data("/data/text"))
-    assert f"{shared}/pile/text.bin is missing" in said
+    (problem,) = problems(tmp_path / "jobs", [f"{shared}/pile:/data"], **data("/data/text"))
+    assert f"{shared}/pile/text.bin is missing" in problem
 
 
 @pytest.mark.parametrize("path", ["/opt/in-the-image/text", "beside/the-job"])
@@ -126,13 +126,13 @@ def test_tokenizers_and_checkpoints_are_followed_too(shared: Path, tmp_path: Pat
     (shared / "vocab.json").write_text("{}")
     (shared / "merges.txt").write_text("")
     tokenizer = {"vocab": f"{shared}/vocab.json", "merges": "/data/merges"}
-    told = problems(
+    found = problems(
         tmp_path / "jobs",
         [f"{shared}:/data"],
         **data("/data/pile/text", tokenizer=tokenizer),
         checkpoint={"load": str(shared)},
     )
-    assert [one.split(" ")[0] for one in told] == [
+    assert [one.split(" ")[0] for one in found] == [
         "data.tokenizer.vocab",
         "data.tokenizer.merges",
         "checkpoint.load",

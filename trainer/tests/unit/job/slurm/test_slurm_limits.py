@@ -50,7 +50,7 @@ def test_what_the_cluster_can_give(slurm: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slurm", "said"),
+    ("slurm", "message"),
     [
         ({"partition": "gpu"}, "Slurm has no partition gpu; did you mean gpu2?"),
         ({"partition": "big"}, "Slurm has no partition big; there are hgx, gpu2."),
@@ -68,8 +68,8 @@ def test_what_the_cluster_can_give(slurm: dict[str, Any]) -> None:
         ({"constraint": "ib&nvme"}, "No node of partition gpu2 has the feature ib; they have no features."),
     ],
 )
-def test_what_it_never_can_is_named_with_what_would_work(slurm: dict[str, Any], said: str) -> None:
-    assert any(said in problem for problem in problems(**slurm))
+def test_what_it_never_can_is_named_with_what_would_work(slurm: dict[str, Any], message: str) -> None:
+    assert any(message in problem for problem in problems(**slurm))
 
 
 def test_of_different_nodes_enough_must_have_all() -> None:
@@ -78,8 +78,8 @@ def test_of_different_nodes_enough_must_have_all() -> None:
     config = configuration.from_dict(
         {"launcher": {"kind": "slurm", "slurm": {"nodes": 2, "gres": "gpu:a10:4"}}}
     )
-    (said,) = limits.problems(config, PARTITIONS, limits.nodes("\n".join(text)))
-    assert said.startswith("Only 1 of the 2 nodes of partition gpu2 have all that the job asks for")
+    (message,) = limits.problems(config, PARTITIONS, limits.nodes("\n".join(text)))
+    assert message.startswith("Only 1 of the 2 nodes of partition gpu2 have all that the job asks for")
 
 
 def test_a_partition_may_be_closed_or_for_others() -> None:
@@ -102,7 +102,7 @@ def test_a_partition_may_have_no_small_jobs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("default", "said"),
+    ("default", "message"),
     [
         (False, "Slurm has no default partition; give launcher.slurm.partition: hgx or gpu2."),
         (
@@ -111,10 +111,10 @@ def test_a_partition_may_have_no_small_jobs() -> None:
         ),
     ],
 )
-def test_a_default_partition_that_is_not_known_is_not_called_none(default: bool | None, said: str) -> None:
+def test_a_default_partition_that_is_not_known_is_not_called_none(default: bool | None, message: str) -> None:
     there = [dataclasses.replace(one, is_default=default) for one in PARTITIONS]
     config = configuration.from_dict({"launcher": {"kind": "slurm"}})
-    assert limits.problems(config, there, NODES) == [said]
+    assert limits.problems(config, there, NODES) == [message]
     named = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": {"partition": "gpu2"}}})
     assert limits.problems(named, there, NODES) == []
 
@@ -124,37 +124,39 @@ CLUSTER = (PARTITIONS, NODES)
 NO_GRES = (PARTITIONS, [dataclasses.replace(node, gres={}) for node in NODES])
 
 
-def asks(*overrides: str, cluster: Any = CLUSTER, accelerator: str = "cuda") -> tuple[list[str], list[str]]:
+def requests(
+    *overrides: str, cluster: Any = CLUSTER, accelerator: str = "cuda"
+) -> tuple[list[str], list[str]]:
     """Return the GPU requests of gpt2-xl.yaml, and the problems with them."""
     config = configuration.load(CONFIGS / "gpt2-xl.yaml", ["launcher.kind=slurm", *overrides])
     job = limits.with_gpus(config, accelerator, *cluster)
     lines = script("xl", "/jobs/xl", "/env/bin/python", job).splitlines()
-    asked = [line.removeprefix("#SBATCH --") for line in lines if re.search("gres|gpus", line)]
-    return asked, limits.without_gpus(job, accelerator, *cluster)
+    options = [line.removeprefix("#SBATCH --") for line in lines if re.search("gres|gpus", line)]
+    return options, limits.without_gpus(job, accelerator, *cluster)
 
 
-def test_a_configuration_that_says_only_how_many_devices_asks_for_as_many_gpus() -> None:
-    assert asks() == (["gpus-per-node=4"], [])
-    assert asks("launcher.slurm.nodes={hgx: 1, gpu2: 7}") == (["gpus-per-node=4"] * 2, [])
-    assert asks("launcher.slurm.nodes={hgx: 1, gpu2: 7}", "launcher.slurm.gres={hgx: gpu:hgx:4}") == (
+def test_a_configuration_that_says_only_how_many_devices_requests_as_many_gpus() -> None:
+    assert requests() == (["gpus-per-node=4"], [])
+    assert requests("launcher.slurm.nodes={hgx: 1, gpu2: 7}") == (["gpus-per-node=4"] * 2, [])
+    assert requests("launcher.slurm.nodes={hgx: 1, gpu2: 7}", "launcher.slurm.gres={hgx: gpu:hgx:4}") == (
         ["gres=gpu:hgx:4", "gpus-per-node=4"],
         [],
     )
-    assert asks("launcher.slurm.gres=nvme:1") == (["gres=nvme:1", "gpus-per-node=4"], [])
+    assert requests("launcher.slurm.gres=nvme:1") == (["gres=nvme:1", "gpus-per-node=4"], [])
 
 
-def test_gpus_are_asked_for_only_where_slurm_gives_them_and_processes_want_them() -> None:
-    assert asks(accelerator="cpu") == ([], [])
-    assert asks(cluster=NO_GRES) == ([], [])
-    assert asks("launcher.slurm.gpus_per_node=a10:8", accelerator="rocm") == (["gpus-per-node=a10:8"], [])
+def test_gpus_are_requested_only_where_slurm_gives_them_and_processes_want_them() -> None:
+    assert requests(accelerator="cpu") == ([], [])
+    assert requests(cluster=NO_GRES) == ([], [])
+    assert requests("launcher.slurm.gpus_per_node=a10:8", accelerator="rocm") == (["gpus-per-node=a10:8"], [])
 
 
 def test_a_job_of_fewer_gpus_than_processes_is_refused() -> None:
-    assert asks("launcher.devices_per_node=null")[1] == [
+    assert requests("launcher.devices_per_node=null")[1] == [
         "The job asks for no GPUs of the nodes; give launcher.devices_per_node, "
         "launcher.slurm.gpus_per_node or launcher.slurm.gres."
     ]
-    assert asks("launcher.slurm.partition=gpu2", "launcher.slurm.gres=gpu:a10:2")[1] == [
+    assert requests("launcher.slurm.partition=gpu2", "launcher.slurm.gres=gpu:a10:2")[1] == [
         "launcher.devices_per_node is 4, but the job asks for 2 GPUs of each node of partition gpu2; "
         "change launcher.slurm.gres."
     ]

@@ -134,7 +134,7 @@ def test_the_newest_version_that_both_speak_is_taken() -> None:
     assert rest_forms.newest('{"paths": {"/slurm/v0.0.37/job/submit": {}}}') is None
 
 
-def test_an_error_is_said_with_what_it_is_explained_by() -> None:
+def test_an_error_is_reported_with_its_explanation() -> None:
     both = {"description": "Unable to query jobs", "error": "Unable to contact slurm controller."}
     assert rest_forms.error_text({"errors": [both, both]}) == (
         "Unable to query jobs: Unable to contact slurm controller"

@@ -76,20 +76,20 @@ def token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-def test_it_is_asked_at_a_socket_with_the_token_in_a_header(tmp_path: Path, token_file: str) -> None:
+def test_it_is_queried_at_a_socket_with_the_token_in_a_header(tmp_path: Path, token_file: str) -> None:
     jobs = "/slurm/v0.0.42/jobs"
     with running(
         UnixServer(str(tmp_path / "rest"), Handler), {jobs: (200, {"jobs": [], "errors": []})}
     ) as server:
-        asked = Rest(f"unix:{tmp_path}/rest", token_file)
-        assert asked.queue() == []
+        client = Rest(f"unix:{tmp_path}/rest", token_file)
+        assert client.queue() == []
         # Without slurmdbd.
-        assert asked.recorded(7) is None
+        assert client.recorded(7) is None
     assert server.shown[:2] == [("/openapi/v3", "me", TOKEN), (jobs, "me", TOKEN)]
 
 
 @pytest.mark.parametrize(
-    ("status", "answer", "said"),
+    ("status", "answer", "message"),
     [
         (401, {}, "does not take the token in FILE: make another with scontrol token."),
         (511, {}, "does not take the token in FILE: make another with scontrol token."),
@@ -101,12 +101,12 @@ def test_it_is_asked_at_a_socket_with_the_token_in_a_header(tmp_path: Path, toke
     ],
 )
 def test_what_it_refuses_is_one_sentence_without_the_token(
-    token_file: str, status: int, answer: Any, said: str
+    token_file: str, status: int, answer: Any, message: str
 ) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     with running(server, {"/slurm/v0.0.42/jobs": (status, answer)}), pytest.raises(SlurmError) as caught:
         Rest(f"http://127.0.0.1:{server.server_port}", token_file).queue()
-    assert said.replace("FILE", token_file) in str(caught.value)
+    assert message.replace("FILE", token_file) in str(caught.value)
     assert TOKEN not in str(caught.value)
 
 
@@ -143,17 +143,17 @@ def test_a_certificate_that_nobody_vouches_for_is_shown_no_token(tmp_path: Path,
     context.load_cert_chain(certificate, key)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    asked = Rest(f"https://localhost:{server.server_port}", token_file)
+    client = Rest(f"https://localhost:{server.server_port}", token_file)
     refused = pytest.raises(SlurmError, match=r"does not answer: .*certificate verify failed")
     with running(server, {}) as served, refused:
-        asked.queue()
+        client.queue()
     assert served.shown == []
 
 
 def test_one_that_speaks_no_known_version_is_named(token_file: str) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     answers: dict[str, Any] = {"/openapi/v3": (200, {"paths": {"/slurm/v0.0.44/job/submit": {}}})}
-    asked = Rest(f"http://127.0.0.1:{server.server_port}", token_file)
+    client = Rest(f"http://127.0.0.1:{server.server_port}", token_file)
     refused = pytest.raises(SlurmError, match=r"speaks none of v0\.0\.38, v0\.0\.40, v0\.0\.41, v0\.0\.42")
     with running(server, answers), refused:
-        asked.queue()
+        client.queue()

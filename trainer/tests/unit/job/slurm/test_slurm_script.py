@@ -79,7 +79,7 @@ def test_a_heterogeneous_job_has_a_component_for_each_partition_and_one_order_of
     assert slurm_options.world_size(config) == 32
 
 
-def test_ranks_are_tasks_of_a_step_beside_the_agents() -> None:
+def test_ranks_are_tasks_of_a_step_next_to_the_agents() -> None:
     config = job(step="ranks", mpi="pmix", **HETEROGENEOUS)
     first, second = srun_of_ranks(config)
     assert first[:4] == ("--het-group=0", "--nodes=1", "--ntasks=4", "--ntasks-per-node=4")
@@ -155,7 +155,7 @@ def test_no_name_of_a_partition_breaks_out_of_its_line(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "slurm", "said"),
+    ("launcher", "slurm", "message"),
     [
         ({}, {"nodes": {"hgx": "many"}}, "launcher.slurm.nodes.hgx is 'many'; it must be a number of nodes."),
         ({}, {"nodes": 0}, "launcher.slurm.nodes is '0'; it must be a number of nodes."),
@@ -169,10 +169,10 @@ def test_no_name_of_a_partition_breaks_out_of_its_line(name: str) -> None:
         ({}, {"time": "5"}, "leaves nothing before launcher.slurm.signal 300 s"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(
-    launcher: dict[str, Any], slurm: dict[str, Any], said: str
+def test_what_cannot_be_requested_is_refused(
+    launcher: dict[str, Any], slurm: dict[str, Any], message: str
 ) -> None:
-    assert any(said in problem for problem in configuration.check(job(launcher, **slurm)))
+    assert any(message in problem for problem in configuration.check(job(launcher, **slurm)))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_what_is_written_for_all_partitions_is_read_back() -> None:
     assert [part.gres for part in slurm_options.components(config)] == ["gpu:4", "gpu:4"]
 
 
-def test_what_is_given_for_the_only_partition_by_name_is_asked_for() -> None:
+def test_what_is_given_for_the_only_partition_by_name_is_requested() -> None:
     (part,) = slurm_options.components(job(partition="gpu2", gres={"gpu2": "gpu:a10:4"}))
     assert (part.gres, part.slots) == ("gpu:a10:4", 4)
 

@@ -119,14 +119,14 @@ def waiting(job: int, priority: int = 1, partition: str = "gpu2") -> Seen:
     return Seen(job, job, "PENDING", reason="Priority", partition=partition, priority=priority)
 
 
-def test_the_place_in_the_queue_is_by_priority_and_then_by_age() -> None:
+def test_the_position_in_the_queue_is_by_priority_and_then_by_age() -> None:
     queue = [waiting(1, 5), waiting(2, 5), waiting(3, 9), waiting(4, 5), waiting(5, 99, "hgx")]
     assert [states.queue_position(queue, job) for job in queue] == [2, 3, 1, 4, 1]
     assert states.queue_position(queue, dataclasses.replace(queue[0], state="RUNNING")) is None
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"),
+    ("reason", "message"),
     [
         ("Resources", "the nodes that it needs are in use (Resources)"),
         ("(Priority)", "jobs of higher priority are before it (Priority)"),
@@ -159,9 +159,9 @@ def test_the_place_in_the_queue_is_by_priority_and_then_by_age() -> None:
         ("", ""),
     ],
 )
-def test_why_a_job_waits_in_words(reason: str, said: str) -> None:
+def test_why_a_job_waits_in_words(reason: str, message: str) -> None:
     found = reasons.why(reason)
-    assert said in found if said else found == ""
+    assert message in found if message else found == ""
 
 
 def test_every_limit_that_slurm_knows_is_in_words() -> None:
@@ -200,7 +200,7 @@ def test_a_job_that_waits_says_where_and_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "is_stopped", "state", "said"),
+    ("seen", "is_stopped", "state", "message"),
     [
         (
             Seen(9, 9, "CANCELLED", by="alice"),
@@ -245,11 +245,11 @@ def test_a_job_that_waits_says_where_and_why() -> None:
     ],
 )
 def test_what_slurm_does_to_a_job_that_ran(
-    seen: Seen | None, is_stopped: bool, state: str, said: str
+    seen: Seen | None, is_stopped: bool, state: str, message: str
 ) -> None:
     found, reason = current(RUNNING, seen, is_stopped=is_stopped)
     assert found == state
-    assert said in reason
+    assert message in reason
 
 
 def test_the_agents_word_is_the_last_one() -> None:
@@ -296,10 +296,10 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDirectory:
     job.make(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),)))
     job.write_resolved("{launcher: {kind: slurm, max_restarts: 1, slurm: {interface: lo}}}")
     job.write_state(State("gpt", "queued", master="n1"))
-    told = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURMD_NODENAME": "n1", "RDM_SLURM_RUN": "7.0"}
+    variables = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURMD_NODENAME": "n1", "RDM_SLURM_RUN": "7.0"}
     ours = ("RDM_NODE", "RDM_CLUSTER_KEY", "RDM_JOBS", "RDM_EXECUTION_ENVIRONMENT", "RDM_PLACE")
-    for name in (*told, *ours):
-        monkeypatch.setenv(name, told.get(name, ""))
+    for name in (*variables, *ours):
+        monkeypatch.setenv(name, variables.get(name, ""))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     return job
 
@@ -348,10 +348,10 @@ def test_what_the_first_node_cannot_write_lets_no_other_node_wait(
     monkeypatch.setattr(JobDirectory, "write_state", full)
     with pytest.raises(OSError, match="No space left"):
         step.run(task.path)
-    assert said_by_the_first(task, "7.0")[-1] == ("end", "[Errno 28] No space left on device")
+    assert messages_of_the_first(task, "7.0")[-1] == ("end", "[Errno 28] No space left on device")
 
 
-def said_by_the_first(task: JobDirectory, run: str) -> list[tuple[str, str]]:
+def messages_of_the_first(task: JobDirectory, run: str) -> list[tuple[str, str]]:
     """Return the type and the reason of each message of the first node."""
     lines = (task.path / "nodes" / run / "0.jsonl").read_text().splitlines()
     return [(message["type"], message.get("reason", "")) for message in map(json.loads, lines)]
@@ -371,7 +371,7 @@ def test_nodes_whose_environments_differ_are_named_with_what_they_have(
     with pytest.raises(TrainerError) as refused:
         step.run(task.path)
     assert str(refused.value) == why
-    assert said_by_the_first(task, "7.0")[-1] == ("end", why), "the others do not wait"
+    assert messages_of_the_first(task, "7.0")[-1] == ("end", why), "the others do not wait"
     assert not step.again(task.path)
 
 
@@ -409,6 +409,6 @@ def test_of_a_program_that_trains_otherwise_only_what_starts_it_must_be_the_same
     monkeypatch.setattr(step, "MEET_S", 0.1)
     with pytest.raises(TrainerError, match="nothing answers at the job's first node"):
         step.run(task.path)
-    (said,) = map(json.loads, (task.path / "nodes/7.0/1.jsonl").read_text().splitlines())
+    (message,) = map(json.loads, (task.path / "nodes/7.0/1.jsonl").read_text().splitlines())
     expected = {"Python": "3.11", "rdm-trainer": importlib.metadata.version("rdm-trainer")}
-    assert said["member"]["versions"] == expected
+    assert message["member"]["versions"] == expected

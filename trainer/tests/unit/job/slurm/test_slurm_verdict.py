@@ -58,24 +58,24 @@ def test_a_last_word_is_waited_for_by_the_clock_of_the_host_that_waits(
     monkeypatch.setattr(time, "time", lambda: now)
     end = now + skew
     monkeypatch.setattr(commands, "queue", lambda: [Seen(7, 7, "COMPLETED", end=end)])
-    looks = []
+    found_states = []
     for passed in (0, view.LATE_S - 1, 2):
         now += passed
-        looks.append(verbs.state(job).state)
-    assert looks == ["running", "running", "failed"]
+        found_states.append(verbs.state(job).state)
+    assert found_states == ["running", "running", "failed"]
     # It has been requeued, and ends a second time.
     job.write_state(State("gpt", "running", launcher="slurm", started=5.0))
     now, end = now + 60, end + 60
     assert verbs.state(job).state == "running"
 
 
-def test_a_slurm_that_does_not_answer_is_asked_once_for_all_jobs(
+def test_a_slurm_that_does_not_answer_is_queried_once_for_all_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    queries = []
 
     def silent() -> list[Seen]:
-        asked.append("queue")
+        queries.append("queue")
         raise SlurmError("Connection refused.")
 
     monkeypatch.setattr(commands, "queue", silent)
@@ -92,10 +92,10 @@ def test_a_slurm_that_does_not_answer_is_asked_once_for_all_jobs(
         ("queued", silence),
         ("running", ""),
     ]
-    assert asked == ["queue"]
+    assert queries == ["queue"]
 
 
-def test_a_job_that_is_being_submitted_is_not_judged_by_who_looks(
+def test_a_job_that_is_being_submitted_is_not_evaluated_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
@@ -103,10 +103,10 @@ def test_a_job_that_is_being_submitted_is_not_judged_by_who_looks(
     request = Request("gpt", "login", (Node("login", "127.0.0.1", 1),))
     monkeypatch.setattr(commands, "queue", list)
     monkeypatch.setattr(commands, "recorded", lambda number: None)
-    looked = []
+    found_states = []
 
     def submit(*_: object) -> int:
-        looked.append(verbs.state(job).state)
+        found_states.append(verbs.state(job).state)
         with pytest.raises(TrainerError, match="is being submitted"):
             verbs.stop(job, now=True, timeout=300.0)
         return 7
@@ -115,9 +115,9 @@ def test_a_job_that_is_being_submitted_is_not_judged_by_who_looks(
     config = configuration.from_dict({"launcher": {"kind": "slurm"}})
     # The files of another job that had the same id.
     (job.path / "nodes/7.0").mkdir(parents=True)
-    told = verbs.start(job, request, config)
-    assert (told["started"], told["job"]["job"], told["job"]["state"]) == (True, "gpt", "queued")
-    assert looked == ["queued"]
+    reply = verbs.start(job, request, config)
+    assert (reply["started"], reply["job"]["job"], reply["job"]["state"]) == (True, "gpt", "queued")
+    assert found_states == ["queued"]
     assert not (job.path / "nodes").exists()
     # The submitting process was killed.
     job.slurm.write_text(json.dumps({"job": 0}))
@@ -143,18 +143,18 @@ def test_a_job_whose_agents_never_began_does_not_go_back_into_the_queue(
     assert again(job.path)
 
 
-def test_a_library_that_the_nodes_would_miss_is_said_before_the_queue(
+def test_a_library_that_the_nodes_would_miss_is_reported_before_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
     monkeypatch.setattr(commands, "is_there", lambda: False)
     request = Request("gpt", "login", (Node("login", "127.0.0.1", 1),))
 
-    def said(**launcher: Any) -> bool:
-        asked = {"data": {"mock": True}, "logging": {"trackers": ["wandb"]}}
-        config = configuration.from_dict({**asked, "launcher": {"kind": "slurm", **launcher}})
+    def is_reported(**launcher: Any) -> bool:
+        options = {"data": {"mock": True}, "logging": {"trackers": ["wandb"]}}
+        config = configuration.from_dict({**options, "launcher": {"kind": "slurm", **launcher}})
         return any("wandb, which is not installed" in one for one in verbs.check(request, config)["problems"])
 
-    assert said()
+    assert is_reported()
     # The packages in an image are unknown here.
-    assert not said(slurm={"image": "/i/x.sqsh"})
+    assert not is_reported(slurm={"image": "/i/x.sqsh"})
