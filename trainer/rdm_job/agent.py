@@ -376,7 +376,7 @@ class Master:
         elif by != TIME:
             self._end("stopped", f"{how}, as asked.")
         elif self._attempt - self._first < agent.restarts_left:
-            self._go_on_elsewhere(f"{how} before its time limit, and goes on when Slurm starts it again.")
+            self._requeue(f"{how} before its time limit, and goes on when Slurm starts it again.")
         else:
             self._end("stopped", f"{how} before its time limit, and no restarts are left: resume it.")
 
@@ -465,7 +465,7 @@ class Master:
         deadline = time.monotonic() + RETURN_S
         while away := [name for name in self._others if self._is_lost(name)]:
             if not agent.may_return:
-                self._go_on_elsewhere(agent.state.failures[-1].reason)
+                self._requeue(agent.state.failures[-1].reason)
                 return False
             self._tick()
             if self._agent.directory.stop_requested() is not None:
@@ -476,7 +476,7 @@ class Master:
         self._kill_everywhere()
         return True
 
-    def _go_on_elsewhere(self, reason: str) -> None:
+    def _requeue(self, reason: str) -> None:
         """End here, and let Slurm start the job again."""
         self._agent.write(restarts=self._agent.state.restarts + 1)
         self._end("queued", reason)

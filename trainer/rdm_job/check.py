@@ -23,7 +23,7 @@ from rdm_job.directory import JobDirectory, here, jobs_root
 from rdm_job.job_key import job_key
 from rdm_job.launchers import LAUNCHERS
 from rdm_job.protocol import Node, Request
-from rdm_job.requested import files_missing, read_config, standing_in_the_way, with_slots, written
+from rdm_job.requested import directory_problems, missing_files, read_config, with_slots, written
 from rdm_job.slurm import verbs as slurm
 
 __all__ = ["check"]
@@ -45,7 +45,7 @@ def check(request: Request) -> dict[str, Any]:
         config = read_config(request)
         if config.launcher.kind == "slurm":
             return slurm.check(request, config)
-    problems: list[str] = [*standing_in_the_way(request), *_address_and_key(request)]
+    problems: list[str] = [*directory_problems(request), *_address_and_key(request)]
     facts: dict[str, Any] = {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "rdm_trainer": rdm_core.__version__,
@@ -92,7 +92,7 @@ def _address_and_key(request: Request) -> Iterator[str]:
 
 def _configuration(request: Request, config: JobConfig, world: int, mine: Node) -> Iterator[str]:
     yield from configuration.check(config, world, mine.slots)
-    yield from as_far_as_it_fits(files_missing(config))
+    yield from as_far_as_it_fits(missing_files(config))
     yield from as_far_as_it_fits(inspection.problems(*written(request), config))
 
 
@@ -167,13 +167,13 @@ def _launcher(request: Request, config: JobConfig) -> Iterator[str]:
     missing = [program for program in launcher.programs if shutil.which(program) is None]
     if missing:
         needed = " and ".join(missing)
-        yield f"The launcher {kind} needs {needed}, which the {here()} does not have; {_brings(missing)}."
+        yield f"The launcher {kind} needs {needed}, which the {here()} does not have; {_hint_for(missing)}."
     elif launcher.uses_ssh and request.node == request.master.name and len(request.nodes) > 1:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             yield from filter(None, pool.map(_ssh, request.nodes))
 
 
-def _brings(programs: Sequence[str]) -> str:
+def _hint_for(programs: Sequence[str]) -> str:
     """Return a hint on how to install a launcher's programs where the job runs."""
     if here() == "container":
         return _HINTS["container"]

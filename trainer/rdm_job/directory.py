@@ -298,7 +298,7 @@ class JobDirectory:
         """Whether an agent runs for the job."""
         return processes.is_alive(self.agent)
 
-    def wait_for_news(self, seconds: float) -> None:
+    def wait_for_change(self, seconds: float) -> None:
         """Wait until the state changes or no agent runs, at most ``seconds``."""
         before, deadline = self.version, time.monotonic() + seconds
         while time.monotonic() < deadline and self.version == before and self.has_agent:

@@ -73,9 +73,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config = configuration.load_job(directory.resolved)
         if config.launcher.kind == "deepspeed":
-            _go_on_with(config.launcher.env, arguments)
+            _restart_with(config.launcher.env, arguments)
         marked = Marked(int(os.environ["RANK"]), 1, 2) if config.logging.mark_ranks else None
-        _go_on_profiled(config.launcher, directory, arguments)
+        _restart_profiled(config.launcher, directory, arguments)
     except TrainerError as problem:
         print(f"Error: {problem}", file=sys.stderr, flush=True)
         return problem.exit_code
@@ -130,7 +130,7 @@ def _own_directory() -> JobDirectory:
     return JobDirectory(path)
 
 
-def _go_on_with(variables: Mapping[str, str], arguments: Sequence[str]) -> None:
+def _restart_with(variables: Mapping[str, str], arguments: Sequence[str]) -> None:
     """Set the job's variables, which its launcher would show to all users, and start this program again.
 
     The restart is needed because Python reads some of them at start. The launcher's own variables stay.
@@ -142,7 +142,7 @@ def _go_on_with(variables: Mapping[str, str], arguments: Sequence[str]) -> None:
     os.execve(sys.executable, command, {**os.environ, **missing})  # noqa: S606  # a list, no shell
 
 
-def _go_on_profiled(launcher: LauncherConfig, directory: JobDirectory, arguments: Sequence[str]) -> None:
+def _restart_profiled(launcher: LauncherConfig, directory: JobDirectory, arguments: Sequence[str]) -> None:
     """Replace this process with the rank's profiler, if the job wants one; that starts this program again."""
     if os.environ.pop(PROFILED_VARIABLE, None):
         return
@@ -236,46 +236,46 @@ def _run(command: list[str]) -> tuple[int, list[str]]:
     Returns:
         Its exit code, and the last lines of its errors.
     """
-    early: list[int] = []
+    pending: list[int] = []
 
-    def hand_on(number: int, _frame: object) -> None:
+    def forward(number: int, _frame: object) -> None:
         if _children:
             _children[-1].send_signal(number)
         else:
-            early.append(number)
+            pending.append(number)
 
     # Install the handlers first: otherwise a signal during the start would not reach the program.
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        signal.signal(number, hand_on)
-    (read, write), (over, is_over) = os.pipe(), os.pipe()
+        signal.signal(number, forward)
+    (read, write), (stop, stop_end) = os.pipe(), os.pipe()
     with subprocess.Popen(command, stderr=write) as process:  # the user's own program, no shell
         os.close(write)
         _children.append(process)
-        while early:
-            process.send_signal(early.pop(0))
+        while pending:
+            process.send_signal(pending.pop(0))
         end = bytearray()
-        reader = threading.Thread(target=_pass_on, args=(read, over, end), daemon=True)
+        reader = threading.Thread(target=_copy_errors, args=(read, stop, end), daemon=True)
         reader.start()
         code = process.wait()
     # Its children may write for ever: wait only a moment.
     reader.join(_REST_S)
     # Then read only what is already in the pipe, with more time for a busy node.
-    os.close(is_over)
+    os.close(stop_end)
     reader.join(_READ_S)
     lines = [line for line in bytes(end).decode("utf-8", "replace").splitlines() if line.strip()]
     return code if code >= 0 else 128 - code, lines
 
 
-def _pass_on(errors: int, over: int, end: bytearray) -> None:
+def _copy_errors(errors: int, stop: int, end: bytearray) -> None:
     """Copy a program's errors to this process's, and keep their end.
 
     Args:
         errors: The pipe to read to its end.
-        over: A pipe whose other end is closed to stop the reading when ``errors`` is empty.
+        stop: A pipe whose other end is closed to stop the reading when ``errors`` is empty.
         end: Receives the last bytes.
     """
     ready = select.poll()
-    for pipe in (errors, over):
+    for pipe in (errors, stop):
         ready.register(pipe, select.POLLIN)
     while errors in dict(ready.poll()) and (block := os.read(errors, 65536)):
         end += block

@@ -13,7 +13,7 @@ from rdm_core.config import JobConfig, workload_of
 from rdm_job.directory import JobDirectory, here, jobs_root
 from rdm_job.protocol import Request
 
-__all__ = ["files_missing", "read_config", "standing_in_the_way", "with_slots", "written"]
+__all__ = ["directory_problems", "missing_files", "read_config", "with_slots", "written"]
 
 _IN = {"container": "in the container", "host": "on the host"}
 _MOUNT = {"container": "; mount it with container_volumes", "host": ""}
@@ -47,7 +47,7 @@ def with_slots(request: Request, config: JobConfig) -> Request:
     return dataclasses.replace(request, nodes=nodes)
 
 
-def standing_in_the_way(request: Request) -> Iterator[str]:
+def directory_problems(request: Request) -> Iterator[str]:
     """Yield the problems of the jobs' directory, and of a job of this name in it."""
     root = jobs_root()
     job = JobDirectory(root / request.name, request.node)
@@ -61,7 +61,7 @@ def standing_in_the_way(request: Request) -> Iterator[str]:
         yield f"There is a job {request.name} already; give this one another name, or resume that one."
 
 
-def files_missing(config: JobConfig) -> Iterator[str]:
+def missing_files(config: JobConfig) -> Iterator[str]:
     """Yield a problem for each of the job's files that is missing here; only absolute paths are checked."""
     for key, name in workload_of(config).files(config):
         if Path(name).is_absolute() and not Path(name).is_file():

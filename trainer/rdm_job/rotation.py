@@ -21,7 +21,7 @@ from pathlib import Path
 from rdm_job.agent_lock import NO_LOCKS
 from rdm_log.scan import piece, read, with_pieces
 
-__all__ = ["end_of", "gained", "rotate"]
+__all__ = ["end_of", "lines_from", "rotate"]
 
 
 def rotate(path: Path, most: int, keep: int) -> None:
@@ -65,7 +65,7 @@ def end_of(path: Path) -> int:
     return 0
 
 
-def gained(path: Path, offset: int, most: int) -> tuple[bytes, int]:
+def lines_from(path: Path, offset: int, most: int) -> tuple[bytes, int]:
     """Return whole lines of a log from an offset on, and the offset of the next one.
 
     Args:

@@ -24,7 +24,7 @@ from rdm_job.info import job_info
 from rdm_job.part import Part
 from rdm_job.protocol import Request, State
 from rdm_job.requested import read_config, with_slots
-from rdm_job.rotation import end_of, gained
+from rdm_job.rotation import end_of, lines_from
 from rdm_job.slurm import verbs as slurm
 from rdm_job.slurm.script import OUTPUT
 from rdm_log.report.job import collect
@@ -141,7 +141,7 @@ def state(name: str, wait: float = 0.0) -> dict[str, Any]:
     if job.slurm.is_file():
         return {"job": slurm.state(job, wait).to_json()}
     if wait and not job.read_state().has_ended:
-        job.wait_for_news(wait)
+        job.wait_for_change(wait)
     return {"job": _state(job).to_json()}
 
 
@@ -351,7 +351,7 @@ def _last(path: Path, lines: int, wanted: Wanted) -> tuple[str, int]:
 def _from(path: Path, offset: int, wanted: Wanted) -> tuple[str, int]:
     """Return the wanted whole lines of a log from an offset on, and the offset of the next line."""
     try:
-        block, end = gained(path, offset, _MOST_TEXT)
+        block, end = lines_from(path, offset, _MOST_TEXT)
     except OSError:
         return "", offset
     return wanted.of(block.decode("utf-8", "replace")), end
@@ -362,7 +362,7 @@ def _feed_above(path: Path, offset: int, wanted: Wanted) -> None:
     begin = max(0, offset - _ABOVE)
     if not wanted.is_all and begin < offset:
         with contextlib.suppress(OSError):
-            block, end = gained(path, begin, offset - begin)
+            block, end = lines_from(path, begin, offset - begin)
             # If the log was rotated meanwhile, the lines read are not those above the offset.
             if end <= offset:
                 wanted.of(block.decode("utf-8", "replace"))

@@ -27,7 +27,7 @@ from rdm_job.directory import JobDirectory
 from rdm_job.info import ARGUMENTS
 from rdm_job.outlet import Outlet, file_of
 from rdm_job.protocol import Request
-from rdm_job.rotation import end_of, gained, rotate
+from rdm_job.rotation import end_of, lines_from, rotate
 from rdm_job.thinning import thin
 from rdm_job.versions import versions
 from rdm_log import peers, rank_timers, signs
@@ -386,7 +386,7 @@ class _Tail:
             end = end_of(self._path)
             if end - self._offset > _BEHIND:
                 self._offset = end - _AT_ONCE
-            data, self._offset = gained(self._path, self._offset, _AT_ONCE)
+            data, self._offset = lines_from(self._path, self._offset, _AT_ONCE)
         except OSError:
             return b""
         return data

@@ -164,7 +164,7 @@ class Launcher:
             if self._roster.is_complete:
                 self._problem = self._problem or differing(self._roster.by_rank())
             if time.monotonic() > until:
-                self._problem = self._problem or self._too_late(timeout)
+                self._problem = self._problem or self._timeout_reason(timeout)
             if self._problem:
                 self.cancel(self._problem)
                 raise TrainerError(self._problem, exit_code=FAILED)
@@ -354,7 +354,7 @@ class Launcher:
     def _send_status(self) -> None:
         self._server.send({"type": "status", "session": self._session, "state": self._state()})
 
-    def _too_late(self, timeout: float) -> str:
+    def _timeout_reason(self, timeout: float) -> str:
         roster = self._roster
         here = ", ".join(str(member) for member in roster.by_rank())
         missing = f"{roster.missing} of {roster.required} members have not come"
@@ -417,7 +417,7 @@ class Worker:
                     return End.read(message)
             self._remind(where)
             if time.monotonic() > until:
-                raise TrainerError(f"After {timeout:g} s, {self._trouble(where)}.", exit_code=FAILED)
+                raise TrainerError(f"After {timeout:g} s, {self._waiting_reason(where)}.", exit_code=FAILED)
         self._client.send({"type": "leave"})
         self._client.receive(_POLL_S)
         return End(STOPPED, "This member was stopped before the start.")
@@ -494,9 +494,9 @@ class Worker:
     def _remind(self, where: str) -> None:
         if time.monotonic() - self._reminded >= _REMIND_S:
             self._reminded = time.monotonic()
-            self._show(f"Still waiting: {self._trouble(where)}.")
+            self._show(f"Still waiting: {self._waiting_reason(where)}.")
 
-    def _trouble(self, where: str) -> str:
+    def _waiting_reason(self, where: str) -> str:
         if self._client.is_proven and self._state:
             return f"the launcher at {where} waits for others: {self._state.removesuffix('.')}"
         if self._client.was_refused:

@@ -180,9 +180,9 @@ class Roster:
                     self.join(other, one)
         return member or left
 
-    def acknowledge(self, connection: str, given_round: int) -> None:
+    def acknowledge(self, connection: str, acknowledged_round: int) -> None:
         """Record that a member has acknowledged the list of a round."""
-        if given_round == self.round and connection in self._members:
+        if acknowledged_round == self.round and connection in self._members:
             self._acknowledged.add(connection)
 
     def ranks(self) -> dict[str, int]:

@@ -22,7 +22,7 @@ from rdm_job.slurm.accounting import (
     enforced,
     qualities,
 )
-from rdm_job.slurm.states import Seen
+from rdm_job.slurm.states import SlurmJob
 
 __all__ = [
     "SlurmError",
@@ -141,7 +141,7 @@ def submit(directory: Path, script: str) -> int:
     return int(found[1])
 
 
-def queue() -> list[Seen]:
+def queue() -> list[SlurmJob]:
     """Return the jobs in Slurm's memory: those that wait or run, and those that ended recently.
 
     Raises:
@@ -155,7 +155,7 @@ def queue() -> list[Seen]:
         return states.of_queue_text(shown)
 
 
-def recorded(number: int) -> Seen | None:
+def recorded(number: int) -> SlurmJob | None:
     """Return a job's record in the accounting; None if there is no accounting or no record.
 
     Raises:

@@ -21,7 +21,7 @@ from rdm_job.slurm import commands, rest_forms, states, token
 from rdm_job.slurm.accounting import Accounting, Association
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.limits import ClusterNode, Partition
-from rdm_job.slurm.states import Seen
+from rdm_job.slurm.states import SlurmJob
 
 __all__ = ["Access", "Rest", "access", "of_config"]
 
@@ -52,10 +52,10 @@ class Access(Protocol):
     def submit(self, directory: Path, script: str) -> int:
         """Submit a script from its directory, and return the job's id."""
 
-    def queue(self) -> list[Seen]:
+    def queue(self) -> list[SlurmJob]:
         """Return the jobs in Slurm's memory."""
 
-    def recorded(self, number: int) -> Seen | None:
+    def recorded(self, number: int) -> SlurmJob | None:
         """Return a job's record in the accounting; None if there is no accounting or no record."""
 
     def cancel(self, number: int) -> None:
@@ -115,11 +115,11 @@ class Rest:
             raise SlurmError(f"slurmrestd at {self.address} returned no number of a job.")
         return number
 
-    def queue(self) -> list[Seen]:
+    def queue(self) -> list[SlurmJob]:
         """Return the jobs in Slurm's memory."""
         return self._read(states.of_answer, self._get("jobs"))
 
-    def recorded(self, number: int) -> Seen | None:
+    def recorded(self, number: int) -> SlurmJob | None:
         """Return a job's record in the accounting; None if there is no accounting or no record."""
         try:
             answer = self._get(f"job/{number}", "slurmdb")

@@ -17,7 +17,7 @@ from typing import Any
 __all__ = [
     "ACCOUNT_FORMAT",
     "QUEUE_FORMAT",
-    "Seen",
+    "SlurmJob",
     "counted",
     "of_account_text",
     "of_answer",
@@ -48,7 +48,7 @@ _FLAGS = frozenset(
 
 
 @dataclass(frozen=True)
-class Seen:
+class SlurmJob:
     """A job, or one component of a heterogeneous job, as Slurm reports it.
 
     Attributes:
@@ -92,7 +92,7 @@ class Seen:
         return self.state == "PENDING"
 
 
-def of_json(text: str) -> list[Seen]:
+def of_json(text: str) -> list[SlurmJob]:
     """Return the jobs that ``squeue --json``, ``sacct --json`` or ``scontrol --json`` printed.
 
     Raises:
@@ -101,7 +101,7 @@ def of_json(text: str) -> list[Seen]:
     return of_answer(json.loads(text))
 
 
-def of_answer(answer: Any) -> list[Seen]:
+def of_answer(answer: Any) -> list[SlurmJob]:
     """Return the jobs of such JSON, which slurmrestd returns as well.
 
     Raises:
@@ -112,7 +112,7 @@ def of_answer(answer: Any) -> list[Seen]:
     return [_of(job) for job in answer["jobs"]]
 
 
-def of_queue_text(text: str) -> list[Seen]:
+def of_queue_text(text: str) -> list[SlurmJob]:
     """Return the jobs that squeue printed with ``QUEUE_FORMAT``."""
     found = []
     for line in text.splitlines():
@@ -121,7 +121,7 @@ def of_queue_text(text: str) -> list[Seen]:
             continue
         state, flags = _state([words[1]])
         found.append(
-            Seen(
+            SlurmJob(
                 *numbers,
                 state,
                 flags,
@@ -136,7 +136,7 @@ def of_queue_text(text: str) -> list[Seen]:
     return found
 
 
-def of_account_text(text: str) -> list[Seen]:
+def of_account_text(text: str) -> list[SlurmJob]:
     """Return the jobs that sacct printed with ``ACCOUNT_FORMAT``."""
     found = []
     for line in text.splitlines():
@@ -148,7 +148,7 @@ def of_account_text(text: str) -> list[Seen]:
         state, flags = _state([name])
         code, _, signal = words[4].partition(":")
         found.append(
-            Seen(
+            SlurmJob(
                 *numbers,
                 state,
                 flags,
@@ -164,7 +164,7 @@ def of_account_text(text: str) -> list[Seen]:
     return found
 
 
-def the_job(seen: Iterable[Seen], number: int) -> Seen | None:
+def the_job(seen: Iterable[SlurmJob], number: int) -> SlurmJob | None:
     """Return one of the jobs: its first component, with the worst state of all its components.
 
     A heterogeneous job is one job: it waits until all its components can run, and ends as one.
@@ -187,7 +187,7 @@ def the_job(seen: Iterable[Seen], number: int) -> Seen | None:
     )
 
 
-def queue_position(seen: Iterable[Seen], job: Seen) -> int | None:
+def queue_position(seen: Iterable[SlurmJob], job: SlurmJob) -> int | None:
     """Return a job's place in the queue of its partition, from 1; None if it does not wait."""
     if not job.waits:
         return None
@@ -202,7 +202,7 @@ def queue_position(seen: Iterable[Seen], job: Seen) -> int | None:
     return len(before) + 1
 
 
-def _of(job: Mapping[str, Any]) -> Seen:
+def _of(job: Mapping[str, Any]) -> SlurmJob:
     """Return the job from a JSON entry of any release."""
     # sacct's entries have sections, and squeue's have plain keys.
     section = job.get("state")
@@ -218,7 +218,7 @@ def _of(job: Mapping[str, Any]) -> Seen:
     )
     number = counted(job.get("job_id")) or 0
     code, signal = _exit(job.get("exit_code"))
-    return Seen(
+    return SlurmJob(
         number,
         counted(het.get("job_id")) or number,
         state,

@@ -79,7 +79,7 @@ def run(path: Path) -> int:
         before = _lead(job, meeting, own, count, config)
         starts = not before.has_ended
     else:
-        worker = Worker(FileClient(meeting, number), own, _unheard)
+        worker = Worker(FileClient(meeting, number), own, _show_nothing)
         starts = isinstance(
             worker.gather(MEET_S, f"the job's first node ({meeting})", lambda: False), Started
         )
@@ -153,7 +153,7 @@ def _lead(
 ) -> State:
     """Wait for all nodes, and write the job's directory. Return the previous state, like :func:`_begin`."""
     roster = Roster(own, count, "connection", commands.nodes(os.environ.get("SLURM_JOB_NODELIST", "")))
-    launcher = Launcher(FileServer(meeting, count), roster, os.environ[RUN_VARIABLE], _unheard)
+    launcher = Launcher(FileServer(meeting, count), roster, os.environ[RUN_VARIABLE], _show_nothing)
     try:
         members = launcher.gather(MEET_S)
         assert members is not None
@@ -169,7 +169,7 @@ def _lead(
     return before
 
 
-def _unheard(line: str) -> None:
+def _show_nothing(line: str) -> None:
     """Print nothing: the last lines of the job's output must say how it ended."""
 
 

@@ -28,12 +28,12 @@ from rdm_job import inspection
 from rdm_job.directory import JobDirectory, jobs_root
 from rdm_job.health import of_state
 from rdm_job.protocol import Request, State
-from rdm_job.requested import files_missing, standing_in_the_way
+from rdm_job.requested import directory_problems, missing_files
 from rdm_job.slurm import commands, container, image, image_paths, limits, policy, rest, view
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.rest import Access
 from rdm_job.slurm.script import OUTPUT, script
-from rdm_job.slurm.states import Seen, the_job
+from rdm_job.slurm.states import SlurmJob, the_job
 from rdm_log.tails import tail
 
 __all__ = ["check", "start", "state", "states", "stop"]
@@ -59,7 +59,7 @@ def check(request: Request, config: configuration.JobConfig) -> dict[str, Any]:
     Returns:
         The reply to ``check``, see ``rdm_job.check``.
     """
-    problems = list(standing_in_the_way(request))
+    problems = list(directory_problems(request))
     facts: dict[str, Any] = {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "rdm_trainer": rdm_core.__version__,
@@ -73,7 +73,7 @@ def check(request: Request, config: configuration.JobConfig) -> dict[str, Any]:
         problems += configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
         # Files in an image cannot be checked here.
         if not in_image:
-            problems += [*files_missing(config), *inspection.problems(configuration.dump(config), (), config)]
+            problems += [*missing_files(config), *inspection.problems(configuration.dump(config), (), config)]
     else:
         problems += configuration.check(config)
     slurm = rest.of_config(config.launcher.slurm)
@@ -203,7 +203,7 @@ def state(path: JobDirectory, wait: float = 0.0) -> State:
 
 def states(jobs: Iterable[JobDirectory]) -> list[State]:
     """Return the states of several jobs, with one query per interface to Slurm."""
-    queues: dict[Access, list[Seen] | SlurmError] = {}
+    queues: dict[Access, list[SlurmJob] | SlurmError] = {}
     found = []
     for job in jobs:
         slurm = _access(job)
@@ -257,7 +257,7 @@ def _gone(slurm: Access, number: int) -> bool:
     return False
 
 
-def _updated(job: JobDirectory, queue: list[Seen] | SlurmError | None = None) -> State:
+def _updated(job: JobDirectory, queue: list[SlurmJob] | SlurmError | None = None) -> State:
     """Return the state of a job; write a final state, because Slurm forgets.
 
     Args:
@@ -309,7 +309,7 @@ def _updated(job: JobDirectory, queue: list[Seen] | SlurmError | None = None) ->
     return found
 
 
-def _first_seen(job: JobDirectory, seen: Seen, now: float) -> float:
+def _first_seen(job: JobDirectory, seen: SlurmJob, now: float) -> float:
     """Return when this host first saw that a job had ended, and record it.
 
     The time is from this host's own clock, because that of Slurm's controller may differ.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from rdm_job.protocol import State
 from rdm_job.slurm import states
 from rdm_job.slurm.reasons import never, why
-from rdm_job.slurm.states import Seen
+from rdm_job.slurm.states import SlurmJob
 
 __all__ = ["LATE_S", "current", "goes_on"]
 
@@ -25,8 +25,8 @@ it was up to a minute ago (nfs(5), acdirmax)."""
 
 def current(
     known: State,
-    seen: Seen | None,
-    queue: Iterable[Seen],
+    seen: SlurmJob | None,
+    queue: Iterable[SlurmJob],
     is_stopped: bool,
     now: float,
     last_lines: Sequence[str] = (),
@@ -81,7 +81,7 @@ def goes_on(known: State, most_restarts: int) -> bool:
     return known.state in ("starting", "running", "restarting") and known.restarts < most_restarts
 
 
-def _waits(seen: Seen, queue: Iterable[Seen], now: float) -> str:
+def _waits(seen: SlurmJob, queue: Iterable[SlurmJob], now: float) -> str:
     """Return the message that a job waits: where, why and until when, as far as Slurm reports it."""
     queue_position = states.queue_position(queue, seen)
     text = f"It waits in partition {seen.partition}" if seen.partition else "It waits"
@@ -94,7 +94,7 @@ def _waits(seen: Seen, queue: Iterable[Seen], now: float) -> str:
     return f"{text}."
 
 
-def _ended(seen: Seen, known: State, is_stopped: bool, last_lines: Sequence[str]) -> tuple[str, str]:
+def _ended(seen: SlurmJob, known: State, is_stopped: bool, last_lines: Sequence[str]) -> tuple[str, str]:
     """Return the state and the reason of a job that Slurm has ended."""
     if seen.state == "CANCELLED":
         if is_stopped:

@@ -142,7 +142,7 @@ def test_logs_are_read_and_rotated(tmp_path: Path) -> None:
     rotation.rotate(log, 4, 2)
     log.write_text("three\n")
     assert rotation.end_of(log) == 14
-    assert rotation.gained(log, 4, 100) == (b"two\nthree\n", 14)
+    assert rotation.lines_from(log, 4, 100) == (b"two\nthree\n", 14)
 
 
 WATCHED = """

@@ -174,8 +174,8 @@ def test_how_a_program_ends(tmp_path: Path, program: str, code: int, error: str)
 
 def test_what_a_program_wrote_last_is_read_however_busy_the_node_is(tmp_path: Path) -> None:
     late = (
-        "import time; read = rank._pass_on\n"
-        "rank._pass_on = lambda *pipes: (time.sleep(rank._REST_S + 1), read(*pipes))"
+        "import time; read = rank._copy_errors\n"
+        "rank._copy_errors = lambda *pipes: (time.sleep(rank._REST_S + 1), read(*pipes))"
     )
     record = ended(tmp_path / "n1.err", "raise KeyError('x')", before=late)
     assert record["error"] == "it ended with exit code 1: KeyError: 'x'"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdm_job.rotation import end_of, gained, rotate
+from rdm_job.rotation import end_of, lines_from, rotate
 from rdm_log.observe import observe
 from rdm_log.scan import with_pieces
 from rdm_log.sections import sections
@@ -112,7 +112,7 @@ def test_who_follows_a_log_gets_each_line_once(
         if what == "rotate":
             rotate(log, 1, keep=50)
         elif what == "read":
-            block, offset = gained(log, offset, 64)
+            block, offset = lines_from(log, offset, 64)
             read += block
         else:
             line = f"{number}".encode() + b"\n" * (what == "write")
@@ -120,7 +120,7 @@ def test_who_follows_a_log_gets_each_line_once(
                 file.write(line)
             wrote += line
     assert end_of(log) == len(wrote)
-    while block := gained(log, offset, 64)[0]:
+    while block := lines_from(log, offset, 64)[0]:
         read, offset = read + block, offset + len(block)
     assert read == wrote[: wrote.rfind(b"\n") + 1]
 
@@ -131,13 +131,13 @@ def test_what_was_removed_is_left_out(tmp_path: Path) -> None:
         with log.open("a") as file:
             file.write(f"{number}\n")
         rotate(log, 1, keep=2)
-    assert gained(log, 0, 100) == (b"3\n4\n", 10)
+    assert lines_from(log, 0, 100) == (b"3\n4\n", 10)
 
 
 def test_records_that_were_thinned_are_followed_at_their_end(tmp_path: Path) -> None:
     log = tmp_path / "n1.gpu"
     log.write_text("a\n" * 10)
-    assert gained(log, 500, 100) == (b"", 20)
+    assert lines_from(log, 500, 100) == (b"", 20)
     assert end_of(tmp_path / "absent") == 0
 
 

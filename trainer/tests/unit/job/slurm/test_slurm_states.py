@@ -25,7 +25,7 @@ from rdm_job.protocol import Failure, Node, Request, State
 from rdm_job.rendezvous.roster import Member
 from rdm_job.rendezvous.transports import FileClient
 from rdm_job.slurm import commands, reasons, states, step, view
-from rdm_job.slurm.states import Seen
+from rdm_job.slurm.states import SlurmJob
 from rdm_job.slurm.step import before_this_run
 from rdm_job.versions import versions as here
 
@@ -37,7 +37,7 @@ def record(name: str) -> str:
     return (RECORDS / name).read_text(encoding="utf-8")
 
 
-def seen_in(name: str, number: int) -> Seen:
+def seen_in(name: str, number: int) -> SlurmJob:
     found = states.the_job(states.of_json(record(name)), number)
     assert found is not None
     return found
@@ -115,8 +115,8 @@ def test_any_text_is_read(text: str) -> None:
     states.of_account_text(text)
 
 
-def waiting(job: int, priority: int = 1, partition: str = "gpu2") -> Seen:
-    return Seen(job, job, "PENDING", reason="Priority", partition=partition, priority=priority)
+def waiting(job: int, priority: int = 1, partition: str = "gpu2") -> SlurmJob:
+    return SlurmJob(job, job, "PENDING", reason="Priority", partition=partition, priority=priority)
 
 
 def test_the_position_in_the_queue_is_by_priority_and_then_by_age() -> None:
@@ -182,7 +182,7 @@ QUEUED = State("gpt", "queued")
 
 
 def current(
-    known: State, seen: Seen | None, *, is_stopped: bool = False, completed: float | None = None
+    known: State, seen: SlurmJob | None, *, is_stopped: bool = False, completed: float | None = None
 ) -> tuple[str, str]:
     words = ["srun: error: n2: no such file"]
     found = view.current(known, seen, [seen] if seen else [], is_stopped, NOW, words, completed)
@@ -190,7 +190,7 @@ def current(
 
 
 def test_a_job_that_waits_says_where_and_why() -> None:
-    seen = Seen(9, 9, "PENDING", (), "Resources", "gpu2", start=NOW + 3600)
+    seen = SlurmJob(9, 9, "PENDING", (), "Resources", "gpu2", start=NOW + 3600)
     state, reason = current(QUEUED, seen)
     assert state == "queued"
     assert reason.startswith(
@@ -203,49 +203,49 @@ def test_a_job_that_waits_says_where_and_why() -> None:
     ("seen", "is_stopped", "state", "message"),
     [
         (
-            Seen(9, 9, "CANCELLED", by="alice"),
+            SlurmJob(9, 9, "CANCELLED", by="alice"),
             False,
             "stopped",
             "cancelled by alice, not by rdm-provision stop",
         ),
-        (Seen(9, 9, "CANCELLED"), True, "stopped", "It was cancelled, as asked."),
+        (SlurmJob(9, 9, "CANCELLED"), True, "stopped", "It was cancelled, as asked."),
         (
-            Seen(9, 9, "CANCELLED", reason="Resources"),
+            SlurmJob(9, 9, "CANCELLED", reason="Resources"),
             False,
             "stopped",
             "by somebody, not by rdm-provision stop.",
         ),
-        (Seen(9, 9, "CANCELLED", reason="PartitionNodeLimit"), False, "stopped", reasons.NEVER),
+        (SlurmJob(9, 9, "CANCELLED", reason="PartitionNodeLimit"), False, "stopped", reasons.NEVER),
         (
-            Seen(9, 9, "TIMEOUT"),
+            SlurmJob(9, 9, "TIMEOUT"),
             False,
             "failed",
             "time limit and was ended; its newest checkpoint is of iteration 40",
         ),
-        (Seen(9, 9, "NODE_FAIL", nodes="n[1-2]"), False, "failed", "a node of it failed (n[1-2])"),
+        (SlurmJob(9, 9, "NODE_FAIL", nodes="n[1-2]"), False, "failed", "a node of it failed (n[1-2])"),
         (
-            Seen(9, 9, "PREEMPTED"),
+            SlurmJob(9, 9, "PREEMPTED"),
             False,
             "failed",
             "not put it back into the queue (PreemptMode, or no restarts)",
         ),
-        (Seen(9, 9, "OUT_OF_MEMORY", nodes="n2"), False, "failed", "launcher.slurm.mem"),
+        (SlurmJob(9, 9, "OUT_OF_MEMORY", nodes="n2"), False, "failed", "launcher.slurm.mem"),
         (
-            Seen(9, 9, "FAILED", code=127),
+            SlurmJob(9, 9, "FAILED", code=127),
             False,
             "failed",
             "with exit code 127 before its agents said how it went: srun",
         ),
-        (Seen(9, 9, "COMPLETED"), False, "failed", "with exit code 0"),
+        (SlurmJob(9, 9, "COMPLETED"), False, "failed", "with exit code 0"),
         (None, False, "failed", "Slurm does not know the job any more"),
-        (Seen(9, 9, "PENDING", reason="BeginTime"), False, "queued", "after a requeue"),
-        (Seen(9, 9, "RUNNING"), False, "running", ""),
-        (Seen(9, 9, "CANCELLED", ("COMPLETING",)), False, "running", ""),
-        (Seen(9, 9, "SUSPENDED"), False, "running", "suspended"),
+        (SlurmJob(9, 9, "PENDING", reason="BeginTime"), False, "queued", "after a requeue"),
+        (SlurmJob(9, 9, "RUNNING"), False, "running", ""),
+        (SlurmJob(9, 9, "CANCELLED", ("COMPLETING",)), False, "running", ""),
+        (SlurmJob(9, 9, "SUSPENDED"), False, "running", "suspended"),
     ],
 )
 def test_what_slurm_does_to_a_job_that_ran(
-    seen: Seen | None, is_stopped: bool, state: str, message: str
+    seen: SlurmJob | None, is_stopped: bool, state: str, message: str
 ) -> None:
     found, reason = current(RUNNING, seen, is_stopped=is_stopped)
     assert found == state
@@ -254,12 +254,12 @@ def test_what_slurm_does_to_a_job_that_ran(
 
 def test_the_agents_word_is_the_last_one() -> None:
     ended = dataclasses.replace(RUNNING, state="finished", ended=NOW)
-    assert current(ended, Seen(9, 9, "TIMEOUT")) == ("finished", "")
+    assert current(ended, SlurmJob(9, 9, "TIMEOUT")) == ("finished", "")
 
 
 def test_a_last_word_may_be_late_on_a_shared_file_system() -> None:
     # The controller's clock does not matter.
-    seen = Seen(9, 9, "COMPLETED", end=NOW - 9999)
+    seen = SlurmJob(9, 9, "COMPLETED", end=NOW - 9999)
     state, reason = current(RUNNING, seen, completed=NOW - view.LATE_S / 2)
     assert (state, "not here yet" in reason) == ("running", True)
     assert current(RUNNING, seen, completed=NOW - view.LATE_S - 1)[0] == "failed"
@@ -268,8 +268,8 @@ def test_a_last_word_may_be_late_on_a_shared_file_system() -> None:
 
 
 def test_nodes_that_begin() -> None:
-    assert current(QUEUED, Seen(9, 9, "RUNNING")) == ("starting", "")
-    assert current(QUEUED, Seen(9, 9, "RUNNING", ("CONFIGURING",)))[0] == "starting"
+    assert current(QUEUED, SlurmJob(9, 9, "RUNNING")) == ("starting", "")
+    assert current(QUEUED, SlurmJob(9, 9, "RUNNING", ("CONFIGURING",)))[0] == "starting"
 
 
 def test_what_goes_on_is_counted_and_limited() -> None:

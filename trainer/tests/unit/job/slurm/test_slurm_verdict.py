@@ -19,20 +19,24 @@ from rdm_job.rendezvous.transports import FileServer
 from rdm_job.slurm import commands, verbs, view
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.script import RUN_VARIABLE
-from rdm_job.slurm.states import Seen
+from rdm_job.slurm.states import SlurmJob
 from rdm_job.slurm.step import again, refuse
 
 
 @pytest.mark.parametrize(
     ("seen", "word", "words"),
     [
-        (Seen(7, 7, "PENDING", reason="Resources", partition="gpu"), "starting", "It waits in partition gpu"),
-        (Seen(7, 7, "CONFIGURING", flags=("CONFIGURING",)), "starting", "Its nodes are being prepared."),
-        (Seen(7, 7, "TIMEOUT"), "failed", "It reached its time limit"),
+        (
+            SlurmJob(7, 7, "PENDING", reason="Resources", partition="gpu"),
+            "starting",
+            "It waits in partition gpu",
+        ),
+        (SlurmJob(7, 7, "CONFIGURING", flags=("CONFIGURING",)), "starting", "Its nodes are being prepared."),
+        (SlurmJob(7, 7, "TIMEOUT"), "failed", "It reached its time limit"),
     ],
 )
 def test_the_verdict_has_slurm_s_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: Seen, word: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: SlurmJob, word: str, words: str
 ) -> None:
     job = JobDirectory(tmp_path / "gpt", "login")
     job.make(Request("gpt", "login", (Node("login", "127.0.0.1", 1),)))
@@ -57,7 +61,7 @@ def test_a_last_word_is_waited_for_by_the_clock_of_the_host_that_waits(
     now = time.time() + 60
     monkeypatch.setattr(time, "time", lambda: now)
     end = now + skew
-    monkeypatch.setattr(commands, "queue", lambda: [Seen(7, 7, "COMPLETED", end=end)])
+    monkeypatch.setattr(commands, "queue", lambda: [SlurmJob(7, 7, "COMPLETED", end=end)])
     found_states = []
     for passed in (0, view.LATE_S - 1, 2):
         now += passed
@@ -74,7 +78,7 @@ def test_a_slurm_that_does_not_answer_is_queried_once_for_all_jobs(
 ) -> None:
     queries = []
 
-    def silent() -> list[Seen]:
+    def silent() -> list[SlurmJob]:
         queries.append("queue")
         raise SlurmError("Connection refused.")
 
