@@ -36,7 +36,7 @@ class Heartbeat:
         self._inbox: dict[tuple[str, frozenset[str]], dict[str, Any]] = {}
         self._news = threading.Condition()
         self._received_at = time.monotonic()
-        self._is_over = False
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -61,19 +61,19 @@ class Heartbeat:
 
     def close(self) -> None:
         """Send what the sockets still take of the queued messages, and close the connection."""
-        self._is_over = True
+        self._is_closed = True
         self._thread.join()
 
     def _run(self) -> None:
         beat = -BEAT_S
-        while not self._is_over:
+        while not self._is_closed:
             self._send_waiting()
             now = time.monotonic()
             if now - beat >= BEAT_S and now - self._received_at < STALL_S:
                 beat = now
                 self._connection.send({})
             received = self._connection.receive(_TICK_S)
-            self._keep(received if isinstance(received, dict) else {"": received})
+            self._store(received if isinstance(received, dict) else {"": received})
         self._send_waiting()
         self._connection.close()
 
@@ -82,7 +82,7 @@ class Heartbeat:
             while True:
                 self._connection.send(self._outbox.get_nowait())
 
-    def _keep(self, received: dict[str, list[dict[str, Any]]]) -> None:
+    def _store(self, received: dict[str, list[dict[str, Any]]]) -> None:
         with self._news:
             for name, messages in received.items():
                 for message in filter(None, messages):

@@ -78,11 +78,11 @@ def requested(request: Request, config: JobConfig) -> dict[str, str]:
     nodes = {key: info[key] for key in ("NNODES", "WORLD_SIZE")}
     program = config.command if isinstance(config, CommandConfig) else config.launcher.program
     if not program:
-        left_out = {"NODE_RANK", "MASTER_ADDR", "MODEL"}
+        excluded = {"NODE_RANK", "MASTER_ADDR", "MODEL"}
         if explicit(info.get("PARTITION", "")) is None:
             # Not explicit: the trainer chooses the partition.
-            left_out.add("PARTITION")
-        return {key: value for key, value in info.items() if key not in left_out}
+            excluded.add("PARTITION")
+        return {key: value for key, value in info.items() if key not in excluded}
     given = _given(program)
     found = {key: given[key] for key in ARGUMENTS if key in given}
     is_megatron = bool(found)

@@ -65,7 +65,7 @@ class Links:
         found = self.path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise TrainerError(f"{self.path} is not this user's alone; remove it.")
-        self._hold()
+        self._take_lock()
         for link, target in (
             (self.job, directory),
             (self.path / exports.name, exports),
@@ -84,7 +84,7 @@ class Links:
             shutil.rmtree(self.path)
         self._release()
 
-    def _hold(self) -> None:
+    def _take_lock(self) -> None:
         """Lock the directory until this process ends. flock is reliable here: ``/tmp`` is local."""
         self._release()
         self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -63,7 +63,7 @@ class Part:
         self.directory.forget_ranks()
         self._errors_before = self.directory.log(self.node, "err").stat().st_size
         self._watch.begin()
-        self._watch.keep(self._records)
+        self._watch.start_polling(self._records)
         attempt = Attempt(
             job=self.request.job_id,
             directory=str(self.links.job if self.links else self.directory.path),

@@ -38,11 +38,11 @@ def of_job(job: str, *, excluding: Iterable[int] = ()) -> list[int]:
         job: The value of their variable, ``Request.job_id``.
         excluding: Processes to leave out; this one always is.
     """
-    left_out = {os.getpid(), *excluding}
+    excluded = {os.getpid(), *excluding}
     entry = f"{JOB_VARIABLE}={job}".encode()
     found = []
     for path in Path("/proc").iterdir():
-        if not path.name.isdigit() or int(path.name) in left_out:
+        if not path.name.isdigit() or int(path.name) in excluded:
             continue
         with contextlib.suppress(OSError):
             if entry in (path / "environ").read_bytes().split(b"\0") and alive(int(path.name)):

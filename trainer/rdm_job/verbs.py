@@ -130,8 +130,8 @@ def _start_agent(job: JobDirectory, node: str, *how: str) -> None:
             # Kill an agent that is only late: the job is reported as not started.
             agent.kill()
             agent.wait()
-            said = tail(job.path / ".agent.log", 1) or ["it wrote nothing"]
-            raise TrainerError(f"The job's agent did not start: {said[0]}.")
+            last_line = tail(job.path / ".agent.log", 1) or ["it wrote nothing"]
+            raise TrainerError(f"The job's agent did not start: {last_line[0]}.")
         time.sleep(0.05)
 
 

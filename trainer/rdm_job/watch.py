@@ -90,7 +90,7 @@ class Watch:
         self.gpu: list[str] = []
         self._report: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._keeping: threading.Thread | None = None
+        self._poller: threading.Thread | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -119,17 +119,17 @@ class Watch:
         here = {self._request.node, *self._directory.sharing}.intersection(slots)
         self._checkpoint_bytes = self._whole_bytes * sum(slots[name] for name in here) // sum(slots.values())
 
-    def keep(self, ranks: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+    def start_polling(self, ranks: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
         """Poll and measure for ever, in a thread of its own because a vendor's library may be slow.
 
         Args:
             ranks: Returns the records of this attempt's processes here.
         """
-        if self._keeping is None:
-            self._keeping = threading.Thread(target=self._keep, args=(ranks,), daemon=True)
-            self._keeping.start()
+        if self._poller is None:
+            self._poller = threading.Thread(target=self._poll, args=(ranks,), daemon=True)
+            self._poller.start()
 
-    def _keep(self, ranks: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+    def _poll(self, ranks: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
         measured, last_error = -SAMPLE_S, ""
         while True:
             try:

@@ -81,12 +81,12 @@ class Sampler:
             processes: This job's on this node.
         """
         now, used = time.monotonic(), usage(processes)
-        spent = sum(
+        busy_s = sum(
             seconds - self._before[process][0]
             for process, (seconds, _) in used.items()
             if process in self._before
         )
-        busy = 100 * spent / max(now - self._at, 1e-3) / (os.cpu_count() or 1)
+        busy = 100 * busy_s / max(now - self._at, 1e-3) / (os.cpu_count() or 1)
         self._before, self._at = used, now
         return Device(
             0,

@@ -128,11 +128,11 @@ class Command:
             with contextlib.suppress(OSError):
                 sinks.append(log.open("ab", buffering=0))
         self._readers.append(
-            threading.Thread(target=self._pass_on, args=(stream, sinks, keeps_end), daemon=True)
+            threading.Thread(target=self._copy, args=(stream, sinks, keeps_end), daemon=True)
         )
         self._readers[-1].start()
 
-    def _pass_on(self, stream: IO[bytes], sinks: list[IO[bytes]], keeps_end: bool) -> None:
+    def _copy(self, stream: IO[bytes], sinks: list[IO[bytes]], keeps_end: bool) -> None:
         while block := os.read(stream.fileno(), _BLOCK):
             if keeps_end:
                 self._tail = (self._tail + block)[-_KEPT:]

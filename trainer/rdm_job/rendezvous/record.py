@@ -91,10 +91,10 @@ class Record:
         self.ranks = directory.logs / "ranks"
         self._watch = Watch(directory, request, resolved)
         # torchrun's processes write no records.
-        self._watch.keep(lambda: ())
+        self._watch.start_polling(lambda: ())
         evaluation = health.Health(request, resolved) if started.rank == 0 else None
-        self._keeping = threading.Thread(target=self._keep, args=(directory, evaluation), daemon=True)
-        self._keeping.start()
+        self._poller = threading.Thread(target=self._poll, args=(directory, evaluation), daemon=True)
+        self._poller.start()
         self._directory = directory
 
     def report(self) -> Mapping[str, Any]:
@@ -110,7 +110,7 @@ class Record:
         """
         self._reports[member] = report
 
-    def _keep(self, directory: JobDirectory, evaluation: health.Health | None) -> None:
+    def _poll(self, directory: JobDirectory, evaluation: health.Health | None) -> None:
         """Read the directory, and on the launcher write all members' reports to the state.
 
         This runs in its own thread, so that the member's heartbeat continues when a file system hangs.
@@ -129,7 +129,7 @@ class Record:
         if self._directory is None:
             return
         self._over.set()
-        self._keeping.join(BEAT_S)
+        self._poller.join(BEAT_S)
         # A command may return the code of a stop without a request.
         is_stop = end.code in (STOPPED, TERMINATED) and not end.member
         state = "finished" if end.code == DONE else "stopped" if is_stop else "failed"
