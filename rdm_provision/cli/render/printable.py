@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Remove from other programs' output what a terminal would interpret."""
+"""Remove control characters and sequences from other programs' output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 __all__ = ["printable"]
 
 _UNSAFE = re.compile(
-    # Whole sequences first, so that nothing of them is left: colours, moves; titles, clipboard.
+    # Whole sequences first, so that no part is left: colours and cursor moves; titles and the clipboard.
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
