@@ -918,9 +918,9 @@ def _parts_sent(ranks: int, gpus: int) -> tuple[float, float]:
     """
     within = leaving = 0.0
     for first in range(0, math.lcm(ranks, gpus), gpus):
-        together = collections.Counter(rank // ranks for rank in range(first, first + gpus)).values()
-        within = max(within, (max(together) - 1) / ranks)
-        leaving = max(leaving, sum(count * (ranks - count) for count in together) / ranks)
+        counts = collections.Counter(rank // ranks for rank in range(first, first + gpus)).values()
+        within = max(within, (max(counts) - 1) / ranks)
+        leaving = max(leaving, sum(count * (ranks - count) for count in counts) / ranks)
     return within, leaving
 
 

@@ -66,10 +66,10 @@ class ComputeTime:
         for name in _COLLECTIVES:
             collective = getattr(dist, name)
             if not hasattr(collective, "tells_waiting"):
-                setattr(dist, name, _telling(collective))
+                setattr(dist, name, _counting(collective))
         # Asynchronous collectives are waited for here, also by torch itself.
         if not hasattr(dist.Work.wait, "tells_waiting"):
-            setattr(dist.Work, "wait", _telling(dist.Work.wait))  # noqa: B010  # to mypy it is a method
+            setattr(dist.Work, "wait", _counting(dist.Work.wait))  # noqa: B010  # to mypy it is a method
 
     def close(self) -> None:
         """Stop counting."""
@@ -112,7 +112,7 @@ class ComputeTime:
         # `where` would copy a number to the device, and wait for everything queued there.
         self._nan_at = self._nan_at.masked_fill(is_first, self._loss_iteration)
 
-    def tell(self, group: str) -> None:
+    def write_if_due(self, group: str) -> None:
         """Write the rank's record if one is due. The caller must have waited for the device.
 
         Args:
@@ -155,7 +155,7 @@ class ComputeTime:
         self._waits.append((begin, _event()))
 
 
-def _telling(collective: Callable[..., Any]) -> Callable[..., Any]:
+def _counting(collective: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(collective)
     def called(*args: Any, **kwargs: Any) -> Any:
         if _current is None or torch.compiler.is_compiling():

@@ -269,7 +269,7 @@ def _timed_steps(engine: Engine, batches: Iterator[Any]) -> _Pass:
     clock = _Clock(engine.device)
     for step in range(_WARM_UP + _STEPS):
         clock.marks.clear()
-        with engine.watched(clock.watch):
+        with engine.observed(clock.watch):
             engine.train_step(batches)
         clock.mark("end")
         if step < _WARM_UP:
@@ -302,7 +302,7 @@ class _Clock:
 
     @contextlib.contextmanager
     def watch(self, kind: str, _name: str) -> Iterator[None]:
-        """See :data:`rdm_trainer.engines.engine.Watcher`."""
+        """See :data:`rdm_trainer.engines.engine.Observer`."""
         self.mark(kind)
         yield
 

@@ -48,7 +48,7 @@ class Profiler:
             return
         if self._torch is None:
             self._start()
-        with self._engine.watched(self._range), self._range("step", f"step {iteration}"):
+        with self._engine.observed(self._range), self._range("step", f"step {iteration}"):
             yield
         if iteration == self._steps[-1]:
             self._stop()

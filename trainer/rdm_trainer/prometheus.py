@@ -32,7 +32,7 @@ from rdm_job.protocol import State
 from rdm_trainer import process
 from rdm_trainer.distributed.collective import Collective
 
-__all__ = ["telling"]
+__all__ = ["exporting"]
 
 _EACH_S = 5.0
 """Seconds between exports; the same as agents'."""
@@ -40,7 +40,7 @@ _THIS_MACHINE = "127.0.0.1"
 
 
 @contextlib.contextmanager
-def telling(config: Config, job_dir: Path, collective: Collective, progress: Progress) -> Iterator[None]:
+def exporting(config: Config, job_dir: Path, collective: Collective, progress: Progress) -> Iterator[None]:
     """Export metrics during the block, if the job wants them and no agent exports them.
 
     Args:
@@ -59,16 +59,16 @@ def telling(config: Config, job_dir: Path, collective: Collective, progress: Pro
     if dist.get_rank() != min(ranks):
         yield
         return
-    teller = _Teller(config, job_dir, progress, node, ranks, [where for where, _ in places])
+    exporter = _Exporter(config, job_dir, progress, node, ranks, [where for where, _ in places])
     has_failed = True
     try:
         yield
         has_failed = False
     finally:
-        teller.end(has_failed=has_failed)
+        exporter.end(has_failed=has_failed)
 
 
-class _Teller:
+class _Exporter:
     """Exports one node's metrics, in a thread. An error does not end the training; the first is printed."""
 
     def __init__(
@@ -87,26 +87,26 @@ class _Teller:
         # On a cluster's nodes MY_IP is the address on the fabric.
         address = os.environ.get("MY_IP", _THIS_MACHINE)
         self._outlet = Outlet(config.logging, file_of(job_dir, node), address)
-        self._has_complained = False
+        self._has_printed_error = False
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
         while True:
-            with self._complaining():
+            with self._printing_errors():
                 self._outlet.publish(self._text())
             if self._is_over.wait(_EACH_S):
                 return
 
     @contextlib.contextmanager
-    def _complaining(self) -> Iterator[None]:
+    def _printing_errors(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # drivers and file systems have errors of their own
-            if not self._has_complained:
+            if not self._has_printed_error:
                 print(f"Prometheus is told nothing now: {type(error).__name__}: {error}.", file=sys.stderr)
-            self._has_complained = True
+            self._has_printed_error = True
 
     def _text(self) -> str:
         if self._sampler is None:
@@ -132,9 +132,9 @@ class _Teller:
         # A driver that hangs must not keep the training from ending.
         self._thread.join(_EACH_S)
         text = ""
-        with self._complaining():
+        with self._printing_errors():
             text = self._last_text(has_failed=has_failed)
-        with self._complaining():
+        with self._printing_errors():
             self._outlet.end(text)
             self._outlet.close()
 

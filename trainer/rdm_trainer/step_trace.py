@@ -71,7 +71,7 @@ class StepTrace:
         self._step = iteration
         self._counts.clear()
         watching = self._watch.watching() if self._watch else contextlib.nullcontext()
-        with self._engine.watched(self._span), watching:
+        with self._engine.observed(self._span), watching:
             yield
         if iteration == self._steps[-1]:
             self.close()
@@ -83,7 +83,7 @@ class StepTrace:
 
     def _begin(self) -> None:
         """Compare the hosts' clocks, and find the origin of the device's time on this host's clock."""
-        self._ahead, self._doubt = clocks.compare(self._collective)
+        self._ahead, self._uncertainty = clocks.compare(self._collective)
         if self._on_gpu:
             torch.cuda.synchronize()
         self._origin = self._mark()
@@ -136,7 +136,7 @@ class StepTrace:
             first = self._time_us(begin)
             batch = number if kind in ("forward", "backward", "send", "receive", "load") else -1
             spans.append([kind, name, step, batch, round(first, 1), round(self._time_us(end) - first, 1)])
-        told = {
+        record = {
             "version": VERSION,
             "rank": topology.rank,
             "node": os.environ.get("RDM_NODE") or socket.gethostname(),
@@ -144,7 +144,7 @@ class StepTrace:
             "pipeline_rank": topology.pipeline_rank,
             "data_rank": topology.data_rank,
             "tensor_rank": topology.tensor_rank,
-            "clock_uncertainty_us": round(self._doubt / 1e3, 1),
+            "clock_uncertainty_us": round(self._uncertainty / 1e3, 1),
             "spans": sorted(spans, key=operator.itemgetter(4)),
         }
         self._marks.clear()
@@ -152,4 +152,4 @@ class StepTrace:
         # A full disk must not end a training.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(told))
+            write_atomically(path, json.dumps(record))

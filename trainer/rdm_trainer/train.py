@@ -39,7 +39,7 @@ from rdm_trainer.engines import create
 from rdm_trainer.engines.engine import StepResult
 from rdm_trainer.optim.schedule import LearningRate, WeightDecay
 from rdm_trainer.profiler import Profiler
-from rdm_trainer.prometheus import telling
+from rdm_trainer.prometheus import exporting
 from rdm_trainer.step_trace import StepTrace
 from rdm_trainer.tracker import Tracker
 from rdm_trainer.weights.sources import fill, open_source, require_model
@@ -173,8 +173,8 @@ class Training:
             on_loss=lambda loss: self._compute_time.note_loss(loss),
         )
         # Each process reports its node: a launcher may have placed it elsewhere than configured.
-        mine = (self.topology.pipeline_rank, self.engine.blocks, os.environ.get(NODE_VARIABLE, ""))
-        built = self._collective.gather(mine)
+        own = (self.topology.pipeline_rank, self.engine.blocks, os.environ.get(NODE_VARIABLE, ""))
+        built = self._collective.gather(own)
         stages = {stage: blocks for stage, blocks, _ in built}
         nodes = len({node for *_, node in built})
         self._compute_time.heartbeat.built({**self.engine.shape, **_layers(stages), "NNODES": nodes})
@@ -184,7 +184,7 @@ class Training:
         self._start.end("model")
         self.iteration = 0
         self.consumed_samples = 0
-        self._moved_samples = 0
+        self._scheduler_samples = 0
         self._skipped = 0
         self._loss_scale: float = 1.0
         self._batch = config.optimisation.global_batch_size
@@ -194,7 +194,7 @@ class Training:
             self.topology,
             self._collective,
             job_dir / CHECKPOINTS,
-            self._say,
+            self._announce,
         )
         self._last_iteration = config.train_iterations
         self._order = Order.of(config)
@@ -204,7 +204,7 @@ class Training:
         self._loaders = self._open_data()
         self._milestone("after dataloaders are built")
         self._start.end("data")
-        self._say("done with setup ...")
+        self._announce("done with setup ...")
         self._tracker = Tracker(
             config, job_dir if self._is_first else None, world_size=self.topology.world_size
         )
@@ -219,17 +219,17 @@ class Training:
         self._profiler = Profiler(config, self.engine, self.topology.rank, job_dir)
         self._start.end("trackers")
         self._sums = _Sums(self.engine.device)
-        self._memory_told = False
+        self._is_memory_written = False
         self.reason = "the training is done"
 
     # Lines for people.
 
-    def _say(self, line: str) -> None:
+    def _announce(self, line: str) -> None:
         if self._is_first:
             self._write(line)
 
     def _milestone(self, name: str) -> None:
-        self._say(metrics.datetime_line(name, datetime.datetime.now()))
+        self._announce(metrics.datetime_line(name, datetime.datetime.now()))
 
     def _note(self, **changes: Any) -> None:
         if self._is_first:
@@ -251,7 +251,7 @@ class Training:
         error = self._collective.first_error(error)
         if error is not None or source is None:
             raise TrainerError(f"checkpoint.init_from cannot be taken: {error}")
-        self._say(f"  the weights are those of {source.where}")
+        self._announce(f"  the weights are those of {source.where}")
         return fill(source)
 
     def _resume(self) -> None:
@@ -262,9 +262,9 @@ class Training:
             return
         self.iteration = int(state["iteration"])
         self.consumed_samples = int(state["consumed_samples"])
-        self._moved_samples = int(state["moved_samples"])
+        self._scheduler_samples = int(state["moved_samples"])
         self._skipped = int(state["skipped"])
-        self._schedule = LearningRate.of(self.config, self.iteration - self._skipped, self._moved_samples)
+        self._schedule = LearningRate.of(self.config, self.iteration - self._skipped, self._scheduler_samples)
         self._progress.begin(self.iteration, state["curve"])
         self._last_iteration = self.iteration + self._steps_left()
         self._note(consumed_samples=self.consumed_samples, train_iterations=self._last_iteration)
@@ -276,7 +276,7 @@ class Training:
             consumed_samples=self.consumed_samples,
         )
         if self._order.note is not None:
-            self._say(self._order.note)
+            self._announce(self._order.note)
 
     def _steps_left(self) -> int:
         """Return how many steps the training still has to take.
@@ -292,7 +292,7 @@ class Training:
         return {
             "iteration": self.iteration,
             "consumed_samples": self.consumed_samples,
-            "moved_samples": self._moved_samples,
+            "moved_samples": self._scheduler_samples,
             "skipped": self._skipped,
             "loss_scale": self._loss_scale,
             "data": self._order.state(),
@@ -315,7 +315,7 @@ class Training:
                 leads=functools.cache(self._leads_in),
                 wait_until=self._collective.wait_until,
                 first_error=self._collective.first_error,
-                say=self._say,
+                log=self._announce,
             ),
         )
         if opened.train is None:
@@ -340,7 +340,7 @@ class Training:
         Raises:
             TrainerError: The data ends too early, or the last step could not be saved.
         """
-        with telling(self.config, self.job_dir, self._collective, self._progress):
+        with exporting(self.config, self.job_dir, self._collective, self._progress):
             self._run()
 
     def _run(self) -> None:
@@ -351,7 +351,7 @@ class Training:
         assert batches is not None
         self._sums.clear()
         if not self._steps_left():
-            self._tell_that_nothing_is_left()
+            self._report_nothing_left()
         while self._steps_left():
             self._step(batches)
             if "first step" not in self._start.stages:
@@ -377,7 +377,7 @@ class Training:
             self._note(phase="evaluating")
             self._evaluate("valid", "the end of training for val data")
             self._evaluate("test", "the end of training for test data")
-        self._say(f"exiting at iteration {self.iteration}: {self.reason}")
+        self._announce(f"exiting at iteration {self.iteration}: {self.reason}")
         self._note(phase="done", reason=self.reason, iteration=self.iteration)
         if not is_saved:
             newest = self.checkpoints.newest
@@ -388,14 +388,14 @@ class Training:
                 exit_code=FAILED,
             )
 
-    def _tell_that_nothing_is_left(self) -> None:
+    def _report_nothing_left(self) -> None:
         samples = self.config.optimisation.train_samples
         wanted = f"train_iterations is {self.config.train_iterations}"
         reached = f"iteration {self.iteration}"
         if samples is not None:
             wanted, reached = f"train_samples is {samples}", f"{self.consumed_samples} samples"
         self.reason = "nothing was left to train"
-        self._say(
+        self._announce(
             f"nothing is left to train: the checkpoint has reached {reached}, and optimisation.{wanted}; "
             "give more to train on"
         )
@@ -405,7 +405,7 @@ class Training:
             with self._compute_time.waiting():
                 _ = self._result.loss
         self._start.end("first step")
-        self._say(metrics.start_line(self._start.stages))
+        self._announce(metrics.start_line(self._start.stages))
 
     def _is_due(self, interval: int) -> bool:
         return interval > 0 and self.iteration % interval == 0
@@ -415,8 +415,8 @@ class Training:
         self._use_batch(batch)
         self.engine.lr = self._learning_rate()
         if self._weight_decay.form != "constant":
-            moved = self.iteration - self._skipped
-            self.engine.set_weight_decay(self._weight_decay.after(moved, self._moved_samples))
+            scheduler_steps = self.iteration - self._skipped
+            self.engine.set_weight_decay(self._weight_decay.after(scheduler_steps, self._scheduler_samples))
         interval = self.config.logging.interval
         self._compute_time.begin(
             self.iteration + 1, measured=interval > 0 and (self.iteration + 1) % interval == 0
@@ -434,7 +434,7 @@ class Training:
         self._sums.add(self._result, batch)
         self.iteration += 1
         self.consumed_samples += batch
-        self._moved_samples += 0 if skipped else batch
+        self._scheduler_samples += 0 if skipped else batch
         self._skipped += skipped
         self._loss_scale = self._result.loss_scale
 
@@ -444,14 +444,14 @@ class Training:
             self.engine.set_batch(samples)
 
     def _learning_rate(self) -> float:
-        return self._schedule.after(self.iteration - self._skipped, self._moved_samples)
+        return self._schedule.after(self.iteration - self._skipped, self._scheduler_samples)
 
     def _log(self) -> None:
         """Write the line of the steps since the last one. The device is waited for here."""
         with self._compute_time.waiting():
             loss, nan = self._sums.read()
             others = self._sums.other_losses()
-        self._compute_time.tell(self.engine.work)
+        self._compute_time.write_if_due(self.engine.work)
         seconds = (time.monotonic() - self._sums.begin) / self._sums.steps
         batch = self._sums.samples / self._sums.steps
         step = metrics.Step(
@@ -470,9 +470,9 @@ class Training:
         )
         if self._is_last:
             self._write(metrics.training_line(step))
-        if not self._memory_told:
-            self._memory_told = True
-            self._tell_memory()
+        if not self._is_memory_written:
+            self._is_memory_written = True
+            self._write_memory()
         if self._is_first:
             self._tracker.step(step)
             self._progress.add_loss(self.iteration, loss)
@@ -486,7 +486,7 @@ class Training:
             )
         self._sums.clear()
 
-    def _tell_memory(self) -> None:
+    def _write_memory(self) -> None:
         if self.topology.data_rank == 0:
             self._write(metrics.memory_line(self.topology.rank, self.iteration, **process.memory()))
 

@@ -22,7 +22,7 @@ __all__ = ["Job", "Writer", "Writers", "missing"]
 
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 """Characters that MLflow allows in no name."""
-_PATIENCE = {
+_TIMEOUTS = {
     "WANDB_INIT_TIMEOUT": "30",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -141,32 +141,32 @@ class Writers:
             **({"tensorboard": _TensorBoard} if config.logging.tensorboard else {}),
             **{name: _WRITERS[name] for name in config.logging.trackers},
         }
-        for variable, value in _PATIENCE.items():
+        for variable, value in _TIMEOUTS.items():
             os.environ.setdefault(variable, value)
         for name, make in wanted.items():
-            with self._given_up(name):
+            with self._dropped_on_error(name):
                 self._open[name] = make(config, job_dir)
 
     def add(self, values: Mapping[str, float], iteration: int, samples: int | None = None) -> None:
         """Pass numbers to all of them."""
         for name, writer in list(self._open.items()):
-            with self._given_up(name):
+            with self._dropped_on_error(name):
                 writer.add(values, iteration, samples)
 
     def close(self) -> None:
         """Let all of them write what is left."""
         for name, writer in list(self._open.items()):
-            with self._given_up(name):
+            with self._dropped_on_error(name):
                 writer.close()
 
     @contextlib.contextmanager
-    def _given_up(self, name: str) -> Iterator[None]:
+    def _dropped_on_error(self, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # each library has errors of its own
             self._open.pop(name, None)
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            print(f"Nothing more is written to {name}: {said[0]}", file=sys.stderr, flush=True)
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            print(f"Nothing more is written to {name}: {lines[0]}", file=sys.stderr, flush=True)
 
 
 def _kept(record: Path) -> str | None:

@@ -22,9 +22,9 @@ CHECKSUM = ".crc32"
 
 def note(path: Path) -> Path:
     """Write a file's checksum to a file next to it, and return that file's path."""
-    beside = path.with_name(path.name + CHECKSUM)
-    files.write_durably(beside, str(_checksum(path)))
-    return beside
+    checksum_file = path.with_name(path.name + CHECKSUM)
+    files.write_durably(checksum_file, str(_checksum(path)))
+    return checksum_file
 
 
 def _checksum(path: Path) -> int:
@@ -40,9 +40,9 @@ def is_sound(path: Path) -> bool:
     try:
         if path.suffix == CHECKSUM:
             return path.read_text().isdecimal()
-        beside = path.with_name(path.name + CHECKSUM)
-        if beside.exists():
-            return beside.read_text() == str(_checksum(path))
+        checksum_file = path.with_name(path.name + CHECKSUM)
+        if checksum_file.exists():
+            return checksum_file.read_text() == str(_checksum(path))
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
     # A damaged directory of the archive may name a compression or a feature that does not exist.

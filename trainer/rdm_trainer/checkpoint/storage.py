@@ -104,11 +104,11 @@ class Storage:
         self.collective.barrier()
         if not wrong:
             return None
-        said = ", ".join(
+        reported = ", ".join(
             f"{self.nodes[rank]} said {inventory.latest or inventory.megatron or 'nothing'}"
             for rank, inventory in wrong.items()
         )
-        return f"repaired the checkpoint pointers to iteration {iteration}: {said}"
+        return f"repaired the checkpoint pointers to iteration {iteration}: {reported}"
 
     def spread(
         self, name: str, manifest: Manifest, needed: Sequence[set[str]], inventories: dict[int, Inventory]

@@ -40,7 +40,7 @@ class Checkpoints:
         topology: This rank's place.
         collective: All ranks.
         directory: The checkpoints directory's path on this rank.
-        say: Logs a line; called on rank 0.
+        log: Logs a line; called on rank 0.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Checkpoints:
         topology: Topology,
         collective: Collective,
         directory: Path,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self._config, self._engine, self._topology = config, engine, topology
         self._collective = collective
-        self._say = say
+        self._log = log
         self._storage = Storage(directory, collective)
         self._layout = identity.layout_of(config, topology.world_size)
         self._states = engine.states
@@ -101,7 +101,7 @@ class Checkpoints:
                 exit_code=FAILED,
             )
         partial = f"{files.tag(iteration)}{files.PARTIAL}"
-        problem = self._storage.each(lambda: _make_anew(self._storage.directory / partial))
+        problem = self._storage.each(lambda: _recreate(self._storage.directory / partial))
         if problem is not None:
             return self._failed(iteration, problem)
         random = self._collective.gather(torch.get_rng_state())
@@ -137,8 +137,8 @@ class Checkpoints:
         problem = self._storage.each(lambda: files.point_to(directory, iteration))
         self._storage.each(lambda: files.prune(directory, self._config.checkpoint.keep, iteration))
         if problem is not None:
-            self._say(f"the checkpoint pointers could not be written: {problem}")
-        self._say(f"  successfully saved checkpoint at iteration {iteration:7d} to {directory}")
+            self._log(f"the checkpoint pointers could not be written: {problem}")
+        self._log(f"  successfully saved checkpoint at iteration {iteration:7d} to {directory}")
         return True
 
     def _failed(self, iteration: int, problem: str) -> bool:
@@ -147,7 +147,7 @@ class Checkpoints:
             if self.newest
             else "there is no checkpoint yet"
         )
-        self._say(f"iteration {iteration} was not saved, {kept}, and training goes on: {problem}")
+        self._log(f"iteration {iteration} was not saved, {kept}, and training goes on: {problem}")
         return False
 
     # Resuming.
@@ -170,10 +170,10 @@ class Checkpoints:
         if manifest is not None:
             self.newest = manifest.iteration
             if line := storage.repair_pointers(inventories, manifest.iteration):
-                self._say(line)
+                self._log(line)
         elif self._config.checkpoint.load is not None:
-            place = files.checkpoints_of(Path(self._config.checkpoint.load))
-            storage = Storage(place, self._collective, create=False)
+            source = files.checkpoints_of(Path(self._config.checkpoint.load))
+            storage = Storage(source, self._collective, create=False)
             inventories = storage.inventories()
             manifest = self._newest(storage, inventories)
             if manifest is None:
@@ -213,7 +213,7 @@ class Checkpoints:
             )
         for iteration in steps:
             if newest is not None and iteration > newest:
-                self._say(f"the checkpoint of iteration {iteration} is not complete and is not taken")
+                self._log(f"the checkpoint of iteration {iteration} is not complete and is not taken")
         return None if newest is None else whole[newest]
 
     def _load(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> None:
@@ -237,7 +237,7 @@ class Checkpoints:
         self._refuse(storage.directory / name, damaged | (set() if is_sound else {_RANDOM}))
         if len(random) == self._collective.size:
             torch.set_rng_state(random[self._collective.rank])
-        self._say(
+        self._log(
             f"  successfully loaded checkpoint from {storage.directory} at iteration {manifest.iteration}"
         )
 
@@ -268,7 +268,7 @@ class Checkpoints:
         self._refuse(storage.directory / name, damaged)
         with damage.naming(storage.directory / name, needed[self._collective.rank]):
             self._states.load_universal(storage.directory / name, manifest)
-        self._say(
+        self._log(
             f"  successfully loaded checkpoint from {storage.directory} at iteration {manifest.iteration}"
             f" (saved as {_short(manifest.layout)}, now {_short(self._layout)})"
         )
@@ -303,17 +303,17 @@ class Checkpoints:
     ) -> None:
         sent = storage.spread(name, manifest, needed, inventories)
         if sent:
-            self._say(f"brought {sent / 1e6:.1f} MB of {name} to nodes that did not have it")
+            self._log(f"brought {sent / 1e6:.1f} MB of {name} to nodes that did not have it")
 
     def _convert(self, storage: Storage, manifest: Manifest) -> None:
         """Convert in subprocesses of the ranks that see rank 0's directory, while all ranks poll."""
-        self._say(
+        self._log(
             f"converting the checkpoint of iteration {manifest.iteration} for another layout:"
             f" {_short(manifest.layout)} -> {_short(self._layout)}"
         )
         workers = [rank for rank, store in enumerate(storage.stores) if store == storage.stores[0]][:_PARTS]
-        rank, place = self._collective.rank, (storage.directory, manifest.iteration)
-        self._on_first(lambda: universal.begin(*place))
+        rank, arguments = self._collective.rank, (storage.directory, manifest.iteration)
+        self._on_first(lambda: universal.begin(*arguments))
         process: subprocess.Popen[str] | None = None
         error = None
         if rank in workers:
@@ -321,7 +321,7 @@ class Checkpoints:
             hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "rdm_trainer.checkpoint.universal", *map(str, place)),
+                    *(sys.executable, "-m", "rdm_trainer.checkpoint.universal", *map(str, arguments)),
                     *(str(workers.index(rank)), str(len(workers))),
                 ],
                 env={**os.environ, **hidden},
@@ -335,11 +335,11 @@ class Checkpoints:
             if process is None:
                 return True
             try:
-                _, said = process.communicate(timeout=seconds)
+                _, stderr = process.communicate(timeout=seconds)
             except subprocess.TimeoutExpired:
                 return False
             if process.returncode:
-                error = (said.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
+                error = (stderr.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
             return True
 
         try:
@@ -350,9 +350,9 @@ class Checkpoints:
         errors = [found for found in self._collective.gather(error) if found is not None]
         if errors:
             if rank == 0:
-                universal.abandon(*place)
+                universal.abandon(*arguments)
             raise TrainerError(errors[0], exit_code=FAILED)
-        self._on_first(lambda: universal.finish(*place))
+        self._on_first(lambda: universal.finish(*arguments))
 
     def _on_first(self, action: Callable[[], object]) -> None:
         """Run an action on rank 0, and raise its failure on every rank."""
@@ -386,7 +386,7 @@ def _short(layout: Mapping[str, Any]) -> str:
     return f"{identity.axes(layout)}, {form}"
 
 
-def _make_anew(directory: Path) -> None:
+def _recreate(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
 

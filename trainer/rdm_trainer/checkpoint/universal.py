@@ -368,7 +368,7 @@ def begin(directory: Path, iteration: int) -> None:
             "`rdm-trainer checkpoint list`."
         )
     abandon(directory, iteration)
-    with _told(directory, iteration):
+    with _conversion_errors(directory, iteration):
         (_partial(directory, iteration) / "zero").mkdir(parents=True)
 
 
@@ -389,7 +389,7 @@ def convert_part(directory: Path, iteration: int, part: int, parts: int) -> None
     assert manifest is not None
     # All processes map all files, but only one process checks each file's checksums.
     damage.refuse(step_directory, shares(manifest.files, parts)[part])
-    with _told(directory, iteration), damage.naming(step_directory, manifest.files):
+    with _conversion_errors(directory, iteration), damage.naming(step_directory, manifest.files):
         _convert(manifest, step_directory, _partial(directory, iteration), part, parts)
 
 
@@ -398,7 +398,7 @@ def finish(directory: Path, iteration: int) -> Path:
     manifest = Manifest.read(directory / files.tag(iteration))
     assert manifest is not None
     name = files.universal_tag(iteration)
-    with _told(directory, iteration):
+    with _conversion_errors(directory, iteration):
         contents = files.measure(_partial(directory, iteration))
         files.commit(
             directory,
@@ -418,7 +418,7 @@ def _partial(directory: Path, iteration: int) -> Path:
 
 
 @contextlib.contextmanager
-def _told(directory: Path, iteration: int) -> Iterator[None]:
+def _conversion_errors(directory: Path, iteration: int) -> Iterator[None]:
     """Turn a failure into an error of one sentence."""
     try:
         yield
@@ -449,9 +449,9 @@ def shares(sizes: Mapping[str, int], parts: int) -> list[set[str]]:
 def _convert(manifest: Manifest, step_directory: Path, target: Path, part: int, parts: int) -> None:
     kind = _NativeStep if manifest.layout.get("engine") == "native" else _DeepSpeedStep
     source = kind(step_directory, manifest)
-    mine = shares(source.sizes, parts)[part]
+    own = shares(source.sizes, parts)[part]
     for name in source.sizes:
-        if name not in mine:
+        if name not in own:
             continue
         folder = parameter_folder(target, present_name(name))
         folder.mkdir(parents=True)

@@ -42,8 +42,8 @@ def check(config: Path, overrides: tuple[str, ...], world: int | None, as_json: 
     try:
         job = configuration.load_job(config, overrides)
     except ConfigError as error:
-        beside = configuration.check(error.rest, world) if error.rest else []
-        raise ConfigError([*error.problems, *beside], source=str(config)) from None
+        others = configuration.check(error.rest, world) if error.rest else []
+        raise ConfigError([*error.problems, *others], source=str(config)) from None
     configuration.require(job, world, job.launcher.devices_per_node)
     resolved = configuration.resolve(job, world)
     if as_json:

@@ -258,13 +258,13 @@ def _verdict(job: Config, report: Report, accelerator: Accelerator | None) -> It
         f"[red]Does not fit[/] {accelerator.name}: stage {report.peak.index} needs {need:.1f} of "
         f"{accelerator.memory_gib:g} GiB."
     )
-    for change, smaller in _remedies(job, report, accelerator):
+    for change, smaller in _alternatives(job, report, accelerator):
         size = smaller.peak.memory.total / GIB
         fits = "[green]fits[/]" if smaller.fits(accelerator) else "still too much"
         yield f"  {change}: {size:.1f} GiB, {fits}"
 
 
-def _remedies(job: Config, report: Report, accelerator: Accelerator) -> Iterator[tuple[str, Report]]:
+def _alternatives(job: Config, report: Report, accelerator: Accelerator) -> Iterator[tuple[str, Report]]:
     """Try what would need less, on as many GPUs; return what helps."""
     parallel, optimisation = job.parallel, job.optimisation
     tries: list[dict[str, Any]] = [

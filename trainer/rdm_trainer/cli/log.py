@@ -156,8 +156,8 @@ def trace(paths: tuple[Path, ...], output: Path) -> int:
     except OSError as error:
         raise TrainerError(f"{output} cannot be written: {error.strerror}.") from error
     steps = found.steps
-    told = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
-    click.echo(f"{sum(map(len, found.spans.values())):,} spans of {len(found.spans)} ranks, {told}.")
+    covered = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    click.echo(f"{sum(map(len, found.spans.values())):,} spans of {len(found.spans)} ranks, {covered}.")
     share = bubble(found)
     if share is not None:
         click.echo(

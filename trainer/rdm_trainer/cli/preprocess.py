@@ -124,13 +124,13 @@ class _Lines:
     """A line every few seconds where there is no terminal."""
 
     def __enter__(self) -> _Lines:
-        self._said = monotonic()
+        self._printed_at = monotonic()
         return self
 
     def show(self, progress: Progress) -> None:
         """Print the progress when it is time."""
-        if monotonic() - self._said >= LINE_EVERY:
-            self._said = monotonic()
+        if monotonic() - self._printed_at >= LINE_EVERY:
+            self._printed_at = monotonic()
             part = progress.read / max(progress.total, 1)
             click.echo(
                 f"{part:6.1%} | {progress.tokens:,} tokens | {progress.documents:,} documents", err=True

@@ -254,20 +254,20 @@ def _workload(command: tuple[str, ...], job: str, folder: Path) -> tuple[tuple[s
 
     verb = cli.get_command(click.Context(cli), command[0])
     assert verb is not None
-    given = verb.make_context(f"rdm-trainer {command[0]}", list(command[1:])).params
-    own = configuration.load_as(WORKLOADS[command[0]].schema, given["config"], given["overrides"])
+    values = verb.make_context(f"rdm-trainer {command[0]}", list(command[1:])).params
+    own = configuration.load_as(WORKLOADS[command[0]].schema, values["config"], values["overrides"])
     configuration.require(own)
     if own.launcher.program:
         program = " ".join(own.launcher.program)
         raise TrainerError(f"launcher.program is not for a rendezvous: start it by -- torchrun {program}.")
     # Before the wait for the others.
     if problems := _missing(own):
-        raise ConfigError(problems, source=str(given["config"]))
-    if unheeded := _unheeded(own.launcher):
+        raise ConfigError(problems, source=str(values["config"]))
+    if ignored := _ignored_keys(own.launcher):
         show(
-            f"In a rendezvous {', '.join(unheeded)} of {given['config']} have no effect: torchrun runs once."
+            f"In a rendezvous {', '.join(ignored)} of {values['config']} have no effect: torchrun runs once."
         )
-    if given["job_dir"] is None:
+    if values["job_dir"] is None:
         command = (*command, "--job-dir", str(folder))
     return command, own
 
@@ -287,13 +287,13 @@ def _missing(config: JobConfig) -> list[str]:
     return [*writers.missing(config), *data.checks(config)]
 
 
-def _unheeded(launcher: LauncherConfig) -> list[str]:
+def _ignored_keys(launcher: LauncherConfig) -> list[str]:
     """Return the keys of a configuration's launcher that have no effect in a rendezvous."""
-    asked = {
+    requested = {
         "kind": launcher.kind not in ("no_ssh", "torchrun"),
         "nodelist": launcher.nodelist,
         "max_restarts": launcher.max_restarts,
         "profiler": launcher.profiler not in ("none", "torch"),
         "slurm": launcher.slurm != type(launcher.slurm)(),
     }
-    return [f"launcher.{key}" for key, is_asked in asked.items() if is_asked]
+    return [f"launcher.{key}" for key, is_requested in requested.items() if is_requested]

@@ -60,9 +60,9 @@ def report(paths: tuple[Path, ...], output: Path | None, state: str, conf: Path 
     except NothingToRead as error:
         raise TrainerError(str(error)) from error
     if as_json:
-        told = {job.name: job.verdict().to_json() for job in jobs}
+        verdicts = {job.name: job.verdict().to_json() for job in jobs}
         click.echo(
-            json.dumps({"ok": True, "output": str(output), "jobs": told}, indent=2, ensure_ascii=False)
+            json.dumps({"ok": True, "output": str(output), "jobs": verdicts}, indent=2, ensure_ascii=False)
         )
         return DONE
     for job in jobs:

@@ -62,8 +62,8 @@ def train(
     configuration.require(job, int(os.environ.get("WORLD_SIZE", "1")))
     allow_files()
     # One process of each node looks: the others would read the same.
-    looks = os.environ.get("LOCAL_RANK", "0") == "0" and not job.launcher.program
-    problems = data_problems(job) if looks else []
+    checks_data = os.environ.get("LOCAL_RANK", "0") == "0" and not job.launcher.program
+    problems = data_problems(job) if checks_data else []
     if problems:
         raise ConfigError(problems, source="the data")
 

@@ -40,12 +40,12 @@ class Documents:
     Attributes:
         end: The last token of a document.
         masks_loss: The token after it is not predicted.
-        tells_starts: The model gets the start of each token's document.
+        passes_starts: The model gets the start of each token's document.
     """
 
     end: int
     masks_loss: bool
-    tells_starts: bool
+    passes_starts: bool
 
 
 class MicroBatches(Iterator[MicroBatch]):
@@ -134,7 +134,7 @@ class MicroBatches(Iterator[MicroBatch]):
             if documents is not None and documents.masks_loss:
                 mask = (tokens != documents.end).float()
             targets = self._placed(labels), self._placed(mask)
-            if documents is not None and documents.tells_starts:
+            if documents is not None and documents.passes_starts:
                 return (self._placed(tokens), self._placed(starts_of(tokens, documents.end))), targets
             return self._placed(tokens), targets
         *inputs, labels, mask = (self._placed(column) for column in columns)

@@ -75,15 +75,15 @@ class Order:
             consumed_samples: As for :func:`samples_wanted`.
         """
         wanted = samples_wanted(config, iteration, consumed_samples)
-        anew = tuple((number,) for number in wanted)
+        fresh = tuple((number,) for number in wanted)
         settings = _settings(config)
         if not consumed_samples:
-            return cls(anew, settings)
+            return cls(fresh, settings)
         if kept is None:
             if config.data.mock:
-                return cls(anew, settings)
+                return cls(fresh, settings)
             return cls(
-                anew,
+                fresh,
                 settings,
                 note="the checkpoint does not say how many samples its data were put in order for: if "
                 "train_iterations or the batch changed, samples that were consumed may come again",
@@ -91,7 +91,7 @@ class Order:
         changed = [key for key in settings if settings[key] != kept["settings"].get(key)]
         if changed:
             return cls(
-                anew,
+                fresh,
                 settings,
                 note=f"{' and '.join(changed)} changed since the checkpoint: the samples come in another "
                 "order, and those that were consumed may come again",

@@ -183,7 +183,7 @@ class _DataSets:
             if wanted <= held:
                 continue
             if parts and number == 0 and self._order.grown and wanted == samples[-1]:
-                self._maps.say(
+                self._maps.log(
                     f"{prefix}: the order of the first {held} samples stays, and the {wanted - held} behind "
                     "them are drawn anew from all of its training data"
                 )

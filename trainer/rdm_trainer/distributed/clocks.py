@@ -56,14 +56,14 @@ def compare(
         if collective.rank == 0:
             _answer(collective, leader, clock)
         elif collective.rank == leader:
-            own = offset([_ask(collective, clock) for _ in range(_EXCHANGES)])
-    told: list[tuple[float, float] | None] = collective.gather(own)
-    found = told[leaders[hosts[collective.rank]]]
+            own = offset([_query(collective, clock) for _ in range(_EXCHANGES)])
+    offsets: list[tuple[float, float] | None] = collective.gather(own)
+    found = offsets[leaders[hosts[collective.rank]]]
     assert found is not None
     return found
 
 
-def _ask(collective: Collective, clock: Clock) -> tuple[int, int, int, int]:
+def _query(collective: Collective, clock: Clock) -> tuple[int, int, int, int]:
     question, answer = torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     left = clock()
     dist.send(question, 0, group=collective.group)

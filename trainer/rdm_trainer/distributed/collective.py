@@ -39,7 +39,7 @@ class Collective:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.group = dist.new_group(backend="gloo", timeout=timeout)
-        self._patience = min(5.0, timeout.total_seconds() / 4)
+        self._longest_wait = min(5.0, timeout.total_seconds() / 4)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, by rank.
@@ -100,9 +100,9 @@ class Collective:
             done: Returns whether the condition is true; gets the seconds that it may wait for that.
         """
         finished = False
-        patience = min(0.05, self._patience)
+        wait = min(0.05, self._longest_wait)
         while True:
-            finished = finished or done(patience)
+            finished = finished or done(wait)
             if self.size == 1:
                 if finished:
                     return
@@ -111,7 +111,7 @@ class Collective:
                 dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self.group)
                 if int(flag):
                     return
-            patience = min(self._patience, 2 * patience)
+            wait = min(self._longest_wait, 2 * wait)
 
     def send(self, data: bytearray, to: int) -> None:
         """Send a message to a rank that knows its size."""

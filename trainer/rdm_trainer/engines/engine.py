@@ -29,9 +29,9 @@ from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.moe import MoEEmbedding
 from rdm_trainer.models.transformer import Block, Norm
 
-__all__ = ["DTYPES", "Batch", "Engine", "States", "StepResult", "Watcher", "adamw", "attention_kernels"]
+__all__ = ["DTYPES", "Batch", "Engine", "Observer", "States", "StepResult", "adamw", "attention_kernels"]
 
-Watcher = Callable[[str, str], contextlib.AbstractContextManager[Any]]
+Observer = Callable[[str, str], contextlib.AbstractContextManager[Any]]
 """(kind, name) of an operation in a step → a context entered when it begins and left when it ends."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -145,7 +145,7 @@ class Engine(abc.ABC):
         self.config, self.topology, self.device = config, topology, device
         self.accumulation = config.accumulation(topology.batch_ranks)
         self._dropout = max(config.model.hidden_dropout, config.model.attention_dropout) > 0
-        self._watchers: list[Watcher] = []
+        self._observers: list[Observer] = []
         self._part = SequencePart.of(topology)
         self._tokens = math.gcd(config.model.seq_length, config.model.decoder_length)
 
@@ -244,20 +244,20 @@ class Engine(abc.ABC):
         return [name for name, _ in self.module.named_parameters()]
 
     @contextlib.contextmanager
-    def watched(self, watcher: Watcher) -> Iterator[None]:
-        """Let a watcher observe the steps within this context; other steps cost nothing extra."""
-        self._watchers.append(watcher)
+    def observed(self, observer: Observer) -> Iterator[None]:
+        """Let an observer see the steps within this context; other steps cost nothing extra."""
+        self._observers.append(observer)
         try:
             yield
         finally:
-            self._watchers.remove(watcher)
+            self._observers.remove(observer)
 
     @contextlib.contextmanager
     def _span(self, kind: str, name: str) -> Iterator[None]:
-        """Report the start and the end of an operation to the watchers."""
+        """Report the start and the end of an operation to the observers."""
         with contextlib.ExitStack() as stack:
-            for watcher in self._watchers:
-                stack.enter_context(watcher(kind, name))
+            for observer in self._observers:
+                stack.enter_context(observer(kind, name))
             yield
 
     @torch.no_grad()
@@ -293,7 +293,7 @@ class Engine(abc.ABC):
             batches = map(self._own_tokens, batches)
         if self.config.counts_tokens:
             batches = with_counts(batches, self.accumulation, self.topology, self.device)
-        return map(self._moved, batches)
+        return map(self._on_device, batches)
 
     def _own_tokens(self, batch: Batch) -> Batch:
         """Return this rank's part of each sample."""
@@ -303,7 +303,7 @@ class Engine(abc.ABC):
         inputs = tuple(map(own, inputs)) if isinstance(inputs, tuple) else own(inputs)
         return inputs, tuple(map(own, labels))
 
-    def _moved(self, batch: Batch) -> Batch:
+    def _on_device(self, batch: Batch) -> Batch:
         inputs, labels = batch
         return _to(inputs, self.device), _to(labels, self.device)
 

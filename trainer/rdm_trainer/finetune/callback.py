@@ -161,7 +161,7 @@ class Reporter(TrainerCallback):
         self._compute_time.close()
 
     def _step(self, state: TrainerState, logs: Mapping[str, Any]) -> None:
-        self._compute_time.tell("")
+        self._compute_time.write_if_due("")
         now = time.monotonic()
         steps = max(1, state.global_step - self._logged)
         seconds = (now - self._began) / steps

@@ -41,10 +41,10 @@ class Checkpoints:
         Raises:
             TrainerError: It was written with another layout.
         """
-        mine = {number for number, path in self._all().items() if (path / _MARK).is_file()}
-        common: set[int] = set.intersection(*map(set, self._collective.gather(sorted(mine))))
+        own = {number for number, path in self._all().items() if (path / _MARK).is_file()}
+        common: set[int] = set.intersection(*map(set, self._collective.gather(sorted(own))))
         if self._writes:
-            for number in self._all().keys() - mine:
+            for number in self._all().keys() - own:
                 self._remove(number)
         if not common:
             return None

@@ -58,8 +58,8 @@ def _model(config: FinetuneConfig, *, asks_hub: bool) -> Iterator[str]:
             # A few kilobytes, which loading the model needs as well.
             hf_hub_download(config.model.path, "config.json", revision=config.model.revision)
         except (OSError, ValueError) as error:
-            said = next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
-            yield f"model.path {config.model.path} is no directory here, and the hub does not give it: {said}"
+            text = next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
+            yield f"model.path {config.model.path} is no directory here, and the hub does not give it: {text}"
 
 
 def problems(job: dict[str, Any]) -> list[str]:

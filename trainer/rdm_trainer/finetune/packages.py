@@ -25,10 +25,10 @@ def require_packages() -> None:
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        raise TrainerError(f"finetune needs {', '.join(missing)}, which {verb} not installed: {_remedy()}.")
+        raise TrainerError(f"finetune needs {', '.join(missing)}, which {verb} not installed: {_hint()}.")
 
 
-def _remedy() -> str:
+def _hint() -> str:
     """Return how to install them here."""
     if sys.prefix == _IMAGE:
         return "build the training image with --build-arg EXTRAS=finetune, or the lab with --extra finetune"

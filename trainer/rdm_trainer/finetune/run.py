@@ -160,17 +160,17 @@ class _Finetuning:
         return trainer
 
     def run(self) -> None:
-        self._say(metrics.datetime_line("before the start of training step", datetime.datetime.now()))
+        self._announce(metrics.datetime_line("before the start of training step", datetime.datetime.now()))
         if self._resumed is not None:
-            self._say(f"going on from {self._resumed}")
+            self._announce(f"going on from {self._resumed}")
         self._trainer.train(resume_from_checkpoint=str(self._resumed) if self._resumed else None)
         step = self._trainer.state.global_step
-        self._say(metrics.datetime_line("after training is done", datetime.datetime.now()))
+        self._announce(metrics.datetime_line("after training is done", datetime.datetime.now()))
         if step >= self._trainer.state.max_steps:
             self._note(phase="saving")
             self._export()
         reason = self._reporter.reason
-        self._say(f"exiting at iteration {step}: {reason}")
+        self._announce(f"exiting at iteration {step}: {reason}")
         self._reporter.close()
         self._note(phase="done", reason=reason, iteration=step)
 
@@ -186,9 +186,9 @@ class _Finetuning:
             self._tokenizer.save_pretrained(self._job_dir / MODEL)
         self._collective.barrier()
         self._note(exported=[to.name, *([MODEL] if config.lora.merge else [])])
-        self._say(f"the {to.name} is in {to}")
+        self._announce(f"the {to.name} is in {to}")
         if config.lora.merge:
-            self._say(f"the model with it merged is in {self._job_dir / MODEL}")
+            self._announce(f"the model with it merged is in {self._job_dir / MODEL}")
 
     def _answers(self) -> list[str]:
         """Let the model answer the first prompts of the evaluation, the same on all ranks."""
@@ -228,7 +228,7 @@ class _Finetuning:
         shown = [json.dumps(text, ensure_ascii=False) for text in (prompt, answer)]
         return f"prompt: {shown[0]} | answer: {shown[1]} |"
 
-    def _say(self, line: str) -> None:
+    def _announce(self, line: str) -> None:
         if self._is_first:
             _print(line)
 

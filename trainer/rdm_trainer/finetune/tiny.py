@@ -74,11 +74,11 @@ def write(directory: Path, *, shape: Mapping[str, Any] = SHAPE, seed: int = 1234
         **shape,
     )
     Qwen3ForCausalLM(config).save_pretrained(directory / "model")
-    asked = [{"prompt": row["prompt"], "completion": row["completion"]} for row in some]
+    examples = [{"prompt": row["prompt"], "completion": row["completion"]} for row in some]
     pairs = [
         {"prompt": row["prompt"], "chosen": row["completion"], "rejected": row["rejected"]} for row in some
     ]
-    for name, lines in (("train", asked[:80]), ("valid", asked[80:]), ("pairs", pairs)):
+    for name, lines in (("train", examples[:80]), ("valid", examples[80:]), ("pairs", pairs)):
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (directory / f"{name}.jsonl").write_text(text, encoding="utf-8")
 

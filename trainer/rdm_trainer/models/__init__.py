@@ -47,7 +47,7 @@ def build(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     padding: int | None = None,
-    divide: Callable[[nn.Module], object] | None = None,
+    shard: Callable[[nn.Module], object] | None = None,
     fill: Fill | None = None,
 ) -> FlatModel:
     """Build this rank's part of the model, with its weights.
@@ -58,7 +58,7 @@ def build(
         device: The device of the parameters; the CPU by default.
         dtype: The type of the parameters.
         padding: The padding token of a T5; that of the job's data by default.
-        divide: Called with each layer as soon as it has its weights; only without a pipeline.
+        shard: Called with each layer as soon as it has its weights; only without a pipeline.
         fill: Gives each layer its weights; initial ones by default.
     """
     device = device or torch.device("cpu")
@@ -67,7 +67,7 @@ def build(
     if topology.pipeline > 1:
         virtual = [range(*ends) for ends in pairwise(bounds(config, parts))]
         chunks = virtual[topology.pipeline_rank :: topology.pipeline]
-    return FlatModel(config, parts, device, dtype, divide, fill, chunks)
+    return FlatModel(config, parts, device, dtype, shard, fill, chunks)
 
 
 def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -105,7 +105,7 @@ def layers(config: Config, topology: Topology, device: torch.device | None = Non
         positions = partial(DocumentPositions, spec, topology, resets=data.reset_position_ids)
         if rotary is not None:
             positions = partial(DocumentDropout, spec.hidden_dropout)
-        block = partial(block, apart=data.reset_attention_mask, resets=data.reset_position_ids)
+        block = partial(block, separates_documents=data.reset_attention_mask, resets=data.reset_position_ids)
     else:
         embedding = word_embedding(VocabParallelEmbedding, config, topology)
         block, norm = Block, partial(Norm, spec)

@@ -367,8 +367,8 @@ class MoEEmbedding(VocabParallelEmbedding):
         if labels is None or not torch.is_grad_enabled():
             return result
         balance = summed / self.blocks
-        told = balance.detach()
-        self.balance = told if self.balance is None else self.balance + told
+        detached = balance.detach()
+        self.balance = detached if self.balance is None else self.balance + detached
         return result + self.coefficient * balance
 
 

@@ -262,7 +262,7 @@ class SelfAttention(_Attention):
         topology: This rank's place; the heads are sharded over its tensor axis.
         causal: Tokens do not attend to later ones.
         rotary: The rotary positions; ``None`` if positions are learned.
-        apart: Tokens do not attend to other documents.
+        separates_documents: Tokens do not attend to other documents.
         resets: Positions restart in each document.
     """
 
@@ -273,13 +273,13 @@ class SelfAttention(_Attention):
         *,
         causal: bool,
         rotary: RotaryPositions | None = None,
-        apart: bool = False,
+        separates_documents: bool = False,
         resets: bool = False,
     ) -> None:
         super().__init__(spec, topology)
         self.causal = causal
         self.rotary = rotary
-        self.apart, self.resets = apart, resets
+        self.separates_documents, self.resets = separates_documents, resets
         self.window = spec.window
         self.relative_max_distance = spec.relative_max_distance
         self.part = SequencePart.of(topology)
@@ -333,7 +333,7 @@ class SelfAttention(_Attention):
             key, value = self.past.extended(self, key, value)
         keys = key.shape[1] * (1 if self.part is None else self.part.ranks)
         window = self.window if self.window is not None and self.window < keys else None
-        if not self.apart:
+        if not self.separates_documents:
             starts = None
         if self.part is not None:
             kernel = kernel_for(query.device, query.dtype, self.head_size)
@@ -458,14 +458,19 @@ class Block(nn.Module):
         *,
         causal: bool = True,
         rotary: RotaryPositions | None = None,
-        apart: bool = False,
+        separates_documents: bool = False,
         resets: bool = False,
         feed_forward: Callable[[ModelSpec, Topology], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.input_layernorm = Norm(spec)
         self.self_attention = SelfAttention(
-            spec, topology, causal=causal, rotary=rotary, apart=apart, resets=resets
+            spec,
+            topology,
+            causal=causal,
+            rotary=rotary,
+            separates_documents=separates_documents,
+            resets=resets,
         )
         self.pre_mlp_layernorm = Norm(spec)
         self.mlp: Any = (feed_forward or MLP)(spec, topology)

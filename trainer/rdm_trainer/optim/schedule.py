@@ -70,11 +70,11 @@ class LearningRate:
         elif optimisation.warmup_samples is not None:
             warmup = optimisation.warmup_samples
             if per_step:
-                warmup = _moved(warmup, samples, steps * batch)
+                warmup = _converted(warmup, samples, steps * batch)
         else:
             warmup = (optimisation.warmup_iterations or 0) * batch
             if not per_step:
-                warmup = _moved(warmup, steps * batch, samples)
+                warmup = _converted(warmup, steps * batch, samples)
         tail = optimisation.wsd_decay_samples or (optimisation.wsd_decay_iterations or 0) * batch
         return cls(
             optimisation.lr,
@@ -166,6 +166,6 @@ def _remaining(form: str, done: float) -> float:
     return 0.5 * (math.cos(math.pi * done) + 1.0)
 
 
-def _moved(length: float, passed: int, counted: int) -> float:
+def _converted(length: float, passed: int, counted: int) -> float:
     """Convert a length to another count: only the part that has passed changes its length."""
     return counted + length - passed if length >= passed else counted * length / passed

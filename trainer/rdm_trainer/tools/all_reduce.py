@@ -106,15 +106,15 @@ class Bench:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        mine = this_node()
+        own = this_node()
         gathered: list[Any] = [None] * self.world
-        dist.all_gather_object(gathered, (mine, link_rate(device)))
+        dist.all_gather_object(gathered, (own, link_rate(device)))
         self.nodes = list(dict.fromkeys(name for name, _ in gathered))
         self.rates = {name: rate for name, rate in gathered if rate}
         self.ranks = [
             [rank for rank, (name, _) in enumerate(gathered) if name == node] for node in self.nodes
         ]
-        self.node = self.nodes.index(mine)
+        self.node = self.nodes.index(own)
 
     def largest(self, most: int) -> int:
         """Return the largest size that every rank has memory for.
@@ -287,9 +287,9 @@ def measure(bench: Bench, most: int, seconds: float) -> Iterator[dict[str, Any]]
         # The slowest clock decides for all ranks.
         late = bench._most(time.monotonic() - began + expected) > seconds
         if size > allowed or late:
-            why = "the time was up" if late else "the memory of a node does not hold more"
+            reason = "the time was up" if late else "the memory of a node does not hold more"
             reached = f"{done[-1]['bytes'] >> 20} MiB" if done else "the beginning"
-            result["note"] = f"It ended with {reached} of {most >> 20} MiB: {why}."
+            result["note"] = f"It ended with {reached} of {most >> 20} MiB: {reason}."
             break
         yield {"iteration": number, "phase": f"all-reduce {size >> 20} MiB", "collective": result}
         done.append(bench.reduce(size))
@@ -318,10 +318,10 @@ def main(arguments: Sequence[str]) -> int:
     bench = Bench(join(options.timeout))
     path = Path(os.environ.get("RDM_JOB_DIR", ".")) / "progress.json"
     total = len(sizes(options.max_size)) + 1
-    for news in measure(bench, options.max_size, options.time_limit):
+    for point in measure(bench, options.max_size, options.time_limit):
         if bench.rank == 0:
             partial = path.with_name(f".{path.name}.{os.getpid()}")
-            partial.write_text(json.dumps({"train_iterations": total, "time": time.time(), **news}) + "\n")
+            partial.write_text(json.dumps({"train_iterations": total, "time": time.time(), **point}) + "\n")
             partial.replace(path)
     dist.barrier()
     dist.destroy_process_group()

@@ -130,14 +130,14 @@ def _carry_tokenizer(tokenizer: TokenizerConfig, target: Path, end: int | None) 
         if given is not None:
             shutil.copyfile(given, target / name)
             for other in TOKENIZER_FILES:
-                beside = Path(given).with_name(other)
-                if beside.is_file() and not (target / other).exists():
-                    shutil.copyfile(beside, target / other)
+                neighbour = Path(given).with_name(other)
+                if neighbour.is_file() and not (target / other).exists():
+                    shutil.copyfile(neighbour, target / other)
     settings = target / "tokenizer_config.json"
     if not settings.exists():
         kinds = {"gpt2": "GPT2Tokenizer", "wordpiece": "BertTokenizer"}
         kind = kinds.get(tokenizer.kind, "PreTrainedTokenizerFast")
-        told: dict[str, str | None] = {"tokenizer_class": kind}
+        content: dict[str, str | None] = {"tokenizer_class": kind}
         if tokenizer.file is not None and end is not None:
-            told["eos_token"] = Tokenizer.from_file(tokenizer.file).id_to_token(end)
-        settings.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+            content["eos_token"] = Tokenizer.from_file(tokenizer.file).id_to_token(end)
+        settings.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

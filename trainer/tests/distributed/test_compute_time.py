@@ -116,7 +116,7 @@ def test_the_mark_says_that_a_rank_waits(tmp_path: Path) -> None:
         assert iteration == 7
         assert since == pytest.approx(time.time(), abs=60)
     own.end()
-    own.tell("stage 0")
+    own.write_if_due("stage 0")
     record, _, since = heartbeat.read(tmp_path / "ranks/n1/0.heartbeat")
     assert since == 0.0
     assert record["compute_s"] >= 0

@@ -79,7 +79,7 @@ def watched_step() -> dict[str, Any]:
     backwards = 0
 
     @contextlib.contextmanager
-    def watcher(kind: str, _name: str) -> Iterator[None]:
+    def observer(kind: str, _name: str) -> Iterator[None]:
         nonlocal backwards
         backwards += kind == "backward"
         now.append(kind)
@@ -92,7 +92,7 @@ def watched_step() -> dict[str, Any]:
         copies.append(sum(one.sum is not None for one in engine.sharded.buckets))
 
     engine.sharded._reduce = noting
-    with engine.watched(watcher):
+    with engine.observed(observer):
         engine.train_step(training.batches(job, topology, 1))
     gathers = [len(engine.sharded._gathering)]
     engine.evaluate(training.batches(job, topology, 1))

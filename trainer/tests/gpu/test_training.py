@@ -80,7 +80,7 @@ def _train(folder: str) -> dict[str, Any]:
     training.engine.module.register_forward_pre_hook(lambda *_: slow())
     waits = _counted_waits(torch)
     step, steps = training.engine.train_step, {}
-    tell, told = training._tell_memory, []
+    tell, told = training._write_memory, []
 
     def watched_step(batches: Any) -> Any:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -103,7 +103,7 @@ def _train(folder: str) -> dict[str, Any]:
         tell()
 
     training.engine.train_step = watched_step  # type: ignore[method-assign]
-    training._tell_memory = watched_memory  # type: ignore[method-assign]
+    training._write_memory = watched_memory  # type: ignore[method-assign]
     training.run()
     torch.cuda.synchronize()
     weights = sum(one.numel() * one.element_size() for one in training.engine.module.parameters())

@@ -43,8 +43,8 @@ def test_metadata_makes_no_other_objects(tmp_path: Path) -> None:
 def test_a_file_is_compared_with_the_checksum_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "__0_0.distcp"
     file.write_bytes(b"weights" * 1000)
-    beside = damage.note(file)
+    checksum_file = damage.note(file)
     assert damage.is_sound(file)
-    assert damage.is_sound(beside)
+    assert damage.is_sound(checksum_file)
     file.write_bytes(b"weighty" + b"weights" * 999)
     assert not damage.is_sound(file)

@@ -30,25 +30,25 @@ class Gpu:
 
     def __init__(self) -> None:
         self.now_ms = 100.0
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
     def work(self) -> None:
         self.now_ms += 3.0
 
     def synchronize(self) -> None:
-        self.asked.append("wait")
+        self.calls.append("wait")
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
-        self.asked.append(f"begin {name}")
+        self.calls.append(f"begin {name}")
         yield
-        self.asked.append(f"end {name}")
+        self.calls.append(f"end {name}")
 
     def start(self) -> None:
-        self.asked.append("start")
+        self.calls.append("start")
 
     def stop(self) -> None:
-        self.asked.append("stop")
+        self.calls.append("stop")
 
 
 class Engine:
@@ -58,19 +58,19 @@ class Engine:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._watchers: list[Callable[[str, str], Any]] = []
+        self._observers: list[Callable[[str, str], Any]] = []
 
     @contextlib.contextmanager
-    def watched(self, watcher: Callable[[str, str], Any]) -> Iterator[None]:
-        self._watchers.append(watcher)
+    def observed(self, observer: Callable[[str, str], Any]) -> Iterator[None]:
+        self._observers.append(observer)
         yield
-        self._watchers.remove(watcher)
+        self._observers.remove(observer)
 
     def step(self) -> None:
         for kind, name in (("forward", "ForwardPass"), ("backward", "BackwardPass")) * 2:
             with contextlib.ExitStack() as stack:
-                for watcher in self._watchers:
-                    stack.enter_context(watcher(kind, name))
+                for observer in self._observers:
+                    stack.enter_context(observer(kind, name))
                 self._gpu.work()
         group: Any = vars(dist)["ProcessGroup"]()
         group.allreduce()
@@ -99,7 +99,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
             self.at_ms = made.now_ms
 
         def elapsed_time(self, other: Event) -> float:
-            assert made.asked[-1] == "wait"
+            assert made.calls[-1] == "wait"
             return other.at_ms - self.at_ms
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -133,15 +133,15 @@ def test_the_step_trace_has_the_device_s_times_and_waits_for_them_once(gpu: Gpu,
     waits = []
     for iteration in range(1, 5):
         with trace.step(iteration):
-            before = len(gpu.asked)
+            before = len(gpu.calls)
             engine.step()
             # Within a step, nothing waits for the device.
-            assert len(gpu.asked) == before
-        waits.append(gpu.asked.count("wait"))
+            assert len(gpu.calls) == before
+        waits.append(gpu.calls.count("wait"))
     assert waits == [0, 2, 3, 3]
-    told = json.loads((tmp_path / "trace/rank-00000.json").read_text())
-    assert told["clock_uncertainty_us"] == 0.2
-    assert [span[:4] for span in told["spans"]] == [
+    record = json.loads((tmp_path / "trace/rank-00000.json").read_text())
+    assert record["clock_uncertainty_us"] == 0.2
+    assert [span[:4] for span in record["spans"]] == [
         [kind, name, step, batch]
         for step in (2, 3)
         for kind, name, batch in (
@@ -154,11 +154,11 @@ def test_the_step_trace_has_the_device_s_times_and_waits_for_them_once(gpu: Gpu,
         )
     ]
     # The overlapping collective ends where it was waited for.
-    durations = [duration for *_, duration in told["spans"]]
+    durations = [duration for *_, duration in record["spans"]]
     assert durations == pytest.approx([*[3000.0] * 5, 6000.0] * 2, abs=0.2)
     # The device's first mark is the host's time, on the first node's clock.
     first = (trace._began + AHEAD_NS) / 1e3
-    begins = [begin - first for *_, begin, _ in told["spans"]]
+    begins = [begin - first for *_, begin, _ in record["spans"]]
     assert begins == pytest.approx([3000.0 * number for number in (*range(6), *range(7, 13))], abs=0.2)
     methods = (dist.ProcessGroup.allreduce, dist.ProcessGroup.broadcast, dist.Work.wait)
     assert [method.__name__ for method in methods] == ["allreduce", "broadcast", "wait"], "as they were"
@@ -173,9 +173,9 @@ def test_nsys_sees_the_steps_that_were_asked_for_and_our_names(gpu: Gpu, tmp_pat
             with profiler.step(iteration):
                 engine.step()
         if rank == 0:
-            assert gpu.asked == []
+            assert gpu.calls == []
     passes = [f"{word} {name}" for name in ("ForwardPass", "BackwardPass") * 2 for word in ("begin", "end")]
-    assert gpu.asked == [
+    assert gpu.calls == [
         "start",
         *("begin step 2", *passes, "end step 2"),
         *("begin step 3", *passes, "end step 3"),

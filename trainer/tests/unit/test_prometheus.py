@@ -19,7 +19,7 @@ from rdm_job.measure import measure
 from rdm_job.processes import JOB_VARIABLE
 from rdm_trainer import prometheus
 from rdm_trainer.distributed.collective import Collective
-from rdm_trainer.prometheus import telling
+from rdm_trainer.prometheus import exporting
 from tests.waiting import wait_until
 
 CONFIG = configuration.from_dict({"logging": {"prometheus": True}})
@@ -59,17 +59,17 @@ def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(
 
     monkeypatch.setattr(outlet, "write_atomically", counted)
     job = tmp_path / "job"
-    with telling(CONFIG, job, ALONE, progress):
+    with exporting(CONFIG, job, ALONE, progress):
         wait_until("it was tried three times", lambda: len(tried) > 2)
         job.mkdir()
         wait_until("it is written", (job / "metrics.n1.prom").exists)
         job.rename(tmp_path / "gone")
         before = len(tried)
         wait_until("it was tried three times more", lambda: len(tried) > before + 2)
-    said = (
+    message = (
         f"{job}/metrics.n1.prom cannot be written: No such file or directory. It is tried again each time.\n"
     )
-    assert capfd.readouterr().err == said
+    assert capfd.readouterr().err == message
 
 
 def test_a_measurement_that_fails_is_said_once_and_made_again(
@@ -84,7 +84,7 @@ def test_a_measurement_that_fails_is_said_once_and_made_again(
         return measure(*arguments)
 
     monkeypatch.setattr(prometheus, "measure", fails)
-    with telling(CONFIG, tmp_path, ALONE, progress):
+    with exporting(CONFIG, tmp_path, ALONE, progress):
         wait_until("it is written", (tmp_path / "metrics.n1.prom").exists)
     assert capfd.readouterr().err == "Prometheus is told nothing now: KeyError: 'the driver'.\n"
 
@@ -97,7 +97,7 @@ def test_the_trainings_own_error_is_the_one_that_is_raised(
         raise RuntimeError("as planted")
 
     monkeypatch.setattr(metrics, where, fails)
-    with pytest.raises(ZeroDivisionError) as raised, telling(CONFIG, tmp_path, ALONE, progress):
+    with pytest.raises(ZeroDivisionError) as raised, exporting(CONFIG, tmp_path, ALONE, progress):
         raise ZeroDivisionError
     assert raised.value.__context__ is None
     # The file does not keep older metrics, which would be read as current.
@@ -116,8 +116,8 @@ def test_a_file_that_cannot_be_written_at_the_end_says_nothing_more(
         write_atomically(path, text)
 
     monkeypatch.setattr(outlet, "write_atomically", is_full)
-    with telling(CONFIG, tmp_path, ALONE, progress):
+    with exporting(CONFIG, tmp_path, ALONE, progress):
         wait_until("it is written", file.exists)
     assert not file.exists()
-    said = "cannot be written: No space left on device. What was told before is taken away."
-    assert capfd.readouterr().err == f"{file} {said}\n"
+    message = "cannot be written: No space left on device. What was told before is taken away."
+    assert capfd.readouterr().err == f"{file} {message}\n"

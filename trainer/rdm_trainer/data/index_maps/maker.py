@@ -42,13 +42,13 @@ class MapMaker:
             when it has returned True in every process. A collective operation that waits as long would exceed
             its timeout.
         first_error: Returns the first of all processes' errors; None if there is none.
-        say: Takes a line for the log.
+        log: Takes a line for the log.
     """
 
     leads: Callable[[Path], bool] = lambda _: True
     wait_until: Callable[[Callable[[float], bool]], None] = _wait_alone
     first_error: Callable[[str | None], str | None] = lambda error: error
-    say: Callable[[str], None] = lambda _: None
+    log: Callable[[str], None] = lambda _: None
 
     def make(self, name: str, files: Sequence[Path], build: Build, check: Callable[[], object]) -> None:
         """Return when the files exist and are valid. Every process calls this, in the same order.
@@ -64,7 +64,7 @@ class MapMaker:
         """
         work = None
         if self.leads(files[0].parent):
-            work = _Work(name, files, build, check, self.say)
+            work = _Work(name, files, build, check, self.log)
         self.wait_until(work.wait if work is not None else lambda _: True)
         error = self.first_error(work.error if work is not None else None)
         if error is not None:
@@ -80,12 +80,12 @@ class _Work:
         files: Sequence[Path],
         build: Build,
         check: Callable[[], object],
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self.error: str | None = None
-        self._name, self._files, self._build, self._check, self._say = name, files, build, check, say
+        self._name, self._files, self._build, self._check, self._log = name, files, build, check, log
         self._part = 0.0
-        self._began = self._said = time.monotonic()
+        self._began = self._logged_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="index-map", daemon=True)
         self._thread.start()
 
@@ -93,10 +93,10 @@ class _Work:
         """Wait up to ``seconds``, and return whether the map is done."""
         self._thread.join(seconds)
         running, now = self._thread.is_alive(), time.monotonic()
-        if running and now - self._said >= SAYS_EVERY_S:
-            self._said = now
+        if running and now - self._logged_at >= SAYS_EVERY_S:
+            self._logged_at = now
             done = f"{self._part:.0%} after {now - self._began:.0f} s"
-            self._say(f"making the index map of {self._name}: {done}")
+            self._log(f"making the index map of {self._name}: {done}")
         return not running
 
     def _run(self) -> None:

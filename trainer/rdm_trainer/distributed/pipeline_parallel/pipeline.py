@@ -87,10 +87,10 @@ class Maker:
         config: Config,
         device: torch.device,
         dtype: torch.dtype,
-        divide: Callable[[nn.Module], object] | None = None,
+        shard: Callable[[nn.Module], object] | None = None,
         fill: Fill | None = None,
     ) -> None:
-        self._divide = divide
+        self._shard = shard
         self._fill = fill or functools.partial(initialise, seed=config.optimisation.seed)
         self._compile = config.optimisation.compile
         self._options = _OVERLAP if config.parallel.tensor > 1 else None
@@ -102,8 +102,8 @@ class Maker:
         self._fill(module, layer.prefix(index))
         for weight in module.parameters():
             weight.data = weight.data.to(self._device, self._dtype)
-        if self._divide is not None:
-            self._divide(module)
+        if self._shard is not None:
+            self._shard(module)
         if self._compile and is_block(layer.kind):
             module.compile(dynamic=False, options=self._options)
         return module
@@ -166,7 +166,7 @@ class FlatModel(nn.Module):
         layers: The whole model; the last layer is the head.
         device: The device of the parameters.
         dtype: The type of the parameters.
-        divide: Called with each layer once it has its weights, before the next layer is created; ZeRO-3 uses
+        shard: Called with each layer once it has its weights, before the next layer is created; ZeRO-3 uses
             it to shard the layer over replicas.
         fill: Gives each layer its weights; initial ones by default.
         chunks: The layers of this stage, in ascending order; all in one chunk by default.
@@ -184,12 +184,12 @@ class FlatModel(nn.Module):
         layers: Sequence[Layer],
         device: torch.device,
         dtype: torch.dtype,
-        divide: Callable[[nn.Module], object] | None = None,
+        shard: Callable[[nn.Module], object] | None = None,
         fill: Fill | None = None,
         chunks: Sequence[range] = (),
     ) -> None:
         super().__init__()
-        make = Maker(config, device, dtype, divide, fill)
+        make = Maker(config, device, dtype, shard, fill)
         self._all, self._chunks = layers, chunks or (range(len(layers)),)
         numbers = [index for chunk in self._chunks for index in chunk]
         self.layers = tuple(layers[index] for index in numbers)

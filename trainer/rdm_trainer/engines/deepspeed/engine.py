@@ -30,7 +30,7 @@ from rdm_trainer.engines.deepspeed.config import deepspeed_json
 from rdm_trainer.engines.deepspeed.distributed_optimizer import DistributedOptimizer
 from rdm_trainer.engines.deepspeed.pipeline import PipelineModel
 from rdm_trainer.engines.deepspeed.states import DeepSpeedStates
-from rdm_trainer.engines.engine import DTYPES, Batch, Engine, StepResult, Watcher, adamw
+from rdm_trainer.engines.engine import DTYPES, Batch, Engine, Observer, StepResult, adamw
 
 __all__ = ["DeepSpeedEngine"]
 
@@ -82,7 +82,7 @@ class DeepSpeedEngine(Engine):
         self.work = self._work([layer.kind for layer in model.local_layers] if topology.pipeline > 1 else [])
         if on_loss is not None and topology.pipeline > 1:
             loss_fn: Any = model.loss_fn
-            model.loss_fn = functools.partial(_told, loss_fn, on_loss)
+            model.loss_fn = functools.partial(_report_loss, loss_fn, on_loss)
         self._norm: torch.Tensor | None = None
         if topology.expert > 1:
             self._join_expert_axis(model)
@@ -123,17 +123,17 @@ class DeepSpeedEngine(Engine):
         if topology.pipeline > 1:
             layers = models.layers(config, topology, models.padding_of(config), self.device)
             return PipelineModel(config, topology, layers, self.device, dtype, fill)
-        divide = None
+        shard = None
         if config.zero_stage == 3 and topology.data > 1:
-            divide = functools.partial(
+            shard = functools.partial(
                 deepspeed.zero.Init,
                 data_parallel_group=topology.replica_group,
                 config_dict_or_path=settings,
                 dtype=dtype,
                 mpu=topology.grid,
             )
-        model = models.build(config, topology, device=self.device, dtype=dtype, divide=divide, fill=fill)
-        if divide is not None:
+        model = models.build(config, topology, device=self.device, dtype=dtype, shard=shard, fill=fill)
+        if shard is not None:
             for weight in model.parameters():
                 _clear_padding(weight)
         return model
@@ -190,21 +190,21 @@ class DeepSpeedEngine(Engine):
             self.deepspeed.destroy()
 
     @contextlib.contextmanager
-    def watched(self, watcher: Watcher) -> Iterator[None]:
-        """Let a watcher observe the steps within this context; other steps cost nothing extra."""
+    def observed(self, observer: Observer) -> Iterator[None]:
+        """Let an observer see the steps within this context; other steps cost nothing extra."""
         try:
-            with super().watched(watcher):
+            with super().observed(observer):
                 self._show_instructions()
                 yield
         finally:
             self._show_instructions()
 
     def _show_instructions(self) -> None:
-        """Wrap the pipeline's instructions while there are watchers."""
+        """Wrap the pipeline's instructions while there are observers."""
         if self.topology.pipeline > 1:
             self.deepspeed._INSTRUCTION_MAP = (
                 {one: self._shown(one, act) for one, act in self._instructions.items()}
-                if self._watchers
+                if self._observers
                 else self._instructions
             )
 
@@ -303,7 +303,7 @@ def _mean_gradient(weight: nn.Parameter, topology: Topology, gradient: torch.Ten
     return (mean / topology.expert).to(gradient.dtype)
 
 
-def _told(
+def _report_loss(
     loss_fn: Callable[..., Any], on_loss: Callable[[torch.Tensor], None], *arguments: Any
 ) -> torch.Tensor:
     loss: torch.Tensor = loss_fn(*arguments)

@@ -38,8 +38,8 @@ def needed_files(manifest: Manifest, engine: Any, topology: Topology) -> set[str
             if replica and (owner or zero[3] == "model"):
                 needed.add(name)
         elif layer := _LAYER.fullmatch(name):
-            mine = int(layer[2] or 0) == topology.model_rank
-            if mine and module._local_start <= int(layer[1]) < module._local_stop:
+            is_own = int(layer[2] or 0) == topology.model_rank
+            if is_own and module._local_start <= int(layer[1]) < module._local_stop:
                 needed.add(name)
         else:
             needed.add(name)

@@ -43,7 +43,7 @@ class Stage:
         device: Where it computes.
         micro_batches: Micro-batches of a step.
         chunks: Chunks of layers on each stage.
-        span: Reports the start and the end of an operation to watchers.
+        span: Reports the start and the end of an operation to observers.
     """
 
     def __init__(

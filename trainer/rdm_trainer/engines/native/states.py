@@ -159,11 +159,11 @@ class NativeStates:
             for name, content in extra.items():
                 writing.write(content, directory / name)
             distributed.write(directory, parts, self._group)
-            mine = list(directory.glob(f"__{rank}_*.distcp"))
-            mine += [directory / METADATA] if rank == 0 else []
-            mine += [damage.note(path) for path in mine]
-            mine += [directory / name for name in extra]
-            self.files = {path: path.stat().st_size for path in mine}
+            own = list(directory.glob(f"__{rank}_*.distcp"))
+            own += [directory / METADATA] if rank == 0 else []
+            own += [damage.note(path) for path in own]
+            own += [directory / name for name in extra]
+            self.files = {path: path.stat().st_size for path in own}
         except CheckpointException as error:
             failed = error.failures.get(rank)
             if failed is not None:

@@ -243,7 +243,7 @@ def test_an_order_that_was_begun_goes_on_whatever_the_iterations(
             order = Order.of(changed, kept, iteration=9, consumed_samples=108)
             assert order.note is None
             lines: list[str] = []
-            maps = MapMaker(say=lines.append)
+            maps = MapMaker(log=lines.append)
             loaders = build(changed, data_rank=0, data_size=1, consumed_samples=0, order=order, maps=maps)
             taken = samples(loaders.train, 6 * max(12, iterations))
             assert len(taken) == 6 * max(12, iterations)

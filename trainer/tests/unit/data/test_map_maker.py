@@ -42,7 +42,7 @@ def test_what_takes_long_is_said_and_what_is_whole_is_kept(
                 asked.set()
 
     with pytest.raises(TrainerError, match=r"^corpus, split train: the split holds no token\.$"):
-        MapMaker(wait_until=wait_until, say=lines.append).make(
+        MapMaker(wait_until=wait_until, log=lines.append).make(
             "corpus, split train", [tmp_path / "a.npy", tmp_path / "b.npy"], build, fine
         )
     assert lines[-1].startswith("making the index map of corpus, split train: 50% after ")
