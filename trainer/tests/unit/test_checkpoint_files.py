@@ -142,7 +142,7 @@ def test_a_step_whose_successor_has_no_manifest_is_taken_back(tmp_path: Path) ->
     (tmp_path / "global_step4.partial").mkdir()
     files.recover(tmp_path)
     assert whole(tmp_path) == [4]
-    repaired = json.loads(ask("repair", tmp_path, "--json").output)
+    repaired = json.loads(run_verb("repair", tmp_path, "--json").output)
     assert repaired == {"iteration": 4, "removed": ["global_step4.partial"], "aside": []}
 
 
@@ -227,7 +227,7 @@ def test_replicas_may_change_only_without_zero() -> None:
     assert not identity.same_layout({**saved, "zero_stage": 0}, LAYOUT)
 
 
-def ask(*arguments: object) -> Any:
+def run_verb(*arguments: object) -> Any:
     return CliRunner().invoke(checkpoint, [str(argument) for argument in arguments], standalone_mode=False)
 
 
@@ -235,27 +235,27 @@ def test_the_verbs(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     for iteration in (2, 4, 6):
         write(directory, iteration)
-    listed = json.loads(ask("list", tmp_path, "--json").output)
+    listed = json.loads(run_verb("list", tmp_path, "--json").output)
     assert [step["complete"] for step in listed["checkpoints"]] == [True] * 3
-    assert "<- latest" in ask("list", tmp_path).output
-    assert ask("verify", tmp_path).return_value == 0
+    assert "<- latest" in run_verb("list", tmp_path).output
+    assert run_verb("verify", tmp_path).return_value == 0
 
     broken = directory / "global_step6/a.pt"
     data = bytearray(broken.read_bytes())
     data[60] ^= 1
     broken.write_bytes(data)
-    assert json.loads(ask("list", tmp_path, "--json").output)["checkpoints"][2]["complete"]
-    verified = ask("verify", tmp_path, "--json")
+    assert json.loads(run_verb("list", tmp_path, "--json").output)["checkpoints"][2]["complete"]
+    verified = run_verb("verify", tmp_path, "--json")
     assert verified.return_value == 1
     assert json.loads(verified.output)["damaged"] == ["a.pt"]
 
     (directory / "global_step8.partial").mkdir()
-    repaired = json.loads(ask("repair", tmp_path, "--iteration", 4, "--json").output)
+    repaired = json.loads(run_verb("repair", tmp_path, "--iteration", 4, "--json").output)
     assert repaired == {"iteration": 4, "removed": ["global_step8.partial"], "aside": ["global_step6.aside"]}
     assert whole(directory) == [2, 4]
     assert files.scan(directory).points_to(4)
     for wrong in (("repair", tmp_path, "--iteration", 5), ("verify", tmp_path / "nowhere"), ("convert", "/")):
-        assert isinstance(ask(*wrong).exception, TrainerError)
+        assert isinstance(run_verb(*wrong).exception, TrainerError)
 
 
 def test_a_damaged_file_is_named_whatever_reading_it_raises(tmp_path: Path) -> None:

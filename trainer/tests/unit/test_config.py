@@ -510,7 +510,7 @@ def test_nothing_here_imports_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "said"),
+    ("key", "text", "message"),
     [
         ("logging.trace_steps", "22-20", "give the first and the last step, as 20-22"),
         ("logging.trace_steps", "soon", "give the first and the last step, as 20-22"),
@@ -518,13 +518,13 @@ def test_nothing_here_imports_torch() -> None:
         ("launcher.profiler_steps", "0-1", "give the first and the last step"),
     ],
 )
-def test_steps_that_are_none_are_refused(key: str, text: str, said: str) -> None:
+def test_steps_that_are_none_are_refused(key: str, text: str, message: str) -> None:
     section, name = key.split(".")
     base = Config()
     config = dataclasses.replace(
         base, **{section: dataclasses.replace(getattr(base, section), **{name: text})}
     )
-    assert any(said in problem for problem in check(config))
+    assert any(message in problem for problem in check(config))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def imported(text: str) -> tdpp.Imported:
     return tdpp.job_of(shell.variables(text, "conf.sh"), "conf.sh")
 
 
-def refusal(text: str) -> str:
+def error_of(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
         imported(text)
     return "\n".join(caught.value.problems)
@@ -93,7 +93,7 @@ def test_its_switches_are_keys_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "says"),
+    ("before", "after", "message"),
     [
         ("BATCH_SIZE=64", "BATCH_SIZE=many", "BATCH_SIZE is 'many'; it must be a whole number above 0."),
         ("DP_SIZE=4", "DP_SIZE=2", "= 16, but the world is 32."),
@@ -110,9 +110,9 @@ def test_its_switches_are_keys_here() -> None:
         ("MODEL='xl'", "", "MODEL is not set before"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_with_its_line(before: str, after: str, says: str) -> None:
+def test_what_cannot_be_read_is_refused_with_its_line(before: str, after: str, message: str) -> None:
     assert before in DOCUMENT
-    assert says in refusal(DOCUMENT.replace(before, after))
+    assert message in error_of(DOCUMENT.replace(before, after))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_nothing_is_started_read_or_written(statement: str, tmp_path: Path) -> N
     program = tmp_path / "program"
     program.write_text(f"#!/bin/bash\necho > {tmp_path}/made\n")
     program.chmod(0o755)
-    assert "#!" not in refusal(f"{DOCUMENT}{statement.format(here=tmp_path)}\n")
+    assert "#!" not in error_of(f"{DOCUMENT}{statement.format(here=tmp_path)}\n")
     assert [*tmp_path.iterdir()] == [program]
 
 

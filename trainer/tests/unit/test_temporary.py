@@ -29,8 +29,8 @@ def test_a_suite_that_leaves_what_is_ours_fails_with_its_name(tmp_path: Path) ->
         [*command, f"--rootdir={tmp_path}", tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert "1 passed" in done.stdout, done.stdout + done.stderr
-    said = [line.rpartition(": ")[2] for line in done.stdout.splitlines() if line.startswith("LEFT")]
-    assert (said, done.returncode) == (["ompi.here.0", "rdm-job@1", "torchelastic_1"], 1)
+    left = [line.rpartition(": ")[2] for line in done.stdout.splitlines() if line.startswith("LEFT")]
+    assert (left, done.returncode) == (["ompi.here.0", "rdm-job@1", "torchelastic_1"], 1)
     suite = Path((tmp_path / "suite").read_text())
     assert suite.is_absolute()
     assert not suite.exists()

@@ -75,7 +75,7 @@ def test_event_files_that_cannot_be_written_are_given_up(
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The calls to the stand-ins of both libraries, in an environment of their own."""
     monkeypatch.setattr("os.environ", {**os.environ, "MLFLOW_HTTP_REQUEST_TIMEOUT": "3"})
     found: list[tuple[Any, ...]] = []
@@ -119,28 +119,28 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_weights_and_biases_and_mlflow_get_the_same_numbers(
-    tmp_path: Path, told: list[tuple[Any, ...]]
+    tmp_path: Path, calls: list[tuple[Any, ...]]
 ) -> None:
     config = job(tensorboard=False, trackers=["wandb", "mlflow"])
     tracker = Tracker(config, tmp_path, world_size=1)
-    (_, given), (_, before, name), (_, _, shown) = told
+    (_, given), (_, before, name), (_, _, shown) = calls
     assert (given["name"], given["id"], before, name) == (tmp_path.name, None, None, tmp_path.name)
     # Ranks wait for both servers, but not forever; the user's own limits win.
     bounds = ("WANDB_INIT_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT")
     assert [os.environ[variable] for variable in bounds] == ["30", "2", "3"]
     # The environment that a user gives to the processes may be secret.
     assert not {"env"} & {*shown["launcher"], *given["config"]["launcher"]}
-    del told[:]
+    del calls[:]
     tracker.step(STEP)
     tracker.close()
-    (_, step, first), (_, other, second), *ends = told
+    (_, step, first), (_, other, second), *ends = calls
     assert (step, other, ends) == (1, 1, [("wandb", "end"), ("mlflow", "end")])
     assert first["lm-loss-training/lm loss"] == second["lm-loss-training/lm loss"] == 5.0
     assert first["samples"] == second["samples"] == 8
     # A resumed job continues the same run.
-    del told[:]
+    del calls[:]
     Tracker(config, tmp_path, world_size=1)
-    (_, given), again = told
+    (_, given), again = calls
     assert (given["id"], given["resume"], again) == ("9b1c", "allow", ("mlflow", "4f2a", None))
 
 

@@ -434,12 +434,12 @@ def test_its_json_says_why_others_are_slower_or_no_layouts() -> None:
 
 
 def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
-    asked = str(CONFIGS / "gpt2-xl.yaml"), "--nodes", "1xA100-40:4", "--nodes", "1xA10:4"
-    code, output = _tune(*asked)
+    arguments = str(CONFIGS / "gpt2-xl.yaml"), "--nodes", "1xA100-40:4", "--nodes", "1xA10:4"
+    code, output = _tune(*arguments)
     assert code == 0
     assert "nothing has been measured" in output
     assert "rdm-trainer dry-run" in output
-    best = json.loads(_tune(*asked, "--json")[1])["best"]
+    best = json.loads(_tune(*arguments, "--json")[1])["best"]
     lines = output.splitlines()
     for number, row in enumerate(best, 1):
         compute = row["parts"]["compute"] / row["seconds"]
@@ -595,9 +595,9 @@ def test_nodes_of_one_gpu_that_differ_are_kinds_of_their_own(tmp_path: Path) -> 
         kinds = [alike.replace("}", f", {own}}}") for own in (fast, slow)]
         file.write_text(f"inter: 400\nnodes: [{', '.join(kinds)}]")
         held = ["parallel.zero_stage=1", "parallel.activation_checkpointing=full"]
-        code, told = _tune(str(CONFIGS / "gpt2-xl.yaml"), *held, "--cluster", str(file), "--json")
+        code, output = _tune(str(CONFIGS / "gpt2-xl.yaml"), *held, "--cluster", str(file), "--json")
         assert code == 0
-        best = json.loads(told)["best"][0]
+        best = json.loads(output)["best"][0]
         seconds.append(best["seconds"])
         if slow == "speed: 0.5":
             assert best["nodes"][0] != best["nodes"][1]
@@ -626,9 +626,9 @@ def test_nodes_of_one_gpu_that_differ_are_kinds_of_their_own(tmp_path: Path) -> 
 def test_a_file_that_describes_no_nodes_is_one_sentence(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(text)
-    code, told = _tune(str(CONFIGS / "gpt2-xl.yaml"), "--cluster", str(file))
-    assert (code, told.count("\n")) == (3, 0)
-    assert problem in told
+    code, output = _tune(str(CONFIGS / "gpt2-xl.yaml"), "--cluster", str(file))
+    assert (code, output.count("\n")) == (3, 0)
+    assert problem in output
 
 
 def test_the_best_and_as_many_others_are_run() -> None:

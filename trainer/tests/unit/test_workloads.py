@@ -23,7 +23,7 @@ from tests.waiting import DEADLINE_S
 COMMAND = "workload: command\ncommand: [bash, -c, exit 3]\nlauncher: {nodes: 2, env: {A: b}}\n"
 
 
-def said(text: str) -> list[str]:
+def problems_of(text: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         configuration.load_text(text)
     return list(caught.value.problems)
@@ -51,7 +51,7 @@ def test_a_job_that_names_no_workload_trains() -> None:
 
 
 def test_an_unknown_workload_is_named_with_its_line_and_nothing_of_it_is_read() -> None:
-    assert said("name: a\nworkload: comand\nsteps: 3\n") == [
+    assert problems_of("name: a\nworkload: comand\nsteps: 3\n") == [
         "workload (line 2) is 'comand'; it must be train, finetune or command (perhaps command)."
     ]
 
@@ -66,8 +66,10 @@ def test_who_trains_takes_no_other_workload(tmp_path: Path) -> None:
 
 
 def test_a_job_of_a_command_has_no_key_of_a_training() -> None:
-    assert any("parallel is not a key (line 4)" in one for one in said(f"{COMMAND}parallel: {{tensor: 2}}\n"))
-    assert said("workload: command\n") == ["command is missing."]
+    assert any(
+        "parallel is not a key (line 4)" in one for one in problems_of(f"{COMMAND}parallel: {{tensor: 2}}\n")
+    )
+    assert problems_of("workload: command\n") == ["command is missing."]
     job = configuration.load_text(COMMAND, ["launcher.program=[a.py]", "launcher.profiler=torch"])
     found = configuration.check(job, 2, 1)
     assert any("put the program and its arguments into command" in one for one in found), found

@@ -92,8 +92,8 @@ def test_last_epoch_is_apart_when_little_of_it_is_used(n: int, separate: bool) -
     # 101 tokens make ten samples of 10 per epoch; a last epoch with fewer than 8 is shuffled separately.
     sizes = np.full(101, 1, np.int32)
     index = build(sizes, np.arange(101, dtype=np.int32), n, 10, 1)
-    apart = sorted(index.doc_idx[:101].tolist()) == list(range(101)) and len(index.doc_idx) == 202
-    assert apart == separate or len(index.doc_idx) == 101
+    is_separate = sorted(index.doc_idx[:101].tolist()) == list(range(101)) and len(index.doc_idx) == 202
+    assert is_separate == separate or len(index.doc_idx) == 101
     assert (len(index.doc_idx) == 202) == (n > 10)
     if n > 10:
         assert (sorted(index.shuffle_idx[:10].tolist()) == list(range(10))) == separate

@@ -187,11 +187,11 @@ DAMAGES: dict[str, tuple[Callable[[bytearray], bytes | bytearray], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_index_is_refused(make_dataset: Callable[..., Path], damage: str) -> None:
-    change, said = DAMAGES[damage]
+    change, message = DAMAGES[damage]
     prefix = make_dataset("d", DOCUMENTS)
     index = prefix.with_suffix(".idx")
     index.write_bytes(change(bytearray(index.read_bytes())))
-    with pytest.raises(TrainerError, match=said) as refused:
+    with pytest.raises(TrainerError, match=message) as refused:
         IndexedDataset(prefix)
     assert str(refused.value).endswith(".")
 

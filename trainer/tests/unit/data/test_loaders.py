@@ -251,9 +251,9 @@ def test_an_order_that_was_begun_goes_on_whatever_the_iterations(
             assert samples(loaders.valid, 12) == evaluated
             loaders.close()
             # Samples after these are reported when they are new.
-            told = [line for line in lines if "drawn anew" in line]
+            notes = [line for line in lines if "drawn anew" in line]
             has_end = not settings.data.mock and settings.data.sampler == "single"
-            assert bool(told) == (has_end and iterations in (60, 200)), lines
+            assert bool(notes) == (has_end and iterations in (60, 200)), lines
 
 
 def test_another_order_is_told_of(two: list[str]) -> None:
@@ -347,7 +347,7 @@ def test_every_problem_is_named_at_once(
     cut.with_suffix(".bin").write_bytes(b"x")
     blend = [{"prefix": str(p)} for p in (two[0], high, short, none, floats, cut, tmp_path / "missing")]
     tokenizer = {"kind": "gpt2", "vocab": small_vocabulary.vocab, "merges": small_vocabulary.merges}
-    said = checks(config(train=blend, tokenizer=tokenizer))
+    problems = checks(config(train=blend, tokenizer=tokenizer))
     expected = [
         "high holds the token 65000, but model.vocab_size is 300",
         "short has 20 tokens for train, fewer than one sample of 32",
@@ -357,8 +357,8 @@ def test_every_problem_is_named_at_once(
         "missing.bin and",
     ]
     for part in expected:
-        assert sum(part in sentence for sentence in said) == 1, (part, said)
-    assert all(sentence.endswith(".") for sentence in said)
+        assert sum(part in sentence for sentence in problems) == 1, (part, problems)
+    assert all(sentence.endswith(".") for sentence in problems)
 
 
 def test_a_tokenizer_that_does_not_match_is_named(two: list[str], tmp_path: Path) -> None:
@@ -368,11 +368,11 @@ def test_a_tokenizer_that_does_not_match_is_named(two: list[str], tmp_path: Path
         (200, "but the tokenizer has only 200 tokens"),
     ):
         vocab.write_text(json.dumps({"<|endoftext|>": 0, "a": size - 1}))
-        said = checks(config(blend=[{"prefix": two[0]}], tokenizer={"kind": "gpt2", "vocab": str(vocab)}))
-        assert len(said) == 1
-        assert part in said[0]
-    said = checks(config(blend=[{"prefix": two[0]}], tokenizer={"kind": "gpt2", "vocab": "none.json"}))
-    assert said == ["data.tokenizer: none.json, the tokenizer's vocab, is not there."]
+        problems = checks(config(blend=[{"prefix": two[0]}], tokenizer={"kind": "gpt2", "vocab": str(vocab)}))
+        assert len(problems) == 1
+        assert part in problems[0]
+    problems = checks(config(blend=[{"prefix": two[0]}], tokenizer={"kind": "gpt2", "vocab": "none.json"}))
+    assert problems == ["data.tokenizer: none.json, the tokenizer's vocab, is not there."]
 
 
 def test_too_few_sentinels_are_named(two: list[str], small_vocabulary: TokenizerConfig) -> None:
@@ -380,11 +380,11 @@ def test_too_few_sentinels_are_named(two: list[str], small_vocabulary: Tokenizer
     settings = config("t5", blend=[{"prefix": two[0]}], tokenizer=tokenizer, mean_span_length=1.0)
     assert checks(settings) == []
     few = dataclasses.replace(settings, model=dataclasses.replace(settings.model, vocab_extra_ids=3))
-    said = checks(few)
+    problems = checks(few)
     # 15 % of 30 tokens are 4, in spans of one.
-    assert len(said) == 1
-    assert "model.vocab_extra_ids is 3" in said[0]
-    assert "make 4 spans" in said[0]
+    assert len(problems) == 1
+    assert "model.vocab_extra_ids is 3" in problems[0]
+    assert "make 4 spans" in problems[0]
 
 
 def test_info_shows_what_is_there(two: list[str], small_vocabulary: TokenizerConfig) -> None:

@@ -28,18 +28,18 @@ def test_what_takes_long_is_said_and_what_is_whole_is_kept(
 ) -> None:
     monkeypatch.setattr(maker, "SAYS_EVERY_S", 0.0)
     lines: list[str] = []
-    asked = threading.Event()
+    is_logged = threading.Event()
 
     def build(progress: Progress) -> Arrays:
         yield tmp_path / "a.npy", np.arange(3)
         progress(0.5)
-        assert asked.wait(60)
+        assert is_logged.wait(60)
         raise TrainerError("the split holds no token.")
 
     def wait_until(done: Callable[[float], bool]) -> None:
         while not done(0.05):
             if any("50%" in line for line in lines):
-                asked.set()
+                is_logged.set()
 
     with pytest.raises(TrainerError, match=r"^corpus, split train: the split holds no token\.$"):
         MapMaker(wait_until=wait_until, log=lines.append).make(
@@ -65,8 +65,8 @@ def test_a_directory_that_cannot_be_written_is_refused_before_the_work() -> None
     def build(_: Progress) -> Arrays:
         raise AssertionError("this would be for nothing")
 
-    said = rf"^corpus: {path} cannot be written \(No such file or directory\): give data\.index_cache "
-    with pytest.raises(TrainerError, match=said):
+    message = rf"^corpus: {path} cannot be written \(No such file or directory\): give data\.index_cache "
+    with pytest.raises(TrainerError, match=message):
         MapMaker().make("corpus", [path], build, fine)
 
 

@@ -210,8 +210,8 @@ def test_killed_it_goes_on(settings: Settings, tmp_path: Path) -> None:
         process.start()
         process.join(DEADLINE_S)
         assert process.exitcode == -signal.SIGKILL
-        look = functools.partial(_alive, process.pid or 0)
-        wait_until("its processes have ended, too", look, lambda left: not left)
+        find = functools.partial(_alive, process.pid or 0)
+        wait_until("its processes have ended, too", find, lambda left: not left)
         assert [path.name for path in other.output_prefix.parent.iterdir()] == ["p.partial"]
     done = preprocess(other, quiet)
     assert done.resumed
@@ -289,7 +289,7 @@ def line(text: str) -> Callable[[list[str]], list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("change", "message"),
     [
         (line("{not json"), r"in\.jsonl, line 8: '\{not json' is not JSON"),
         (line('["a"]'), r"line 8: a JSON object is wanted .* not a list"),
@@ -306,11 +306,11 @@ def line(text: str) -> Callable[[list[str]], list[str]]:
 )
 @pytest.mark.parametrize("workers", [1, 2])
 def test_bad_lines_are_named(
-    settings: Settings, spoil: Callable[[list[str]], list[str]], said: str, workers: int
+    settings: Settings, change: Callable[[list[str]], list[str]], message: str, workers: int
 ) -> None:
     lines = settings.inputs[0].read_text().splitlines()
-    settings.inputs[0].write_text("\n".join(spoil(lines)))
-    with pytest.raises(TrainerError, match=said):
+    settings.inputs[0].write_text("\n".join(change(lines)))
+    with pytest.raises(TrainerError, match=message):
         preprocess(dataclasses.replace(settings, workers=workers), quiet)
     # Nothing is left to resume from.
     assert not list(settings.output_prefix.parent.iterdir())
@@ -327,7 +327,7 @@ def test_what_stands_under_other_keys_does_not_matter(settings: Settings) -> Non
 
 
 @pytest.mark.parametrize(
-    ("prefix", "keys", "said"),
+    ("prefix", "keys", "message"),
     [
         ("p", ("a/b",), "--json-keys names 'a/b', which cannot be part of a file's name"),
         ("p", ("a\0b",), "without U\\+0000"),
@@ -343,11 +343,11 @@ def test_names_that_no_file_can_have_are_refused_before_anything_is_made(
     monkeypatch: pytest.MonkeyPatch,
     prefix: str,
     keys: tuple[str, ...],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(TrainerError, match=said):
+    with pytest.raises(TrainerError, match=message):
         preprocess(dataclasses.replace(settings, output_prefix=Path(prefix), keys=keys), quiet)
     assert sorted(tmp_path.iterdir()) == before
 
@@ -391,12 +391,12 @@ def test_zeros_that_the_format_of_xz_does_not_allow_are_damage(settings: Setting
 
 
 @pytest.mark.parametrize(
-    ("begin", "said"),
+    ("begin", "message"),
     [(b"PK\x03\x04", "a zip archive"), (b"PAR1", "a Parquet file"), (b"\x04\x22\x4d\x18", "with lz4")],
 )
-def test_what_is_no_text_is_named(settings: Settings, begin: bytes, said: str) -> None:
+def test_what_is_no_text_is_named(settings: Settings, begin: bytes, message: str) -> None:
     settings.inputs[0].write_bytes(begin + bytes(100))
-    with pytest.raises(TrainerError, match=rf"in\.jsonl is .*{said}; give JSON lines"):
+    with pytest.raises(TrainerError, match=rf"in\.jsonl is .*{message}; give JSON lines"):
         preprocess(settings, quiet)
 
 
@@ -416,14 +416,14 @@ def test_a_missing_file_is_named(settings: Settings, tmp_path: Path) -> None:
     inputs = (tmp_path / "none.jsonl", tmp_path / "pipe", tmp_path, tmp_path / ("x" * 300), Path("-"))
     with pytest.raises(TrainerError) as raised:
         preprocess(dataclasses.replace(settings, inputs=inputs), quiet)
-    for said in (
+    for message in (
         "none.jsonl cannot be read: there is no such file;",
         "pipe is a pipe or a device, which cannot be read again after an interruption: write its content",
         "is a directory: name the files in it",
         "xxx cannot be read: File name too long",
         "- cannot be read: there is no such file (standard input is not read: write it to a file first)",
     ):
-        assert said in str(raised.value)
+        assert message in str(raised.value)
     assert not settings.output_prefix.parent.exists()
 
 

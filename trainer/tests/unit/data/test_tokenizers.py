@@ -111,8 +111,8 @@ def test_words_are_the_same_on_both_sides_of_a_cut(text: str, data: st.DataObjec
     whole = [words.data[a:b] for words in [cut([text])] for a, b in itertools.pairwise(words.starts)]
     parts = [cut([part]) for part in (text[:at], text[at:])]
     # The last word of each is the separator.
-    apart = [[words.data[a:b] for a, b in itertools.pairwise(words.starts)] for words in parts]
-    assert apart[0][:-1] + apart[1] == whole
+    separate = [[words.data[a:b] for a, b in itertools.pairwise(words.starts)] for words in parts]
+    assert separate[0][:-1] + separate[1] == whole
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_without_a_tokenizer_the_last_token_ends_documents() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         (TokenizerConfig("gpt2"), "vocab is not given"),
         (TokenizerConfig("gpt2", "none.json"), "none.json, the tokenizer's vocab, is not there"),
@@ -230,7 +230,7 @@ def test_without_a_tokenizer_the_last_token_ends_documents() -> None:
     ],
 )
 def test_a_wrong_file_is_one_sentence(
-    files: TokenizerConfig, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: TokenizerConfig, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("list.json").write_text("[1]")
@@ -239,7 +239,7 @@ def test_a_wrong_file_is_one_sentence(
     Path("deep.json").write_text("[" * 100_000)
     Path("good.json").write_text('{"a": 0, "<|endoftext|>": 1}')
     Path("endless.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": []}))
-    with pytest.raises(TrainerError, match=said):
+    with pytest.raises(TrainerError, match=message):
         tokenizers.load(files)
 
 

@@ -65,8 +65,8 @@ def test_text_to_data_set_to_a_look_at_it(tmp_path: Path, options: list[str]) ->
     assert "\r" not in done.stderr
     names = sorted(path.name for path in (tmp_path / "d").iterdir())
     assert names == [f"x_{key}_document.{suffix}" for key in ("text", "title") for suffix in ("bin", "idx")]
-    look = run("data", "info", "d/x_text_document", "--json", *options[:4], cwd=tmp_path)
-    report = json.loads(look.stdout)
+    info = run("data", "info", "d/x_text_document", "--json", *options[:4], cwd=tmp_path)
+    report = json.loads(info.stdout)
     assert (report["documents"], report["ends_documents"], report["problems"]) == (50, 1.0, [])
     assert report["first_text"].startswith("Juliet is the sun 0.")
     again = run(*command, *options, cwd=tmp_path)
@@ -76,7 +76,7 @@ def test_text_to_data_set_to_a_look_at_it(tmp_path: Path, options: list[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["preprocess", "none.jsonl", "--output-prefix", "x"], "none.jsonl cannot be read"),
         (["preprocess", "in.jsonl", "--output-prefix", "x", "--json-keys", ","], "names no key"),
@@ -93,12 +93,12 @@ def test_text_to_data_set_to_a_look_at_it(tmp_path: Path, options: list[str]) ->
     ],
 )
 def test_what_a_user_gets_wrong_is_one_sentence(
-    arguments: list[str], said: str, tmp_path: Path, options: list[str]
+    arguments: list[str], message: str, tmp_path: Path, options: list[str]
 ) -> None:
     (tmp_path / "in.jsonl").write_text("{}")
     done = run(*arguments, *(options if arguments[0] == "preprocess" else []), cwd=tmp_path)
     assert done.returncode == 3
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -140,7 +140,7 @@ def without_trl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_trl")
 @pytest.mark.parametrize(
-    ("prefix", "place", "remedy"),
+    ("prefix", "environment", "hint"),
     [
         ("/home/me/venv", "", "pip install 'rdm-trainer[finetune]'"),
         (
@@ -156,13 +156,13 @@ def without_trl(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_missing_packages_are_named_with_what_brings_them_here(
-    prefix: str, place: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+    prefix: str, environment: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", prefix)
-    monkeypatch.setenv("RDM_EXECUTION_ENVIRONMENT", place)
+    monkeypatch.setenv("RDM_EXECUTION_ENVIRONMENT", environment)
     with pytest.raises(TrainerError) as caught:
         require_packages()
-    assert str(caught.value) == f"finetune needs trl, which is not installed: {remedy}."
+    assert str(caught.value) == f"finetune needs trl, which is not installed: {hint}."
 
 
 @pytest.mark.usefixtures("without_trl")
@@ -219,8 +219,8 @@ def test_a_model_that_is_neither_here_nor_on_the_hub_is_named(
     tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    said = "model.path no-such-owner/no-such-model is no directory here, and the hub does not give it: "
-    with pytest.raises(TrainerError, match=said):
+    message = "model.path no-such-owner/no-such-model is no directory here, and the hub does not give it: "
+    with pytest.raises(TrainerError, match=message):
         _workload(("finetune", str(tiny), "model.path=no-such-owner/no-such-model"), "alpaca", tmp_path)
 
 
@@ -234,8 +234,8 @@ def test_data_of_a_training_that_are_not_there_are_said_before_a_rendezvous(tmp_
 def test_what_a_rendezvous_does_not_do_of_a_launchers_keys_is_said(
     tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("launcher.kind=slurm", "launcher.max_restarts=3", "launcher.profiler=nsys")
-    _, kept = _workload(("finetune", str(tiny), *asked, "launcher.devices_per_node=4"), "alpaca", tmp_path)
+    ignored = ("launcher.kind=slurm", "launcher.max_restarts=3", "launcher.profiler=nsys")
+    _, kept = _workload(("finetune", str(tiny), *ignored, "launcher.devices_per_node=4"), "alpaca", tmp_path)
     assert kept.launcher.devices_per_node == 4
     assert capsys.readouterr().err == (
         f"rendezvous: In a rendezvous launcher.kind, launcher.max_restarts, launcher.profiler of {tiny} have "
