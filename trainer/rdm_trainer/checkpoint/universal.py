@@ -36,7 +36,7 @@ from rdm_trainer.checkpoint import deepspeed_keys as keys
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.names import present_name
 from rdm_trainer.checkpoint.reading import load_mapped
-from rdm_trainer.distributed.parameters import Placement, placement_of
+from rdm_trainer.distributed.parameters import ShardSpec, shard_spec_of
 from rdm_trainer.distributed.topology import Topology
 
 __all__ = [
@@ -76,21 +76,21 @@ def merging(config: Config) -> dict[str, Any]:
         config: The job with the model.
     """
     whole, rows, vocabulary, tied, experts = [], [], [], [], []
-    for name, placement, shared in _placements(config):
+    for name, shard_spec, shared in _shard_specs(config):
         pattern = "^" + re.escape(name) + "$"
         if _IN_BLOCK.match(name):
             # One pattern covers all blocks. Names of other layers are too similar: an untied embedding's and
             # the last norm's differ only in the number.
             pattern = re.sub(r"^\^[0-9]+", r"^[0-9]+", pattern)
-        if placement.vocabulary:
+        if shard_spec.vocabulary:
             vocabulary.append(pattern)
-        elif placement.dimension is None:
+        elif shard_spec.dimension is None:
             whole.append(pattern)
-        elif placement.dimension == 1:
+        elif shard_spec.dimension == 1:
             rows.append(pattern)
         if shared:
             tied.append(pattern)
-        if placement.experts:
+        if shard_spec.experts:
             experts.append(pattern)
     return {
         keys.UNIVERSAL_CHECKPOINT_VERSION_KEY: keys.UNIVERSAL_CHECKPOINT_VERSION_VALUE,
@@ -103,8 +103,8 @@ def merging(config: Config) -> dict[str, Any]:
     }
 
 
-def _placements(config: Config) -> Iterator[tuple[str, Placement, bool]]:
-    """Yield the name of every parameter of the whole model, its placement, and whether layers share it."""
+def _shard_specs(config: Config) -> Iterator[tuple[str, ShardSpec, bool]]:
+    """Yield the name of every parameter of the whole model, its shard spec, and whether layers share it."""
     seen = set()
     for index, layer in enumerate(models.layers(config, Topology.single())):
         with torch.device("meta"):
@@ -113,7 +113,7 @@ def _placements(config: Config) -> Iterator[tuple[str, Placement, bool]]:
             full = layer.prefix(index) + name
             if full not in seen:
                 seen.add(full)
-                yield full, placement_of(weight), layer.tied is not None
+                yield full, shard_spec_of(weight), layer.tied is not None
 
 
 @dataclass(frozen=True)

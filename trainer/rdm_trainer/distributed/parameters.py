@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["Placement", "initialise", "parameter", "placement_of", "seed_of"]
+__all__ = ["ShardSpec", "initialise", "parameter", "seed_of", "shard_spec_of"]
 
 _BLOCK_ELEMENTS = 1 << 20  # drawn at once: 4 MiB
 _FEW = 8
@@ -27,7 +27,7 @@ _FEW = 8
 
 
 @dataclass(frozen=True)
-class Placement:
+class ShardSpec:
     """A parameter's part of its whole tensor, and the initial values of that tensor.
 
     Attributes:
@@ -67,20 +67,20 @@ class Placement:
         return whole.chunk(self.parts, dim=self.dimension)[self.index]
 
 
-def parameter(placement: Placement) -> nn.Parameter:
-    """Create an uninitialised parameter that carries its placement."""
-    weight = nn.Parameter(torch.empty(placement.local_shape))
-    weight.placement = placement  # type: ignore[attr-defined]
+def parameter(shard_spec: ShardSpec) -> nn.Parameter:
+    """Create an uninitialised parameter that carries its shard spec."""
+    weight = nn.Parameter(torch.empty(shard_spec.local_shape))
+    weight.shard_spec = shard_spec  # type: ignore[attr-defined]
     # DeepSpeed's norms count a parameter without this mark on the first tensor rank only.
-    weight.tensor_model_parallel = placement.dimension is not None  # type: ignore[attr-defined]
+    weight.tensor_model_parallel = shard_spec.dimension is not None  # type: ignore[attr-defined]
     return weight
 
 
-def placement_of(weight: nn.Parameter) -> Placement:
-    """Return a parameter's placement, as set by ``parameter``."""
-    placement = weight.placement  # type: ignore[attr-defined]
-    assert isinstance(placement, Placement)
-    return placement
+def shard_spec_of(weight: nn.Parameter) -> ShardSpec:
+    """Return a parameter's shard spec, as set by ``parameter``."""
+    shard_spec = weight.shard_spec  # type: ignore[attr-defined]
+    assert isinstance(shard_spec, ShardSpec)
+    return shard_spec
 
 
 def seed_of(*parts: object) -> int:
@@ -99,7 +99,7 @@ def initialise(module: nn.Module, prefix: str, seed: int) -> None:
     """
     draws: list[Callable[[], None]] = []
     for name, weight in module.named_parameters():
-        draws += _draws(weight.data, placement_of(weight), f"{prefix}{name}", seed)
+        draws += _draws(weight.data, shard_spec_of(weight), f"{prefix}{name}", seed)
     if len(draws) < _FEW:
         for draw in draws:
             draw()
@@ -115,47 +115,49 @@ def _threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _draws(local: torch.Tensor, placement: Placement, name: str, seed: int) -> Iterator[Callable[[], None]]:
+def _draws(local: torch.Tensor, shard_spec: ShardSpec, name: str, seed: int) -> Iterator[Callable[[], None]]:
     """Fill a constant parameter at once; for others, yield a function that draws each block it needs."""
-    if placement.std is None:
-        local.fill_(placement.constant)
+    if shard_spec.std is None:
+        local.fill_(shard_spec.constant)
         return
-    row = max(1, math.prod(placement.shape[1:]))
+    row = max(1, math.prod(shard_spec.shape[1:]))
     # A block's size must depend only on the row size, because vocabularies are padded to different heights.
     block = max(1, _BLOCK_ELEMENTS // row)
     local_rows = local.shape[0]
-    first = placement.index * local_rows if placement.dimension == 0 else 0
+    first = shard_spec.index * local_rows if shard_spec.dimension == 0 else 0
     for number in range(first // block, -(-(first + local_rows) // block)):
         low, high = max(number * block, first), min((number + 1) * block, first + local_rows)
         yield functools.partial(
             _draw,
             local[low - first : high - first],
-            placement,
+            shard_spec,
             seed_of(seed, name, number),
             (block, row),
             low - number * block,
         )
 
 
-def _draw(local: torch.Tensor, placement: Placement, seed: int, block: tuple[int, int], skipped: int) -> None:
+def _draw(
+    local: torch.Tensor, shard_spec: ShardSpec, seed: int, block: tuple[int, int], skipped: int
+) -> None:
     """Draw a block, and copy its part into some rows of a rank's part.
 
     Args:
         local: The rows to fill.
-        placement: The parameter's placement.
+        shard_spec: The parameter's shard spec.
         seed: The block's seed.
         block: Rows of the block, and elements of a row of the whole tensor.
         skipped: Rows of the block before these.
     """
     generator = torch.Generator().manual_seed(seed)
-    assert placement.std is not None
+    assert shard_spec.std is not None
     if local.numel() == block[0] * block[1]:
-        local.normal_(0.0, placement.std, generator=generator)
+        local.normal_(0.0, shard_spec.std, generator=generator)
         return
     # Always draw the whole block: a shorter draw is not a prefix of a longer one.
-    drawn = torch.empty(block).normal_(0.0, placement.std, generator=generator)
-    part = drawn[skipped : skipped + len(local)].view(-1, *placement.shape[1:])
-    if placement.dimension not in (None, 0):
-        assert placement.dimension is not None
-        part = part.chunk(placement.parts, dim=placement.dimension)[placement.index]
+    drawn = torch.empty(block).normal_(0.0, shard_spec.std, generator=generator)
+    part = drawn[skipped : skipped + len(local)].view(-1, *shard_spec.shape[1:])
+    if shard_spec.dimension not in (None, 0):
+        assert shard_spec.dimension is not None
+        part = part.chunk(shard_spec.parts, dim=shard_spec.dimension)[shard_spec.index]
     local.copy_(part)

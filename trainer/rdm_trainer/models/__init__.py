@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rdm_core.config import Config, ModelConfig
-from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill, FlatModel, Layer, bounds
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models import bert, gpt, t5
@@ -78,7 +78,7 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         with torch.device("meta"):
             module = layer.make()
         for name, weight in module.named_parameters():
-            shapes[layer.prefix(index) + name] = placement_of(weight).shape
+            shapes[layer.prefix(index) + name] = shard_spec_of(weight).shape
     return shapes
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from rdm_core.config import Config
 from rdm_core.model_spec import ModelSpec
-from rdm_trainer.distributed.parameters import Placement, parameter
+from rdm_trainer.distributed.parameters import ShardSpec, parameter
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology
@@ -35,8 +35,8 @@ class _Dense(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         width = spec.hidden_size
-        self.weight = parameter(Placement((width, width), std=spec.init_std, decays=True))
-        self.bias = parameter(Placement((width,))) if spec.has_biases else None
+        self.weight = parameter(ShardSpec((width, width), std=spec.init_std, decays=True))
+        self.bias = parameter(ShardSpec((width,))) if spec.has_biases else None
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Map [..., hidden] to the same shape."""

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from rdm_core.model_spec import ModelSpec
 from rdm_trainer.compute_time import waiting
-from rdm_trainer.distributed.parameters import Placement, parameter
+from rdm_trainer.distributed.parameters import ShardSpec, parameter
 from rdm_trainer.distributed.tensor_parallel.layers import (
     VocabParallelEmbedding,
     shared_tensor,
@@ -140,7 +140,7 @@ class Router(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.weight = parameter(Placement((spec.experts, spec.hidden_size), std=spec.init_std, decays=True))
+        self.weight = parameter(ShardSpec((spec.experts, spec.hidden_size), std=spec.init_std, decays=True))
         self.top_k, self.normalises = spec.router_top_k, spec.norm_topk_prob
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -174,7 +174,7 @@ class Experts(nn.Module):
     @staticmethod
     def _parameter(shape: tuple[int, ...], topology: Topology, std: float) -> nn.Parameter:
         return parameter(
-            Placement(shape, 0, topology.model_rank, topology.model, std=std, decays=True, experts=True)
+            ShardSpec(shape, 0, topology.model_rank, topology.model, std=std, decays=True, experts=True)
         )
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

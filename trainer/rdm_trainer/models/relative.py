@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from rdm_core.model_spec import ModelSpec
-from rdm_trainer.distributed.parameters import Placement, parameter
+from rdm_trainer.distributed.parameters import ShardSpec, parameter
 from rdm_trainer.distributed.topology import Topology
 
 __all__ = ["RelativePositions", "bucket_of", "score_bias"]
@@ -31,7 +31,7 @@ class RelativePositions(nn.Module):
     def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()
         self.weight = parameter(
-            Placement(
+            ShardSpec(
                 (spec.relative_buckets, spec.heads),
                 1,
                 topology.tensor_rank,

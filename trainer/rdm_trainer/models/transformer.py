@@ -22,7 +22,7 @@ from rdm_core.config import Config
 from rdm_core.model_spec import ModelSpec
 from rdm_trainer.distributed.context_attention import context_attention, kernel_for
 from rdm_trainer.distributed.context_parallel import SequencePart
-from rdm_trainer.distributed.parameters import Placement, parameter
+from rdm_trainer.distributed.parameters import ShardSpec, parameter
 from rdm_trainer.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -59,8 +59,8 @@ class Norm(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.weight = parameter(Placement((spec.hidden_size,), constant=1.0))
-        self.bias = parameter(Placement((spec.hidden_size,))) if spec.norm == "layer" else None
+        self.weight = parameter(ShardSpec((spec.hidden_size,), constant=1.0))
+        self.bias = parameter(ShardSpec((spec.hidden_size,))) if spec.norm == "layer" else None
         self.epsilon = spec.norm_epsilon
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ class HeadNorm(nn.Module):
 
     def __init__(self, spec: ModelSpec, group: Any) -> None:
         super().__init__()
-        self.weight = parameter(Placement((spec.head_size,), constant=1.0))
+        self.weight = parameter(ShardSpec((spec.head_size,), constant=1.0))
         self.epsilon = spec.norm_epsilon
         self.group = group
 
@@ -121,7 +121,7 @@ class PositionEmbedding(nn.Module):
         self.shard, self.shards = (
             (topology.tensor_rank, topology.tensor) if topology.sequence_parallel else (0, 1)
         )
-        self.weight = parameter(Placement((spec.positions, spec.hidden_size), std=spec.init_std))
+        self.weight = parameter(ShardSpec((spec.positions, spec.hidden_size), std=spec.init_std))
         self.dropout = spec.hidden_dropout
         self.past: Past | None = None
 

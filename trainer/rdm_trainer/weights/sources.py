@@ -22,7 +22,7 @@ from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.identity import differences, model_of
 from rdm_trainer.checkpoint.universal import WholeWeights
-from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.weights import families, megatron, torch_dist
 
 __all__ = [
@@ -220,20 +220,20 @@ def fill(source: Source) -> Callable[[nn.Module, str], None]:
 
     def filled(module: nn.Module, prefix: str) -> None:
         for name, weight in module.named_parameters():
-            placement = placement_of(weight)
+            shard_spec = shard_spec_of(weight)
             whole = source.whole(prefix + name)
             # The padding depends on this layout.
             if (
-                placement.vocabulary
+                shard_spec.vocabulary
                 and whole.shape[0] == source.model.vocab_size + source.model.vocab_extra_ids
             ):
-                whole = nn.functional.pad(whole, (0, 0, 0, placement.shape[0] - whole.shape[0]))
-            if tuple(whole.shape) != placement.shape:
+                whole = nn.functional.pad(whole, (0, 0, 0, shard_spec.shape[0] - whole.shape[0]))
+            if tuple(whole.shape) != shard_spec.shape:
                 raise TrainerError(
-                    f"{prefix}{name} of {source.where} is {tuple(whole.shape)}, and here {placement.shape}.",
+                    f"{prefix}{name} of {source.where} is {tuple(whole.shape)}, and here {shard_spec.shape}.",
                     exit_code=FAILED,
                 )
-            weight.data.copy_(placement.part(whole))
+            weight.data.copy_(shard_spec.part(whole))
 
     return filled
 

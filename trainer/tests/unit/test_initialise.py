@@ -14,20 +14,20 @@ from torch import nn
 from rdm_core.config import Config, ModelConfig
 from rdm_trainer import models
 from rdm_trainer.distributed import parameters as subject
-from rdm_trainer.distributed.parameters import Placement, initialise, parameter, seed_of
+from rdm_trainer.distributed.parameters import ShardSpec, initialise, parameter, seed_of
 from rdm_trainer.distributed.topology import Topology
 
 DRAWN = "cf0c92f05b72abfe76a98b6dbfecebf06afbf3d2121db8f11a8548240d69c8fa"
 
 
 class Holder(nn.Module):
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, shard_spec: ShardSpec) -> None:
         super().__init__()
-        self.weight = parameter(placement)
+        self.weight = parameter(shard_spec)
 
 
-def drawn(placement: Placement, prefix: str = "3.", seed: int = 1) -> torch.Tensor:
-    holder = Holder(placement)
+def drawn(shard_spec: ShardSpec, prefix: str = "3.", seed: int = 1) -> torch.Tensor:
+    holder = Holder(shard_spec)
     initialise(holder, prefix, seed)
     return holder.weight.data
 
@@ -46,8 +46,8 @@ def test_the_parts_together_are_the_whole(
     shape = (rows * parts, columns) if dimension == 0 else (rows, columns * parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subject, "_BLOCK_ELEMENTS", block)
-        whole = drawn(Placement(shape, std=0.5))
-        pieces = [drawn(Placement(shape, dimension, index, parts, std=0.5)) for index in range(parts)]
+        whole = drawn(ShardSpec(shape, std=0.5))
+        pieces = [drawn(ShardSpec(shape, dimension, index, parts, std=0.5)) for index in range(parts)]
     assert torch.equal(torch.cat(pieces, dim=dimension), whole)
 
 
@@ -56,7 +56,7 @@ def test_the_parts_together_are_the_whole(
 def test_padding_a_vocabulary_further_leaves_its_tokens_alone(rows: int, more: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subject, "_BLOCK_ELEMENTS", 35)
-        short, long = drawn(Placement((rows, 5), std=1.0)), drawn(Placement((rows + more, 5), std=1.0))
+        short, long = drawn(ShardSpec((rows, 5), std=1.0)), drawn(ShardSpec((rows + more, 5), std=1.0))
     assert torch.equal(short, long[:rows])
 
 
@@ -75,23 +75,23 @@ def test_any_number_of_threads_draws_what_earlier_releases_drew(
 
 
 def test_blocks_of_threads_are_bit_identical(monkeypatch: pytest.MonkeyPatch) -> None:
-    placement = Placement((12000, 1000), 1, 1, 2, std=1.0)
+    shard_spec = ShardSpec((12000, 1000), 1, 1, 2, std=1.0)
     monkeypatch.setattr(subject, "_threads", lambda: 4)
-    many = drawn(placement)
+    many = drawn(shard_spec)
     monkeypatch.setattr(subject, "_FEW", 100)
-    assert torch.equal(drawn(placement), many)
+    assert torch.equal(drawn(shard_spec), many)
 
 
 def test_parameters_differ_by_name_and_seed() -> None:
-    placement = Placement((64, 64), std=1.0)
-    first = drawn(placement)
-    assert not torch.equal(first, drawn(placement, prefix="4."))
-    assert not torch.equal(first, drawn(placement, seed=2))
-    assert torch.equal(first, drawn(placement))
+    shard_spec = ShardSpec((64, 64), std=1.0)
+    first = drawn(shard_spec)
+    assert not torch.equal(first, drawn(shard_spec, prefix="4."))
+    assert not torch.equal(first, drawn(shard_spec, seed=2))
+    assert torch.equal(first, drawn(shard_spec))
 
 
 def test_the_numbers_have_the_wanted_spread() -> None:
-    weight = drawn(Placement((2000, 1000), std=0.02))
+    weight = drawn(ShardSpec((2000, 1000), std=0.02))
     assert weight.std().item() == pytest.approx(0.02, rel=0.01)
     assert weight.mean().item() == pytest.approx(0.0, abs=1e-4)
     # Blocks are independent: a repeated one would show as equal rows.
@@ -99,7 +99,7 @@ def test_the_numbers_have_the_wanted_spread() -> None:
 
 
 def test_a_constant_needs_no_draw() -> None:
-    assert torch.equal(drawn(Placement((3,), constant=1.0)), torch.ones(3))
+    assert torch.equal(drawn(ShardSpec((3,), constant=1.0)), torch.ones(3))
 
 
 def test_only_the_needed_blocks_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,5 +111,5 @@ def test_only_the_needed_blocks_are_drawn(monkeypatch: pytest.MonkeyPatch) -> No
         return seed_of(*parts)
 
     monkeypatch.setattr(subject, "seed_of", noted)
-    drawn(Placement((100, 10), 0, 3, 4, std=1.0))
+    drawn(ShardSpec((100, 10), 0, 3, 4, std=1.0))
     assert seeds == list(range(75, 100))

@@ -15,7 +15,7 @@ from rdm_core.cost import flops
 from rdm_core.errors import TrainerError
 from rdm_trainer import models
 from rdm_trainer.data.loaders import starts_of
-from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel, bounds, recomputed_blocks
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.seen_tokens import first_seen, mask_of
@@ -93,7 +93,7 @@ def test_every_layer_has_the_size_that_the_arithmetic_says(
     sizes: list[tuple[str, int, int]] = []
     for layer in models.layers(job, Topology.part(tensor=tensor, tensor_rank=tensor - 1)):
         weights = list(layer.make().parameters())
-        split = sum(weight.numel() for weight in weights if placement_of(weight).dimension is not None)
+        split = sum(weight.numel() for weight in weights if shard_spec_of(weight).dimension is not None)
         whole = sum(weight.numel() for weight in weights) - split
         if layer.joined:
             sizes[-1] = (sizes[-1][0], sizes[-1][1] + split * tensor, sizes[-1][2] + whole)

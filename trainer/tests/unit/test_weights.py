@@ -15,7 +15,7 @@ from rdm_core.config import Config, ModelConfig, RopeScalingConfig, TokenizerCon
 from rdm_core.errors import TrainerError
 from rdm_trainer import models
 from rdm_trainer.cli import main
-from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.weights import directory, families
@@ -99,7 +99,7 @@ class InMemory:
     def whole(self, name: str) -> torch.Tensor:
         weight = dict(self.built.named_parameters())[name]
         vocabulary = self.model.vocab_size + self.model.vocab_extra_ids
-        rows = vocabulary if placement_of(weight).vocabulary else None
+        rows = vocabulary if shard_spec_of(weight).vocabulary else None
         return weight.data[:rows]
 
 
@@ -182,8 +182,8 @@ def test_tensor_ranks_together_have_all_of_a_model(name: str, tensor: int) -> No
     ]
     for name in ranks[0]:
         parts: list[torch.Tensor] = [rank[name].data for rank in ranks]
-        placement = placement_of(ranks[0][name])
-        whole = parts[0] if placement.dimension is None else torch.cat(parts, dim=placement.dimension)
+        shard_spec = shard_spec_of(ranks[0][name])
+        whole = parts[0] if shard_spec.dimension is None else torch.cat(parts, dim=shard_spec.dimension)
         expected = source.whole(name)
         assert torch.equal(whole[: len(expected)], expected), name
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from rdm_trainer.compute_time import waiting
-from rdm_trainer.distributed.parameters import Placement, parameter
+from rdm_trainer.distributed.parameters import ShardSpec, parameter
 from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
 from rdm_trainer.distributed.topology import Topology
 
@@ -247,9 +247,9 @@ class ColumnParallelLinear(nn.Module):
         rank, ranks = topology.tensor_rank, topology.tensor
         several, divided = ((), 0) if stacked is None else ((stacked,), 1)
         self.weight = parameter(
-            Placement((*several, outputs, inputs), divided, rank, ranks, std=std, decays=True)
+            ShardSpec((*several, outputs, inputs), divided, rank, ranks, std=std, decays=True)
         )
-        self.bias = parameter(Placement((*several, outputs), divided, rank, ranks)) if bias else None
+        self.bias = parameter(ShardSpec((*several, outputs), divided, rank, ranks)) if bias else None
         self.group = topology.tensor_group if topology.tensor > 1 else None
         self.sequence_parallel = topology.sequence_parallel
 
@@ -281,9 +281,9 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.weight = parameter(
-            Placement((outputs, inputs), 1, topology.tensor_rank, topology.tensor, std=std, decays=True)
+            ShardSpec((outputs, inputs), 1, topology.tensor_rank, topology.tensor, std=std, decays=True)
         )
-        self.bias = parameter(Placement((outputs,))) if bias else None
+        self.bias = parameter(ShardSpec((outputs,))) if bias else None
         self.group = topology.tensor_group if topology.tensor > 1 else None
         self.sequence_parallel = topology.sequence_parallel
 
@@ -336,7 +336,7 @@ class VocabParallelEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.weight = parameter(
-            Placement(
+            ShardSpec(
                 (padded, hidden),
                 dimension=0,
                 index=topology.tensor_rank,

@@ -23,7 +23,7 @@ from torch import nn
 from rdm_core.config import Config
 from rdm_trainer import models
 from rdm_trainer.compute_time import waiting
-from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.distributed.topology import Topology, quiet
 from rdm_trainer.engines.deepspeed.config import deepspeed_json
@@ -281,11 +281,11 @@ class DeepSpeedEngine(Engine):
 
     def _counts(self, weight: nn.Parameter) -> bool:
         """Return whether this rank counts a gradient in the norm; one rank per replica does."""
-        if placement_of(weight).experts:
+        if shard_spec_of(weight).experts:
             return True
         if getattr(weight, "ds_pipe_replicated", False) or self.topology.expert_rank > 0:
             return False
-        return self.topology.tensor_rank == 0 or placement_of(weight).dimension is not None
+        return self.topology.tensor_rank == 0 or shard_spec_of(weight).dimension is not None
 
 
 def _mean_gradient(weight: nn.Parameter, topology: Topology, gradient: torch.Tensor) -> torch.Tensor:
@@ -294,7 +294,7 @@ def _mean_gradient(weight: nn.Parameter, topology: Topology, gradient: torch.Ten
     An expert's gradient already includes all ranks' parts. Other gradients are averaged here for each
     micro-batch; they are small compared to the rows that the ranks exchange.
     """
-    if placement_of(weight).experts:
+    if shard_spec_of(weight).experts:
         return gradient / topology.expert
     # Sums in 16 bits would lose small values.
     mean = gradient.to(torch.float32, copy=True)
@@ -353,7 +353,7 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     decaying: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for weight in model.parameters():
-        (decaying if placement_of(weight).decays else others).append(weight)
+        (decaying if shard_spec_of(weight).decays else others).append(weight)
     return [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
 
 

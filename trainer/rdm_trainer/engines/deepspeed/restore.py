@@ -17,7 +17,7 @@ import torch
 from rdm_trainer.checkpoint import reading
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.universal import STATES, parameter_folder
-from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.topology import Topology
 
 __all__ = ["load_same_layout", "load_universal", "needed_files"]
@@ -163,12 +163,12 @@ def _set_loss_scale(optimiser: Any, scale: float | None) -> None:
 
 def _part(folder: Path, name: str, state: str, weight: torch.nn.Parameter) -> torch.Tensor:
     """Read one state of a parameter, and return this tensor rank's part."""
-    placement = placement_of(weight)
+    shard_spec = shard_spec_of(weight)
     whole: torch.Tensor = reading.load_mapped(parameter_folder(folder, name) / f"{state}.pt")["param"]
-    if placement.vocabulary:
+    if shard_spec.vocabulary:
         # The padding depends on the number of tensor ranks.
-        whole = torch.nn.functional.pad(whole, (0, 0, 0, placement.shape[0] - whole.shape[0]))
-    return placement.part(whole)
+        whole = torch.nn.functional.pad(whole, (0, 0, 0, shard_spec.shape[0] - whole.shape[0]))
+    return shard_spec.part(whole)
 
 
 def _take_tensor_parts(engine: Any, topology: Topology) -> None:
@@ -177,7 +177,7 @@ def _take_tensor_parts(engine: Any, topology: Topology) -> None:
     It would split everything over the model-parallel ranks, which include the expert axis.
     """
     for weight in engine.module.parameters():
-        if not placement_of(weight).experts:
+        if not shard_spec_of(weight).experts:
             weight.load_hp_checkpoint_state = functools.partial(
                 _load_tensor_part, weight.load_hp_checkpoint_state, topology
             )

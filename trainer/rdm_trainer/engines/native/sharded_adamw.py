@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rdm_core.config import Config
-from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.accumulation import accumulate
@@ -43,7 +43,7 @@ class Fragment:
 
     Attributes:
         name: The weight's name.
-        weight: The weight, for its placement and shape.
+        weight: The weight, for its shard spec and shape.
         states: The states of these elements, flat fp32, by the names of ``STATES``.
     """
 
@@ -70,7 +70,7 @@ class _Bucket:
         for _, weight in weights:
             self.spans[weight] = slice(size, size + weight.numel())
             size += -(-weight.numel() // _ALIGNMENT) * _ALIGNMENT
-        if placement_of(first).experts:
+        if shard_spec_of(first).experts:
             # Ranks of the expert axis have different experts.
             parts, part, group = topology.replicas, topology.replica, topology.replica_group
         else:
@@ -88,7 +88,7 @@ class _Bucket:
         # fp32 weights are their own master copy.
         is_fp32 = first.dtype == torch.float32
         self.master = self.own_values.detach() if is_fp32 else self.own_values.float()
-        self.decays = placement_of(first).decays
+        self.decays = shard_spec_of(first).decays
         # Number of gradients from a step's last backward passes that complete the bucket.
         self.uses = 0
         self.clear()
@@ -153,7 +153,7 @@ class ShardedAdamW:
         self._counted = list(self._pieces(self.is_counted))
         # With sequence parallelism, a tensor rank computes these gradients from its own tokens only.
         self._partial = list(
-            self._pieces(lambda _, weight: placement_of(weight).dimension is None)
+            self._pieces(lambda _, weight: shard_spec_of(weight).dimension is None)
             if topology.sequence_parallel
             else ()
         )
@@ -279,7 +279,7 @@ class ShardedAdamW:
         """Return whether this rank counts a weight; one stage and one tensor rank per replica does."""
         if name in self._shared and self._shared[name][0] != self._topology.rank:
             return False
-        return self._topology.tensor_rank == 0 or placement_of(weight).dimension is not None
+        return self._topology.tensor_rank == 0 or shard_spec_of(weight).dimension is not None
 
     # The step.
 
@@ -375,8 +375,8 @@ def _divided(module: nn.Module, shared: Mapping[str, Sequence[int]]) -> list[lis
     buckets: dict[Any, list[list[tuple[str, nn.Parameter]]]] = {}
     completed: dict[str, int] = {}
     for position, (name, weight) in enumerate(reversed(list(module.named_parameters()))):
-        placement = placement_of(weight)
-        kind = name if name in shared else (placement.decays, placement.experts)
+        shard_spec = shard_spec_of(weight)
+        kind = name if name in shared else (shard_spec.decays, shard_spec.experts)
         of_kind = buckets.setdefault(kind, [[]])
         if of_kind[-1] and sum(one.numel() for _, one in of_kind[-1]) + weight.numel() > _BUCKET:
             of_kind.append([])

@@ -21,7 +21,7 @@ from rdm_core.config import Config
 from rdm_trainer.checkpoint import damage, distributed, reading, universal, writing
 from rdm_trainer.checkpoint.distributed import METADATA, Box
 from rdm_trainer.checkpoint.files import Manifest
-from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.engines.native.sharded_adamw import STATES, Fragment, ShardedAdamW
 
 __all__ = ["NativeStates"]
@@ -135,16 +135,16 @@ class NativeStates:
             yield Box(_STEP, (1,), (0,), optimiser.steps.reshape(1))
 
     def _boxes(self, fragment: Fragment) -> Iterator[Box]:
-        placement = placement_of(fragment.weight)
-        shape, axis = placement.shape, placement.dimension
-        if placement.vocabulary:
+        shard_spec = shard_spec_of(fragment.weight)
+        shape, axis = shard_spec.shape, shard_spec.dimension
+        if shard_spec.vocabulary:
             shape = (self._vocabulary, *shape[1:])
         done = 0
         for offsets, sizes in distributed.boxes(fragment.weight.shape, fragment.begin, fragment.end):
             count = torch.Size(sizes).numel()
             place, size = list(offsets), list(sizes)
             if axis is not None:
-                place[axis] += placement.index * fragment.weight.shape[axis]
+                place[axis] += shard_spec.index * fragment.weight.shape[axis]
             # Drop the padding, which depends on the layout.
             size[0] = min(size[0], shape[0] - place[0])
             if size[0] > 0:
