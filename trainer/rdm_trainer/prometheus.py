@@ -54,12 +54,12 @@ def exporting(config: Config, job_dir: Path, collective: Collective, progress: P
         yield
         return
     node = os.environ.get(NODE_VARIABLE) or socket.gethostname()
-    places = collective.gather((node, os.getpid()))
-    ranks = {rank: process for rank, (where, process) in enumerate(places) if where == node}
+    processes = collective.gather((node, os.getpid()))
+    ranks = {rank: process for rank, (host, process) in enumerate(processes) if host == node}
     if dist.get_rank() != min(ranks):
         yield
         return
-    exporter = _Exporter(config, job_dir, progress, node, ranks, [where for where, _ in places])
+    exporter = _Exporter(config, job_dir, progress, node, ranks, [host for host, _ in processes])
     has_failed = True
     try:
         yield
@@ -141,8 +141,8 @@ class _Exporter:
     def _last_text(self, *, has_failed: bool) -> str:
         if 0 not in self._ranks:
             return ""
-        far = self._progress.state
-        is_done = far["iteration"] >= far["train_iterations"]
+        progress = self._progress.state
+        is_done = progress["iteration"] >= progress["train_iterations"]
         word = "failed" if has_failed else "finished" if is_done else "stopped"
         ended = replace(self._state(word, "failed" if has_failed else "done"), ended=time.time())
         ended.verdict.update(health.of_state(ended))

@@ -164,8 +164,8 @@ class _DataSets:
                     "it is too small for the split."
                 )
             present.append(part)
-        place = self._cache or Path(blends[0].prefix).parent
-        return Blended(present, *load_or_build_blend(weights, samples[-1], place, self._maps))
+        directory = self._cache or Path(blends[0].prefix).parent
+        return Blended(present, *load_or_build_blend(weights, samples[-1], directory, self._maps))
 
     def _one(self, prefix: str, number: int, samples: Sequence[int], whole: bool) -> SampleSource | None:
         """Return a split of the data set with this prefix, or all of it."""

@@ -28,8 +28,8 @@ def find_leaders(directory: Path, collective: Collective) -> tuple[list[int], st
         there, None if it could or did not need to. If no rank can write, each node has its own leader.
     """
     # Ranks of one node in one directory need no token.
-    places = collective.gather(_place(directory))
-    first = [places.index(place) for place in places]
+    keys = collective.gather(_directory_key(directory))
+    first = [keys.index(key) for key in keys]
     token = f"{_TOKEN}{secrets.token_hex(8)}" if first[collective.rank] == collective.rank else None
     error = None
     written = None
@@ -66,7 +66,7 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _place(directory: Path) -> tuple[str, int, int] | str:
+def _directory_key(directory: Path) -> tuple[str, int, int] | str:
     """Return a key that is equal only for processes in the same directory of the same machine."""
     try:
         status = directory.stat()

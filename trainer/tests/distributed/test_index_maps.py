@@ -61,7 +61,7 @@ def on_two_nodes(root: str) -> dict[str, str | None]:
         What was wrong, by case.
     """
     shared, own = Path(root) / "shared", Path(root) / f"disk-{dist.get_rank()}"
-    leaders._place = lambda _: f"node {dist.get_rank()}"  # type: ignore[assignment]
+    leaders._directory_key = lambda _: f"node {dist.get_rank()}"  # type: ignore[assignment]
     touch = Path.touch
 
     def refuse(path: Path) -> None:
