@@ -65,10 +65,10 @@ class ComputeTime:
         _current = self
         for name in _COLLECTIVES:
             collective = getattr(dist, name)
-            if not hasattr(collective, "tells_waiting"):
+            if not hasattr(collective, "counts_waiting"):
                 setattr(dist, name, _counting(collective))
         # Asynchronous collectives are waited for here, also by torch itself.
-        if not hasattr(dist.Work.wait, "tells_waiting"):
+        if not hasattr(dist.Work.wait, "counts_waiting"):
             setattr(dist.Work, "wait", _counting(dist.Work.wait))  # noqa: B010  # to mypy it is a method
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ def _counting(collective: Callable[..., Any]) -> Callable[..., Any]:
         with _current.waiting():
             return collective(*args, **kwargs)
 
-    called.tells_waiting = True  # type: ignore[attr-defined]
+    called.counts_waiting = True  # type: ignore[attr-defined]
     return called
 
 

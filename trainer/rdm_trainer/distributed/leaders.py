@@ -52,11 +52,11 @@ def find_leaders(directory: Path, collective: Collective) -> tuple[list[int], st
             ),
             collective.rank,
         )
-    sights: list[int] = collective.gather(seen)
+    first_seen: list[int] = collective.gather(seen)
     if written is not None:
         with contextlib.suppress(OSError):
             (directory / written).unlink(missing_ok=True)
-    return [sights[leader] for leader in first], error
+    return [first_seen[leader] for leader in first], error
 
 
 def _is_there(path: Path) -> bool:

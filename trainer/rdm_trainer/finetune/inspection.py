@@ -33,7 +33,7 @@ def missing(config: FinetuneConfig, *, is_of_nodes: bool = False) -> Iterator[st
                 yield f"{key} names {file}; give the path that it has on the nodes, from / on."
             elif not Path(file).expanduser().is_file():
                 yield f"{key} names {file}, which is no file."
-    yield from _model(config, asks_hub=not is_of_nodes)
+    yield from _model(config, queries_hub=not is_of_nodes)
 
 
 def _packages() -> Iterator[str]:
@@ -43,7 +43,7 @@ def _packages() -> Iterator[str]:
         yield str(error)
 
 
-def _model(config: FinetuneConfig, *, asks_hub: bool) -> Iterator[str]:
+def _model(config: FinetuneConfig, *, queries_hub: bool) -> Iterator[str]:
     """Yield why the model is neither here nor on the hub. This is slow if the hub cannot be reached."""
     model = Path(config.model.path).expanduser()
     if model.is_dir():
@@ -51,7 +51,7 @@ def _model(config: FinetuneConfig, *, asks_hub: bool) -> Iterator[str]:
             yield f"model.path {model} has no config.json, and so is no model."
     elif model.is_absolute():
         yield f"model.path {model} is no directory."
-    elif asks_hub and importlib.util.find_spec("huggingface_hub"):
+    elif queries_hub and importlib.util.find_spec("huggingface_hub"):
         from huggingface_hub import hf_hub_download
 
         try:

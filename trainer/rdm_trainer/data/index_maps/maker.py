@@ -23,7 +23,7 @@ Build = Callable[[Progress], Iterator[tuple[Path, npt.NDArray[np.generic]]]]
 """Yields a map's arrays, each as soon as it is complete, with the file that it goes into."""
 
 # Seconds between two lines about a map that takes long.
-SAYS_EVERY_S = 10.0
+LOG_EVERY_S = 10.0
 
 
 def _wait_alone(done: Callable[[float], bool]) -> None:
@@ -93,7 +93,7 @@ class _Work:
         """Wait up to ``seconds``, and return whether the map is done."""
         self._thread.join(seconds)
         running, now = self._thread.is_alive(), time.monotonic()
-        if running and now - self._logged_at >= SAYS_EVERY_S:
+        if running and now - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now
             done = f"{self._part:.0%} after {now - self._began:.0f} s"
             self._log(f"making the index map of {self._name}: {done}")

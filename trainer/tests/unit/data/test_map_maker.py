@@ -26,7 +26,7 @@ def fine() -> None:
 def test_what_takes_long_is_said_and_what_is_whole_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maker, "SAYS_EVERY_S", 0.0)
+    monkeypatch.setattr(maker, "LOG_EVERY_S", 0.0)
     lines: list[str] = []
     is_logged = threading.Event()
 
