@@ -90,7 +90,7 @@ class Watch:
         self.gpu: list[str] = []
         self._report: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._poller: threading.Thread | None = None
+        self._over: threading.Event | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -120,16 +120,16 @@ class Watch:
         self._checkpoint_bytes = self._whole_bytes * sum(slots[name] for name in here) // sum(slots.values())
 
     def start_polling(self, ranks: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
-        """Poll and measure for ever, in a thread of its own because a vendor's library may be slow.
+        """Poll and measure until the end, in a thread of its own because a vendor's library may be slow.
 
         Args:
             ranks: Returns the records of this attempt's processes here.
         """
-        if self._poller is None:
-            self._poller = threading.Thread(target=self._poll, args=(ranks,), daemon=True)
-            self._poller.start()
+        if self._over is None:
+            self._over = threading.Event()
+            threading.Thread(target=self._poll, args=(ranks, self._over), daemon=True).start()
 
-    def _poll(self, ranks: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+    def _poll(self, ranks: Callable[[], Sequence[Mapping[str, Any]]], over: threading.Event) -> None:
         measured, last_error = -SAMPLE_S, ""
         while True:
             try:
@@ -142,7 +142,8 @@ class Watch:
                 if repr(error) != last_error:
                     last_error = repr(error)
                     traceback.print_exc()
-            time.sleep(POLL_S)
+            if over.wait(POLL_S):
+                return
 
     def report(self) -> dict[str, Any]:
         """Return the report for the master; see ``health.observed``."""
@@ -238,11 +239,14 @@ class Watch:
         self._outlet.publish(text)
 
     def end(self) -> None:
-        """Write the ended job's final metrics to Prometheus' file on its master; else remove the file.
+        """Stop polling, and write the final metrics to Prometheus' file on the master; else remove the file.
 
         Otherwise the last measurements would be read as current for ever. The file is also removed if the
         state cannot be read.
         """
+        if self._over is not None:
+            self._over.set()
+            self._over = None
         state = None
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             state = self._directory.read_state()

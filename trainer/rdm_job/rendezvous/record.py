@@ -116,13 +116,18 @@ class Record:
         This runs in its own thread, so that the member's heartbeat continues when a file system hangs.
         """
         while not self._over.wait(_POLL_S):
-            self.should_stop = directory.stop_requested() is not None
-            if watched := self._watch.report():
-                self._own = {"gpu": self._watch.gpu, "watch": watched, "progress": directory.progress()}
-            if evaluation is not None and self._own:
-                reports = {self._state.master: self._own, **self._reports}
-                self._state = replace(self._state, **evaluation.summary(self._state, reports))
-                directory.write_state(self._state)
+            # What cannot be read or written now may be later.
+            with contextlib.suppress(OSError):
+                self._update(directory, evaluation)
+
+    def _update(self, directory: JobDirectory, evaluation: health.Health | None) -> None:
+        self.should_stop = directory.stop_requested() is not None
+        if watched := self._watch.report():
+            self._own = {"gpu": self._watch.gpu, "watch": watched, "progress": directory.progress()}
+        if evaluation is not None and self._own:
+            reports = {self._state.master: self._own, **self._reports}
+            self._state = replace(self._state, **evaluation.summary(self._state, reports))
+            directory.write_state(self._state)
 
     def end(self, end: End) -> None:
         """Write the end of the job."""

@@ -23,10 +23,13 @@ def test_a_file_system_that_hangs_does_not_hold_a_member_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queried, works = threading.Event(), threading.Event()
+    before = set(threading.enumerate())
 
     def stop_requested(_: JobDirectory) -> float:
-        queried.set()
-        works.wait(240)
+        if not queried.is_set():
+            queried.set()
+            works.wait(240)
+            raise OSError(116, "Stale file handle")
         return 0.0
 
     monkeypatch.setattr(JobDirectory, "stop_requested", stop_requested)
@@ -46,6 +49,7 @@ def test_a_file_system_that_hangs_does_not_hold_a_member_up(
     wait_until("what the other reports is written", lambda: json.loads(state.read_text())["progress"])
     record.end(End(130, "The launcher was stopped."))
     record.close()
+    wait_until("nothing polls any more", lambda: set(threading.enumerate()) <= before)
     ended = json.loads(state.read_text())
     assert (ended["state"], ended["progress"]["iteration"], ended["gpu"]["n1"]) == ("stopped", 7, ["busy"])
     assert lines == []
