@@ -415,7 +415,7 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     answer = agent.call("logs", words)
     shown = ("text", "parts", "offset", "ended")
     result = {"stream": options["stream"], **{key: answer[key] for key in shown if key in answer}}
-    # An agent of an older release says untold.
+    # The key of agents of an older release is untold.
     notice = answer.get("notice") or answer.get("untold")
     if notice:
         result.update(notice=notice)

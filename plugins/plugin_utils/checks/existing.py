@@ -287,7 +287,7 @@ def guests(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
         address = at.get(guest, "")
         owner = want.others.get(address, "")
         if owner and address != want.my_ip:
-            # Both would answer, and verify would blame the planned node.
+            # Both would answer, and verify would name the planned node as faulty.
             reason = f"is used by the container {guest}, which is not this cluster's"
             hint = "remove that container from the network"
             findings.problems.append(Problem(want.node, f"the address {address} of {owner}", reason, hint))
