@@ -86,13 +86,14 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
+    context: int = 1
     larger: int = 1  # factor of the micro-batch of one device
     smaller: int = 1  # divisor of it; there are as many times more micro-batches
 
     @property
     def world(self) -> int:
         """The number of processes, one for each device."""
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.pipeline * self.data * self.context
 
 
 # With tensor parallelism a device computes half of each micro-batch, so it gets larger ones. A pipeline gets
@@ -104,9 +105,12 @@ LAYOUTS = {
         Layout("DP 2", data=2),
         Layout("TP 2", tensor=2, larger=2),
         Layout("PP 2", pipeline=2, smaller=2),
+        Layout("CP 2", context=2),
         Layout("DP 4", data=4),
         Layout("TP 4", tensor=4, larger=4),
         Layout("PP 4", pipeline=4),
+        Layout("CP 4", context=4),
+        Layout("TP 2 CP 2", tensor=2, context=2, larger=2),
         Layout("TP 2 DP 2", tensor=2, data=2, larger=2),
         Layout("TP 2 PP 2", tensor=2, pipeline=2, larger=2, smaller=2),
         Layout("PP 2 DP 2", pipeline=2, data=2, smaller=2),
@@ -179,6 +183,7 @@ class Leg:
             "parallel": {
                 "tensor": self.layout.tensor,
                 "pipeline": self.layout.pipeline,
+                "context": self.layout.context,
                 "partition": shape.partition(self.layout.pipeline * self.virtual_pipeline),
             },
             "optimisation": {
@@ -498,6 +503,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layouts", default=",".join(LAYOUTS), help="of those with as many devices; all")
     parser.add_argument("--engine", default="deepspeed", help="deepspeed, native, or both with a comma")
     parser.add_argument("--accumulation", type=int, default=8, help="micro-batches in a step on one device")
+    parser.add_argument("--sequence", type=int, help="tokens of a sample, instead of the shape's")
+    parser.add_argument("--micro-batch", type=int, help="samples of it on one device, instead of the shape's")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1, help="in a round")
     parser.add_argument("--warm-up", type=int, default=2, help="steps before the clock starts")
@@ -523,21 +530,25 @@ def legs(args: argparse.Namespace, devices: int) -> Iterator[Leg]:
     names = args.shapes.split(",") if args.shapes else list(shapes)
     overrides = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in args.set)}
     for name in names:
+        shape = replace(
+            shapes[name],
+            sequence=args.sequence or shapes[name].sequence,
+            micro_batch=args.micro_batch or shapes[name].micro_batch,
+        )
         for layout_name in args.layouts.split(","):
             layout = LAYOUTS[layout_name]
             if layout.world > devices:
                 continue
-            if shapes[name].heads % layout.tensor:
-                heads = shapes[name].heads
+            if shape.heads % layout.tensor:
                 print(
-                    f"{name}, {layout_name}: left out, {layout.tensor} cannot divide {heads} heads",
+                    f"{name}, {layout_name}: left out, {layout.tensor} cannot divide {shape.heads} heads",
                     flush=True,
                 )
                 continue
             for engine in args.engine.split(","):
                 leg = Leg(
                     shape_name=name,
-                    shape=shapes[name],
+                    shape=shape,
                     layout=layout,
                     accumulation=args.accumulation,
                     rounds=args.rounds,
