@@ -28,8 +28,8 @@ from rdm_core.config import (  # noqa: E402
     TokenizerConfig,
 )
 from rdm_trainer import models  # noqa: E402
-from rdm_trainer.weights import directory as writing  # noqa: E402
-from rdm_trainer.weights import megatron  # noqa: E402
+from rdm_trainer.weights import directory as hugging_face  # noqa: E402
+from rdm_trainer.weights.megatron import writing as megatron  # noqa: E402
 from rdm_trainer.weights.sources import open_source  # noqa: E402
 
 
@@ -99,11 +99,12 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         place = Path(name)
-        size = writing.write(Drawn(model), place / "hf", shard_bytes=shard)
+        size = hugging_face.write(Drawn(model), place / "hf", shard_bytes=shard)
         measured("nothing: Python with torch", lambda: time.sleep(0.2))
         hugging = open_source(place / "hf")
         measured(
-            "Hugging Face to Hugging Face", lambda: writing.write(hugging, place / "again", shard_bytes=shard)
+            "Hugging Face to Hugging Face",
+            lambda: hugging_face.write(hugging, place / "again", shard_bytes=shard),
         )
         for tensor in (1, 4):
             target = place / f"megatron-{tensor}"
@@ -113,7 +114,7 @@ def main() -> None:
             )
         measured(
             "Megatron, tensor 4, to Hugging Face",
-            lambda: writing.write(open_source(place / "megatron-4"), place / "back", shard_bytes=shard),
+            lambda: hugging_face.write(open_source(place / "megatron-4"), place / "back", shard_bytes=shard),
         )
     print(markdown(rows))
 

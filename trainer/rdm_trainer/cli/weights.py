@@ -68,8 +68,8 @@ def export(
     Llama, Mistral, Qwen2, Qwen3, Mixtral, T5 and BERT. For Megatron it is a release checkpoint in its format
     torch, without a tokenizer.
     """
-    from rdm_trainer.weights import directory as writing
-    from rdm_trainer.weights import megatron
+    from rdm_trainer.weights import directory as hugging_face
+    from rdm_trainer.weights.megatron import writing as megatron
     from rdm_trainer.weights.sources import open_source
 
     source = open_source(checkpoint, iteration)
@@ -78,7 +78,7 @@ def export(
         fused = transformer_impl == "transformer_engine"
         size = megatron.write(source, directory, tensor=tensor, pipeline=pipeline, dtype=name, fused=fused)
     else:
-        size = writing.write(source, directory, dtype=name, shard_bytes=int(shard_size * 1e9))
+        size = hugging_face.write(source, directory, dtype=name, shard_bytes=int(shard_size * 1e9))
     click.echo(f"{directory} has the weights of {source.where}, {size_text(size)}.")
 
 

@@ -23,7 +23,8 @@ from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.identity import differences, model_of
 from rdm_trainer.checkpoint.universal import WholeWeights
 from rdm_trainer.distributed.parameters import shard_spec_of
-from rdm_trainer.weights import families, megatron, torch_dist
+from rdm_trainer.weights import families
+from rdm_trainer.weights.megatron import reading, torch_dist
 
 __all__ = [
     "CONFIG",
@@ -75,7 +76,7 @@ def open_source(where: Path, iteration: int | None = None) -> Source:
 
 def open_published(
     where: Path, iteration: int | None = None
-) -> HuggingFaceSource | megatron.MegatronSource | torch_dist.TorchDistSource | None:
+) -> HuggingFaceSource | reading.MegatronSource | torch_dist.TorchDistSource | None:
     """Open weights that are no checkpoint of ours; arguments and errors as for :func:`open_source`.
 
     Returns:
@@ -83,12 +84,12 @@ def open_published(
     """
     if (where / CONFIG).is_file():
         return HuggingFaceSource(where)
-    if not megatron.is_checkpoint(where):
+    if not reading.is_checkpoint(where):
         return None
-    step = megatron.step_directory(where, iteration)
+    step = reading.step_directory(where, iteration)
     if torch_dist.is_checkpoint(step):
         return torch_dist.TorchDistSource(step)
-    return megatron.MegatronSource(step)
+    return reading.MegatronSource(step)
 
 
 class HuggingFaceSource:

@@ -22,7 +22,7 @@ from rdm_core.config import Config, ModelConfig
 from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint.distributed import Box, write
 from rdm_trainer.models.moe import load_balancing_loss
-from rdm_trainer.weights import megatron
+from rdm_trainer.weights.megatron import writing
 from rdm_trainer.weights.sources import open_source, require_model
 from tests.unit.test_weights import MIXTRAL, InMemory, shaken
 
@@ -51,7 +51,7 @@ def test_experts_are_the_same_behind_every_layout(name: str, tmp_path: Path) -> 
     source = shaken(MODELS[name])
     for tensor, pipeline, fused in ((1, 1, False), (2, 2, True), (4, 1, False), (1, 4, True)):
         where = tmp_path / f"{tensor}-{pipeline}"
-        megatron.write(source, where, tensor=tensor, pipeline=pipeline, fused=fused)
+        writing.write(source, where, tensor=tensor, pipeline=pipeline, fused=fused)
         same(where, source)
 
 
@@ -152,7 +152,7 @@ def test_megatron_cores_own_model_computes_the_same(name: str, tmp_path: Path) -
 
     model = MODELS[name]
     source = shaken(model)
-    megatron.write(source, tmp_path / "out", fused=False)
+    writing.write(source, tmp_path / "out", fused=False)
     file = tmp_path / "out/release/mp_rank_00/model_optim_rng.pt"
     saved = torch.load(file, weights_only=False)
     theirs = their_model(saved["args"])
@@ -184,7 +184,7 @@ def test_megatron_cores_own_model_computes_the_same(name: str, tmp_path: Path) -
 
 
 def test_transformer_engine_keeps_the_norm_before_experts_separate(tmp_path: Path) -> None:
-    megatron.write(shaken(MODELS["mixtral"]), tmp_path / "out", tensor=2)
+    writing.write(shaken(MODELS["mixtral"]), tmp_path / "out", tensor=2)
     saved = torch.load(tmp_path / "out/release/mp_rank_01/model_optim_rng.pt", weights_only=False)
     layer = "decoder.layers.3."
     shapes = {
@@ -230,7 +230,7 @@ def test_ranks_that_share_experts_are_joined(
     named: Callable[[Weights], Weights], pipeline: int, tmp_path: Path
 ) -> None:
     source = shaken(MODELS["mixtral"])
-    megatron.write(source, tmp_path / "out", tensor=2, pipeline=pipeline)
+    writing.write(source, tmp_path / "out", tensor=2, pipeline=pipeline)
     (tmp_path / "iter_0000007").mkdir()
     for folder in (tmp_path / "out/release").iterdir():
         saved = torch.load(folder / "model_optim_rng.pt", weights_only=False)
@@ -251,7 +251,7 @@ def test_ranks_that_share_experts_are_joined(
 
 
 def test_other_experts_are_one_sentence(tmp_path: Path) -> None:
-    megatron.write(shaken(MODELS["mixtral"]), tmp_path / "out")
+    writing.write(shaken(MODELS["mixtral"]), tmp_path / "out")
     file = tmp_path / "out/release/mp_rank_00/model_optim_rng.pt"
     saved = torch.load(file, weights_only=False)
     for changes, words in (
@@ -280,4 +280,4 @@ def test_other_experts_are_one_sentence(tmp_path: Path) -> None:
         open_source(tmp_path / "out").whole("4.mlp.experts.fc2")
     single: ModelConfig = dataclasses.replace(MODELS["mixtral"], moe_router_topk=1)
     with pytest.raises(TrainerError, match="moe_router_topk 1 with moe_norm_topk_prob true"):
-        megatron.write(shaken(single), tmp_path / "single")
+        writing.write(shaken(single), tmp_path / "single")

@@ -23,7 +23,10 @@ from rdm_core.config import Config, ModelConfig, RopeScalingConfig, check, load
 from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint.distributed import METADATA, Box, read_metadata, write
 from rdm_trainer.cli import main
-from rdm_trainer.weights import megatron
+from rdm_trainer.weights.megatron import writing
+from rdm_trainer.weights.megatron.arguments import arguments_of
+from rdm_trainer.weights.megatron.tensors import fused as fused_name
+from rdm_trainer.weights.megatron.tensors import placed
 from rdm_trainer.weights.sources import open_source, require_model
 from tests.unit.test_weights import GPT2, LLAMA, InMemory, shaken
 
@@ -49,7 +52,7 @@ def test_a_model_is_the_same_behind_every_layout(name: str, tmp_path: Path) -> N
     source = shaken(model)
     for tensor, pipeline, fused in ((1, 1, False), (4, 1, True), (1, 4, True), (2, 2, False)):
         where = tmp_path / f"{tensor}-{pipeline}"
-        megatron.write(source, where, tensor=tensor, pipeline=pipeline, fused=fused)
+        writing.write(source, where, tensor=tensor, pipeline=pipeline, fused=fused)
         found = open_source(where)
         require_model(found, Config(model=model))
         same(found, source)
@@ -58,7 +61,7 @@ def test_a_model_is_the_same_behind_every_layout(name: str, tmp_path: Path) -> N
 def test_scaled_positions_and_windows_are_megatrons_arguments(tmp_path: Path) -> None:
     found = {}
     for name in ("llama", "llama 3.1", "mistral"):
-        megatron.write(shaken(MODELS[name]), tmp_path / name)
+        writing.write(shaken(MODELS[name]), tmp_path / name)
         file = tmp_path / name / "release/mp_rank_00/model_optim_rng.pt"
         args = vars(torch.load(file, weights_only=False)["args"])
         keys = ("use_rope_scaling", "rope_scaling_factor", "window_size", "window_attn_skip_freq")
@@ -73,7 +76,7 @@ def test_scaled_positions_and_windows_are_megatrons_arguments(tmp_path: Path) ->
 
 def test_a_rank_has_megatrons_names_and_its_own_rows(tmp_path: Path) -> None:
     source = shaken(MODELS["llama"])
-    megatron.write(source, tmp_path / "out", tensor=2, pipeline=2)
+    writing.write(source, tmp_path / "out", tensor=2, pipeline=2)
     file = tmp_path / "out/release/mp_rank_01_001/model_optim_rng.pt"
     saved = torch.load(file, weights_only=False)
     assert (tmp_path / "out/latest_checkpointed_iteration.txt").read_text() == "release"
@@ -104,7 +107,7 @@ class Kind(enum.Enum):
 
 def test_an_older_megatrons_names_are_read_and_nothing_is_run(tmp_path: Path) -> None:
     source = shaken(MODELS["gpt"])
-    megatron.write(source, tmp_path / "new", fused=False)
+    writing.write(source, tmp_path / "new", fused=False)
     file = tmp_path / "new/release/mp_rank_00/model_optim_rng.pt"
     saved = torch.load(file, weights_only=False)
     older = {
@@ -167,8 +170,8 @@ def torch_dist(
     """
     parts: list[Box] = []
     model = source.model
-    for one in megatron.placed(model):
-        name = megatron.fused(one.theirs)
+    for one in placed(model):
+        name = fused_name(one.theirs)
         whole = source.whole(one.ours)
         if one.vocabulary:
             whole = functional.pad(whole, (0, 0, 0, 64 - len(whole)))
@@ -194,8 +197,8 @@ def torch_dist(
     metadata.state_dict_metadata.update(extra)
     with (step / METADATA).open("wb") as file:
         pickle.dump(MCoreMetadata(**vars(metadata), mcore_data={"decoder": {"shape": (4,)}}), file)
-    arguments = megatron.arguments_of(model, 2, 1, 64, torch.float32)
-    torch.save({"args": argparse.Namespace(**arguments), "iteration": 7}, step / "common.pt")
+    found = arguments_of(model, 2, 1, 64, torch.float32)
+    torch.save({"args": argparse.Namespace(**found), "iteration": 7}, step / "common.pt")
     about = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch"}
     (step / "metadata.json").write_text(json.dumps(about))
     (step.parent / "latest_checkpointed_iteration.txt").write_text("7")
@@ -296,7 +299,7 @@ def test_what_is_no_distributed_checkpoint_is_one_sentence(tmp_path: Path) -> No
 def test_from_and_to_megatron_on_the_command_line(tmp_path: Path) -> None:
     model: ModelConfig = MODELS["qwen2"]
     source = shaken(model)
-    megatron.write(source, tmp_path / "theirs", tensor=2)
+    writing.write(source, tmp_path / "theirs", tensor=2)
     with pytest.raises(SystemExit, match="0"):
         main(["import", str(tmp_path / "theirs"), str(tmp_path / "job.yaml")])
     job = load(tmp_path / "job.yaml", ["data.mock=true", "optimisation.train_iterations=1"])
@@ -327,5 +330,5 @@ def test_what_megatron_has_not_is_one_sentence(tmp_path: Path) -> None:
     ]
     for model, layout, words in cases:
         with pytest.raises(TrainerError, match=words):
-            megatron.write(shaken(model), tmp_path / "out", **layout)
+            writing.write(shaken(model), tmp_path / "out", **layout)
         assert not list(tmp_path.iterdir())

@@ -20,8 +20,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from rdm_core.config import TokenizerConfig
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.checkpoint.distributed import METADATA, Box, load, read_metadata
-from rdm_trainer.weights import megatron
-from rdm_trainer.weights.megatron import Placed
+from rdm_trainer.weights.megatron import reading
+from rdm_trainer.weights.megatron.arguments import model_of
+from rdm_trainer.weights.megatron.tensors import Placed, fused, placed
 
 __all__ = ["TorchDistSource", "is_checkpoint"]
 
@@ -61,8 +62,8 @@ class TorchDistSource:
             raise TrainerError(
                 f"{where} has no {_COMMON}, which says what its model is; save it with Megatron-LM."
             )
-        arguments = vars(megatron.load(where / _COMMON)["args"])
-        self.model = megatron.model_of(arguments, str(where))
+        arguments = vars(reading.load(where / _COMMON)["args"])
+        self.model = model_of(arguments, str(where))
         self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
         try:
             self._metadata = read_metadata(where)
@@ -75,8 +76,8 @@ class TorchDistSource:
         }
         names = ("embedding.word_embeddings.weight",)
         self._prefix = next((one for one in _PREFIXES if one + names[0] in self._sizes), "")
-        self._by_name = {one.ours: self._found(one) for one in megatron.placed(self.model)}
-        self._placed = {one.ours: one for one in megatron.placed(self.model)}
+        self._by_name = {one.ours: self._found(one) for one in placed(self.model)}
+        self._placed = {one.ours: one for one in placed(self.model)}
         self._require_layers()
         self._require_known()
 
@@ -109,7 +110,7 @@ class TorchDistSource:
             apart = [name.replace("local_experts", "experts") for name in one.names]
             names = [[one.theirs.replace("local_experts.{}", "experts")], apart]
         else:
-            names = [[one.theirs], [megatron.fused(one.theirs)]]
+            names = [[one.theirs], [fused(one.theirs)]]
         prefixes: list[tuple[str, int | None]] = [("", None)]
         if one.block is not None:
             prefixes = [("decoder.layers.", one.block), (f"decoder.layers.{one.block}.", None)]

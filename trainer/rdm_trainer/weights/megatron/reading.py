@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads checkpoints in Megatron's format ``torch``, under any layout."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rdm_core.config import TokenizerConfig
+from rdm_core.errors import FAILED, TrainerError
+from rdm_trainer.weights.megatron.arguments import expert_ranks, model_of
+from rdm_trainer.weights.megatron.tensors import EXPERTS, Placed, placed
+
+__all__ = ["FILE", "LATEST", "RELEASE", "MegatronSource", "is_checkpoint", "load", "step_directory"]
+
+LATEST = "latest_checkpointed_iteration.txt"
+FILE = "model_optim_rng.pt"
+RELEASE = "release"
+"""Megatron's name for weights without an optimiser."""
+
+
+def is_checkpoint(where: Path) -> bool:
+    """Return whether a directory has Megatron's checkpoints; ours have the file of the latest one, too."""
+    return (where / LATEST).is_file() and ((where / RELEASE).is_dir() or any(where.glob("iter_[0-9]*")))
+
+
+def step_directory(where: Path, iteration: int | None = None) -> Path:
+    """Return the directory of a step.
+
+    Args:
+        where: The directory with ``latest_checkpointed_iteration.txt``.
+        iteration: The step; the latest by default.
+
+    Raises:
+        TrainerError: The file of the latest step names none.
+    """
+    name = (where / LATEST).read_text(encoding="utf-8").strip() if iteration is None else str(iteration)
+    if name == RELEASE:
+        return where / name
+    if not name.isdecimal():
+        raise TrainerError(f"{where / LATEST} has {name!r}, which is no step.")
+    return where / f"iter_{int(name):07d}"
+
+
+class MegatronSource:
+    """The weights of a checkpoint; only what a caller wants is read from its files.
+
+    Args:
+        where: The step's directory.
+
+    Raises:
+        TrainerError: It is in another format, or its model has a feature that ours lack.
+    """
+
+    tokenizer: TokenizerConfig | None = None
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+        names = ("mp_rank_00", "mp_rank_00_000", "mp_rank_00_000_000")
+        found = [path for name in names if (path := self.where / name / FILE).is_file()]
+        if not found:
+            raise TrainerError(
+                f"{self.where} has neither mp_rank_00/{FILE} nor .metadata; Megatron's formats torch and "
+                "torch_dist are read: convert others with its --ckpt-convert-format torch_dist."
+            )
+        first = load(found[0])
+        arguments = vars(first["args"])
+        if float(first.get("checkpoint_version", 0)) < 2.0 or "model" not in first:
+            raise TrainerError(
+                f"{self.where} is of a checkpoint_version before 2.0, or of an interleaved pipeline, which "
+                "are not read; load and save it with a later Megatron-LM, without virtual stages."
+            )
+        self.model = model_of(arguments, str(self.where))
+        self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
+        tensor = int(arguments["tensor_model_parallel_size"])
+        pipeline = int(arguments["pipeline_model_parallel_size"])
+        expert = expert_ranks(arguments, tensor, str(self.where))
+        self._ranks: list[list[dict[str, torch.Tensor]]] = []
+        self._first_blocks = [0]
+        for stage in range(pipeline):
+            suffix = f"_{stage:03d}" if pipeline > 1 else ""
+            ranks = [self._rank(f"mp_rank_{rank:02d}{suffix}", expert) for rank in range(tensor)]
+            blocks = {match[1] for name in ranks[0] if (match := re.match(r"decoder\.layers\.(\d+)\.", name))}
+            self._first_blocks.append(self._first_blocks[-1] + len(blocks))
+            self._ranks.append(ranks)
+        if self._first_blocks[-1] != self.model.layers:
+            raise TrainerError(
+                f"{self.where} has {self._first_blocks[-1]} layers in its files, and num_layers is "
+                f"{self.model.layers}."
+            )
+        self._by_name = {one.ours: one for one in placed(self.model)}
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return a whole parameter; a vocabulary's without padding."""
+        one = self._by_name[name]
+        return one.join(self._parts(one), self.model.vocab_size)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole parameter without reading it."""
+        one = self._by_name[name]
+        parts = [[torch.empty(part.shape, device="meta") for part in ranks] for ranks in self._parts(one)]
+        return tuple(one.join(parts, self.model.vocab_size).shape)
+
+    def _parts(self, one: Placed) -> list[list[torch.Tensor]]:
+        """Return the tensor ranks' parts of each of a parameter's tensors."""
+        stage, prefix = 0, ""
+        if one.block is not None:
+            stage = next(number for number, end in enumerate(self._first_blocks[1:]) if one.block < end)
+            prefix = f"decoder.layers.{one.block - self._first_blocks[stage]}."
+        elif one.theirs.startswith(("decoder.final", "output_layer")):
+            stage = len(self._ranks) - 1
+        try:
+            return [[rank[prefix + name] for rank in self._ranks[stage]] for name in one.names]
+        except KeyError as error:
+            raise TrainerError(
+                f"{self.where} lacks {error.args[0]} in stage {stage}.", exit_code=FAILED
+            ) from None
+
+    def _rank(self, name: str, experts: int) -> dict[str, torch.Tensor]:
+        """Return a tensor rank's weights in one stage, with those of all ``experts`` expert ranks."""
+        found: dict[str, torch.Tensor] = {}
+        for number in range(experts):
+            suffix = f"_{number:03d}" if experts > 1 else ""
+            weights = _flat(load(self.where / f"{name}{suffix}" / FILE)["model"])
+            if self.model.experts:
+                own = self.model.experts // experts
+                weights = dict(_numbered(weights, number * own, own, self.model.hidden_size))
+            found |= weights
+        return found
+
+
+class _Foreign:
+    """Replaces objects of classes that are not needed here; none of their code runs."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __setstate__(self, _state: object) -> None: ...
+
+    def __setitem__(self, _key: object, _value: object) -> None: ...
+
+    def append(self, _value: object) -> None:
+        """Drop a value that would go into a list of another class."""
+
+    def extend(self, _values: object) -> None:
+        """Drop several values."""
+
+
+_ALLOWED = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("argparse", "Namespace"): argparse.Namespace,
+    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
+    ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
+    ("torch", "Size"): torch.Size,
+}
+
+
+class _DataOnly:
+    """Stands in for the module ``pickle`` in ``torch.load``: it makes only tensors and plain values."""
+
+    class Unpickler(pickle.Unpickler):
+        """Replaces every other class by :class:`_Foreign`."""
+
+        def find_class(self, module: str, name: str) -> Any:
+            """Return the class or function of a name."""
+            found = getattr(torch, name, None) if module == "torch" else None
+            if isinstance(found, torch.dtype) or (isinstance(found, type) and name.endswith("Storage")):
+                return found
+            return _ALLOWED.get((module, name), _Foreign)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a file that has a training's arguments, as plain values and tensors only.
+
+    Raises:
+        TrainerError: It cannot be read, or has no arguments.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=False, mmap=True, pickle_module=_DataOnly)
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise TrainerError(f"{path} cannot be read: {error}.", exit_code=FAILED) from None
+    if not isinstance(found, dict) or not isinstance(found.get("args"), argparse.Namespace):
+        raise TrainerError(
+            f"{path} does not say what its model is: it has no args; save it with Megatron-LM."
+        )
+    return found
+
+
+_OLDER = (
+    (r"^layers\.", "decoder.layers."),
+    (r"^final_(layer)?norm\.", "decoder.final_layernorm."),
+    (r"\.(self_)?attention\.query_key_value\.", ".self_attention.linear_qkv."),
+    (r"\.(self_)?attention\.dense\.", ".self_attention.linear_proj."),
+    (r"\.post_attention_(layer)?norm\.", ".pre_mlp_layernorm."),
+    (r"\.input_norm\.", ".input_layernorm."),
+    (r"\.mlp\.dense_h_to_4h\.", ".mlp.linear_fc1."),
+    (r"\.mlp\.dense_4h_to_h\.", ".mlp.linear_fc2."),
+)
+_FUSED = (
+    (r"\.self_attention\.linear_qkv\.layer_norm_", ".input_layernorm."),
+    (r"\.mlp\.linear_fc1\.layer_norm_", ".pre_mlp_layernorm."),
+)
+
+
+def _flat(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return a rank's weights by Megatron-core's names, with separate norms."""
+    found: dict[str, torch.Tensor] = {}
+    older = state.get("language_model")
+    if older is None:
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and not name.endswith("_extra_state"):
+                found[_renamed(name, _FUSED)] = value
+        return found
+    for kind in ("word_embeddings", "position_embeddings"):
+        if kind in older.get("embedding", {}):
+            found[f"embedding.{kind}.weight"] = older["embedding"][kind]["weight"]
+    for name, value in (older.get("encoder") or older.get("transformer") or {}).items():
+        found[_renamed(name, _OLDER)] = value
+    if "output_layer" in older:
+        found["output_layer.weight"] = older["output_layer"]["weight"]
+    return found
+
+
+def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
+    for pattern, replacement in rules:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _numbered(
+    weights: Mapping[str, torch.Tensor], first: int, count: int, hidden: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield an expert rank's weights with its experts' numbers in the whole model, a tensor for each expert.
+
+    Args:
+        weights: The rank's weights, which number its own experts.
+        first: The number of its first expert.
+        count: How many experts it has.
+        hidden: The model's width.
+    """
+    for name, weight in weights.items():
+        before, has_experts, after = name.partition("mlp.experts.")
+        prefix = before + EXPERTS
+        if not has_experts:
+            yield name, weight
+        elif match := re.fullmatch(r"local_experts\.(\d+)\.(.+)", after):
+            yield f"{prefix}{first + int(match[1])}.{match[2]}", weight
+        elif match := re.fullmatch(r"(linear_fc[12]\.weight)(\d+)", after):
+            yield f"{prefix}{first + int(match[2])}.{match[1]}", weight
+        elif after in ("weight1", "weight2"):
+            # GroupedMLP has all its experts in one matrix, each [inputs, outputs].
+            shape = (count, hidden, -1) if after == "weight1" else (count, -1, hidden)
+            for number, expert in enumerate(weight.view(shape)):
+                yield f"{prefix}{first + number}.linear_fc{after[-1]}.weight", expert.t()
+        else:
+            yield name, weight

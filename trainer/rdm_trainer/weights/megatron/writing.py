@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Writes weights as a checkpoint in Megatron's format ``torch``, for any tensor and pipeline layout."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import mmap
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rdm_core.config import ModelConfig
+from rdm_core.errors import FAILED, TrainerError
+from rdm_trainer import models
+from rdm_trainer.checkpoint.files import PARTIAL
+from rdm_trainer.weights.megatron import tensors
+from rdm_trainer.weights.megatron.arguments import arguments_of, refuse
+from rdm_trainer.weights.megatron.reading import FILE, LATEST, RELEASE, load
+
+__all__ = ["write"]
+
+
+def write(
+    source: Any,
+    target: Path,
+    *,
+    tensor: int = 1,
+    pipeline: int = 1,
+    dtype: str | None = None,
+    fused: bool = True,
+) -> int:
+    """Write weights as Megatron's release checkpoint, from which it starts a training or a fine-tuning.
+
+    Args:
+        source: The weights.
+        target: A directory that does not exist yet.
+        tensor: Tensor ranks.
+        pipeline: Stages.
+        dtype: Type of the tensors, such as ``bfloat16``; the source's by default.
+        fused: Name norms as Transformer Engine's layers do, Megatron's default; else as ``--transformer-impl
+            local``.
+
+    Returns:
+        The bytes of all tensors.
+
+    Raises:
+        TrainerError: Megatron has no such model or layout, or the directory cannot be written.
+    """
+    model: ModelConfig = source.model
+    refuse(model, tensor, pipeline)
+    if target.exists():
+        raise TrainerError(f"{target} is there already; name a directory that is not, or remove it.")
+    kind: torch.dtype = getattr(torch, dtype or source.dtype)
+    step = model.make_vocab_size_divisible_by * tensor
+    rows = -(-model.vocab_size // step) * step
+    arguments = argparse.Namespace(**arguments_of(model, tensor, pipeline, rows, kind))
+    unfinished = target.with_name(target.name + PARTIAL)
+    total = 0
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, unfinished, ignore_errors=True)
+        try:
+            for stage in range(pipeline):
+                for rank in range(tensor):
+                    part = partial(_part, model, stage, pipeline, rank, tensor, rows, kind, fused)
+                    suffix = f"_{stage:03d}" if pipeline > 1 else ""
+                    folder = unfinished / RELEASE / f"mp_rank_{rank:02d}{suffix}"
+                    folder.mkdir(parents=True)
+                    content = {"args": arguments, "checkpoint_version": 3.0, "iteration": 0}
+                    total += _write_rank(folder / FILE, content, source, part)
+            (unfinished / LATEST).write_text(RELEASE, encoding="utf-8")
+            unfinished.rename(target)
+        except OSError as error:
+            raise TrainerError(f"{target} cannot be written: {error.strerror}.", exit_code=FAILED) from error
+    return total
+
+
+Part = Callable[[Callable[[str], torch.Tensor]], Iterator[tuple[str, torch.Tensor]]]
+"""Takes a function from our names to whole weights; yields one rank's weights by Megatron's names."""
+
+
+def _write_rank(path: Path, content: Mapping[str, Any], source: Any, part: Part) -> int:
+    """Write one rank's file, a weight at a time into the mapped file, and return the weights' bytes."""
+    shapes = models.parameter_shapes(source.model)
+    room = {
+        name: torch.empty(weight.shape, dtype=weight.dtype)
+        for name, weight in part(lambda name: torch.empty(shapes[name], device="meta"))
+    }
+    # Untouched memory is not allocated.
+    with torch.serialization.skip_data():
+        torch.save({**content, "model": OrderedDict(room)}, path)
+    # A full disk raises an error here; in mapped memory it would kill the process.
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+        mapped = load(path)["model"]
+    for name, weight in part(source.whole):
+        mapped[name].copy_(weight)
+    del mapped
+    # Only fsync reports that the disk could not take a page of the mapped file.
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return sum(weight.nbytes for weight in room.values())
+
+
+def _part(
+    model: ModelConfig,
+    stage: int,
+    stages: int,
+    rank: int,
+    ranks: int,
+    rows: int,
+    dtype: torch.dtype,
+    fuse: bool,
+    whole: Callable[[str], torch.Tensor],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield one rank's weights by Megatron's names; ``whole`` returns whole weights by our names."""
+    each = model.layers // stages
+    for one in tensors.placed(model):
+        names: list[str] = []
+        if one.block is not None:
+            if one.block // each == stage:
+                names = [f"decoder.layers.{one.block % each}.{name}" for name in one.names]
+        elif one.theirs.startswith("embedding."):
+            if stage == 0:
+                names = one.names
+            # The last stage's head has a copy of the tied embedding.
+            elif one.vocabulary and model.tied_embeddings and stage == stages - 1:
+                names = ["output_layer.weight"]
+        elif stage == stages - 1:
+            names = one.names
+        if names:
+            for name, weight in zip(names, one.split(whole(one.ours), rank, ranks, rows), strict=True):
+                yield tensors.fused(name, experts=bool(model.experts)) if fuse else name, weight.to(dtype)
