@@ -35,7 +35,7 @@ def test_lab_status_shows_every_node(lab: Lab) -> None:
     assert all(node["address"] in shown for node in nodes)
 
 
-def test_check_of_bare_nodes_says_what_would_be_made_and_makes_nothing(lab: Lab, nasty: str) -> None:
+def test_a_check_of_empty_nodes_lists_changes_and_makes_none(lab: Lab, nasty: str) -> None:
     result = lab.json("check")
     assert result["ok"]
     assert not result["in_sync"]

@@ -84,7 +84,7 @@ def done(result: Any, phase: str = "") -> set[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("name", ROUNDS)
-def test_what_is_changed_by_hand_is_found_and_mended(right: Lab, name: str) -> None:
+def test_manual_changes_are_found_and_repaired(right: Lab, name: str) -> None:
     touched = {node for node, _, _, _ in ROUNDS[name]}
     for node, script, _, _ in ROUNDS[name]:
         right.on(node, "sh", "-c", script)
@@ -103,13 +103,13 @@ def test_what_is_changed_by_hand_is_found_and_mended(right: Lab, name: str) -> N
     assert right.on("n2", "stat", "--format", "%U", "/etc/rdm/ssh/id_ed25519").strip() == "root"
 
 
-def test_what_was_mended_is_in_sync(right: Lab) -> None:
+def test_repaired_nodes_are_in_sync(right: Lab) -> None:
     again = right.json("check", "--exit-code")
     assert again["in_sync"], again["nodes"]
     assert again["work"] == {}
 
 
-def test_an_older_export_goes_when_told_so_and_another_versions_digests_are_looked_at(right: Lab) -> None:
+def test_an_older_export_goes_on_request_and_another_versions_digests_are_checked(right: Lab) -> None:
     right.on("n2", "sh", "-c", "echo 'export MY_IP=10.9.9.9' >> /home/rdm/.bashrc")
     # As left by another version, with other digests.
     right.on("n2", "sed", "-i", r's/"hostfile": "[0-9a-f-]*"/"hostfile": "0"/', "/etc/rdm/state.json")
@@ -170,7 +170,7 @@ def test_one_node_that_fails_leaves_the_others_work_done(right: Lab) -> None:
         (["--skip-tags", "preflight"], "leave out --skip-tags"),
     ],
 )
-def test_a_run_without_its_look_is_refused_with_a_sentence(
+def test_a_run_that_gathered_nothing_is_refused_in_a_sentence(
     right: Lab, arguments: list[str], sentence: str
 ) -> None:
     site = ["ansible-playbook", "rdm.provision.site", "--inventory", str(right.inventory)]

@@ -69,7 +69,7 @@ def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
     assert "NOTE=of this run" in lab.container("n3", "{{.Config.Env}}")
 
 
-def test_a_shared_connection_that_is_lost_is_told_and_the_next_run_makes_another(lab: Lab) -> None:
+def test_a_lost_shared_connection_is_reported_and_the_next_run_opens_another(lab: Lab) -> None:
     lab.provisioned()
     run = lab.start("exec", "--limit", "n2", "--", "sleep", "4321")
     sleeps = ("-xf", "sleep 4321")
@@ -128,7 +128,7 @@ def test_a_cut_cable_is_found_and_named_and_so_is_who_lets_nobody_in(lab: Lab) -
     assert lab.json("verify")["ok"]
 
 
-def test_a_container_that_was_renamed_is_told_by_status_as_by_up(lab: Lab) -> None:
+def test_status_and_up_report_a_renamed_container_alike(lab: Lab) -> None:
     lab.provisioned()
     lab.on("n2", "docker", "rename", "rdm", "rdm-old")
     (problem,) = lab.json("up", expect=2)["problems"]

@@ -20,7 +20,7 @@ def lab(product: Product) -> Iterator[Lab]:
         yield lab
 
 
-def test_containers_are_on_both_rails_and_each_is_judged(lab: Lab) -> None:
+def test_containers_are_on_both_rails_and_each_is_evaluated(lab: Lab) -> None:
     made = lab.json("up")
     assert made["ok"]
     assert list(made["fabric"]["rails"]) == ["ib0", "ib1"]

@@ -86,7 +86,7 @@ def test_a_job_trains_is_stopped_with_a_checkpoint_and_goes_on_in_another_layout
     trained.ends(number(trained, "tiny"))
 
 
-def test_who_cancelled_a_job_is_said(trained: SlurmLab) -> None:
+def test_who_cancelled_a_job_is_named(trained: SlurmLab) -> None:
     train(trained, "other", "optimisation.train_iterations=2000")
     reaches(trained, "other", "running")
     trained.on("n1", "scancel", number(trained, "other"))
@@ -95,7 +95,7 @@ def test_who_cancelled_a_job_is_said(trained: SlurmLab) -> None:
     trained.ends(number(trained, "other"), "CANCELLED")
 
 
-def test_states_are_told_while_the_accounting_is_down(trained: SlurmLab) -> None:
+def test_states_are_known_while_accounting_is_down(trained: SlurmLab) -> None:
     trained.on("n1", "pkill", "-x", "slurmdbd")
     try:
         # It writes its data before it ends.

@@ -106,7 +106,7 @@ def test_the_image_has_what_launchers_and_the_fabric_need(cluster: Containers) -
     assert "mlx5" in in_image(cluster, "cat", "/etc/libibverbs.d/mlx5.driver")
 
 
-def test_a_script_of_the_users_own_begins_without_a_compiler(cluster: Containers) -> None:
+def test_a_users_script_starts_without_a_compiler(cluster: Containers) -> None:
     script = """
 import os, deepspeed, torch
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
@@ -141,7 +141,7 @@ def image_of(path: Path) -> Image:
     return image
 
 
-def test_a_change_of_the_trainer_makes_only_its_layer_anew(cluster: Containers, tmp_path: Path) -> None:
+def test_a_change_of_the_trainer_rebuilds_only_its_layer(cluster: Containers, tmp_path: Path) -> None:
     real = made_images(ROOT)
     builders = DockerAPI().get("/containers/json", all=True, filters={"label": [BUILDER_LABEL]})
     # Somebody else may be building one, and the nodes of a Slurm lab have their builder's label.
@@ -364,7 +364,7 @@ def test_containers_that_know_only_the_launcher_and_a_secret_start_and_end_toget
 # --- refused before anything starts ---------------------------------------------------------------------
 
 
-def test_every_problem_is_told_at_once_and_nothing_starts(cluster: Containers, config: str) -> None:
+def test_every_problem_is_reported_at_once_and_nothing_starts(cluster: Containers, config: str) -> None:
     cluster.on("n2", "docker", "stop", "--time", "1", "rdm")
     holder = "import socket, time; server = socket.create_server(('', 0x7451)); time.sleep(600)"
     cluster.on("n1", "docker", "exec", "--detach", "rdm", "python3", "-c", holder)
@@ -384,7 +384,7 @@ def test_data_that_are_not_there_are_named(cluster: Containers, config: str) -> 
     assert "/jobs/data/nothing" in " ".join(problem["reason"] for problem in told["problems"])
 
 
-def test_a_configuration_can_be_looked_at_before(cluster: Containers, config: str) -> None:
+def test_a_configuration_can_be_checked_before(cluster: Containers, config: str) -> None:
     shown = yaml.safe_load(cluster.rdm("train", config, "--print-config", "optimisation.lr=0.5").stdout)
     assert (shown["optimisation"]["lr"], shown["model"]["layers"]) == (0.5, TINY["model"]["layers"])
     told = cluster.json("train", config, "--print-config", "model.layer=2", expect=2)

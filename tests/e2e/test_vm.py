@@ -36,7 +36,7 @@ def assert_both_talk(lab: MachineLab) -> None:
     lab.all_reach()
 
 
-def test_from_bare_machines_to_containers_that_talk_over_virtual_functions(machines: MachineLab) -> None:
+def test_from_empty_machines_to_containers_that_talk_over_vfs(machines: MachineLab) -> None:
     result = machines.json("up")
     assert result["ok"]
     assert [len(machines.functions(node)) for node in NODES] == [FUNCTIONS] * 2
@@ -93,7 +93,7 @@ def test_functions_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: 
 
 
 @pytest.mark.long
-def test_functions_that_vanish_under_a_container_are_named_and_made_anew(machines: MachineLab) -> None:
+def test_vfs_that_vanish_under_a_container_are_named_and_recreated(machines: MachineLab) -> None:
     machines.provisioned()
     before = machines.function("n2")["address"]
     # The engine still reports that the container runs and has its address.
@@ -135,7 +135,7 @@ def test_one_container_more_than_there_are_functions_is_refused(machines: Machin
 
 
 @pytest.mark.long
-def test_a_function_that_loses_its_driver_is_named_hurts_no_other_and_is_mended(
+def test_a_vf_that_loses_its_driver_is_named_hurts_no_other_and_is_repaired(
     machines: MachineLab,
 ) -> None:
     """A single function cannot be unplugged: only its driver can be removed."""

@@ -40,7 +40,7 @@ def test_the_collection_comes_with_the_wheel(product: Product) -> None:
     assert set(json.loads(documented)) == {f"rdm.provision.{name}" for name in MODULES}
 
 
-def test_the_wheel_can_be_installed_beside_others(product: Product) -> None:
+def test_the_wheel_can_be_installed_with_others(product: Product) -> None:
     said = "import importlib.metadata as m; print(*m.requires('rdm-provision'), sep='\\n')"
     needs = product.run("python", "-c", said).stdout.splitlines()
     assert len(needs) > 5
@@ -64,7 +64,7 @@ def test_the_command_knows_its_version_and_its_verbs(product: Product) -> None:
     assert [verb for verb in VERBS if f"  {verb} " not in shown] == []
 
 
-def test_a_typing_error_is_answered_with_the_nearest_verb(product: Product) -> None:
+def test_a_typing_error_gets_the_nearest_verb(product: Product) -> None:
     assert "did you mean check?" in product.rdm("chek", expect=3).stderr
 
 

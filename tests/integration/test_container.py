@@ -80,7 +80,7 @@ def names(api: DockerAPI) -> list[str]:
     return sorted(one["Names"][0] for one in api.get("/containers/json", all=True))
 
 
-def test_it_is_made_once_as_it_was_asked_for(api: DockerAPI, options: Options) -> None:
+def test_it_is_created_once_as_requested(api: DockerAPI, options: Options) -> None:
     assert up(options, check=True)["actions"] == ["make"]
     assert names(api) == []
     result = up(options)
@@ -190,7 +190,7 @@ def lose_the_interface(api: DockerAPI) -> None:
         *("no interface", "paused", "stopped", "removed"),
     ],
 )
-def test_what_others_change_is_predicted_and_mended(
+def test_changes_by_others_are_predicted_and_repaired(
     api: DockerAPI, options: Options, done: Any, actions: list[str]
 ) -> None:
     up(options)
@@ -221,7 +221,7 @@ def test_a_tag_that_has_moved_is_a_predicted_replacement(api: DockerAPI, options
     assert up(moving, check=True, image_comes=was)["actions"] == ["replace"]
 
 
-def test_a_network_that_was_made_anew_is_joined_again(api: DockerAPI, options: Options) -> None:
+def test_a_recreated_network_is_joined_again(api: DockerAPI, options: Options) -> None:
     up(options)
     disconnect(api, "fabric")
     api.delete("/networks/fabric")
@@ -270,7 +270,7 @@ def test_one_that_did_not_run_is_there_again_when_its_successor_fails(
     assert up(options)["actions"] == ["start"], "it has the policy again, too"
 
 
-def test_a_job_that_has_just_started_is_spared(api: DockerAPI, options: Options, tmp_path: Path) -> None:
+def test_a_job_that_has_just_started_is_protected(api: DockerAPI, options: Options, tmp_path: Path) -> None:
     up(options)
     before = found(api)
     with (tmp_path / "jobs" / "gpt" / ".agent.n1.lock").open("w") as lock:
@@ -298,7 +298,7 @@ def test_a_lock_that_nobody_holds_is_no_job(api: DockerAPI, options: Options, tm
 
 
 @pytest.mark.parametrize("step", range(7))
-def test_a_run_that_was_killed_between_two_steps_is_mended_by_the_next(
+def test_the_next_run_repairs_one_that_was_killed_between_two_steps(
     api: DockerAPI, options: Options, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps are the changing requests: create, stop, update, rename, rename, start, remove."""
@@ -332,7 +332,7 @@ def test_a_run_that_was_killed_between_two_steps_is_mended_by_the_next(
     assert (again["changed"], again["actions"]) == (False, [])
 
 
-def test_what_is_left_beside_it_goes_with_the_others(api: DockerAPI, options: Options) -> None:
+def test_its_leftovers_are_removed_with_the_others(api: DockerAPI, options: Options) -> None:
     up(options)
     for name in ("rdm.next", "rdm.old"):
         spec = {"Image": options["image"], "Labels": labels("c", "container")}

@@ -202,7 +202,7 @@ def test_containers_that_are_made_at_once_share_nothing(fabric: Fabric, api: Doc
         up(fabric, my_ip="192.169.16.200")
 
 
-def test_another_container_in_its_place_gets_the_same_function(fabric: Fabric, api: DockerAPI) -> None:
+def test_a_replacement_gets_the_same_vf(fabric: Fabric, api: DockerAPI) -> None:
     fabric.run("other", "--ip", "192.169.16.99")
     up(fabric)
     before = has(fabric), found(api)["Id"]
@@ -213,7 +213,7 @@ def test_another_container_in_its_place_gets_the_same_function(fabric: Fabric, a
     assert found(api)["Id"] != before[1]
 
 
-def test_devices_that_a_boot_has_numbered_anew_are_found_and_mended(
+def test_devices_that_a_boot_renumbered_are_found_and_repaired(
     fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugins = Path("/run/docker/plugins")
@@ -246,7 +246,7 @@ def test_devices_that_a_boot_has_numbered_anew_are_found_and_mended(
     assert not up(fabric)["changed"]
 
 
-def test_a_device_that_has_another_name_after_its_move_has_the_container_made_anew(
+def test_a_device_that_its_move_renamed_recreates_the_container(
     fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     up(fabric)
@@ -322,7 +322,7 @@ def test_one_that_did_not_come_back_is_started_with_its_devices(fabric: Fabric, 
     assert (has(fabric), uverbs(api)) == (mine, [FUNCTIONS - 1 - mine])
 
 
-def test_a_function_that_others_took_meanwhile_is_told_and_the_next_run_mends(
+def test_a_vf_that_others_took_is_reported_and_the_next_run_repairs_it(
     fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     up(fabric)
@@ -372,7 +372,7 @@ def test_one_that_was_stopped_does_not_start_with_the_devices_of_another(
         ("class/infiniband_verbs/*", "cannot be used from programs: load the module ib_uverbs"),
     ],
 )
-def test_devices_that_cannot_be_told_refuse_before_anything_is_made(
+def test_unknown_devices_fail_before_anything_is_created(
     fabric: Fabric, api: DockerAPI, broken: str, said: str
 ) -> None:
     for path in fabric.sys.glob(broken):

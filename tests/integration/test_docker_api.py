@@ -56,7 +56,7 @@ def test_post_and_delete_return_none_for_an_empty_answer(engine: Engine) -> None
     assert engine.api.delete(f"/networks/{network['Id']}") is None
 
 
-def test_a_refusal_carries_status_and_the_engines_words(engine: Engine) -> None:
+def test_an_error_carries_status_and_the_engines_words(engine: Engine) -> None:
     with pytest.raises(
         DockerError, match=r"Docker Engine refused GET .*: No such container: nothing"
     ) as caught:
@@ -64,7 +64,7 @@ def test_a_refusal_carries_status_and_the_engines_words(engine: Engine) -> None:
     assert caught.value.status == 404
 
 
-def test_exec_keeps_the_two_streams_apart(engine: Engine, container: str) -> None:
+def test_exec_separates_the_two_streams(engine: Engine, container: str) -> None:
     result = engine.api.exec(container, ["sh", "-c", "echo out; echo err >&2; exit 7"], timeout=240)
     assert result == (7, b"out\n", b"err\n")
 

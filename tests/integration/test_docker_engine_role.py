@@ -24,7 +24,7 @@ def test_an_engine_that_works_is_left_alone(engine: Engine, tmp_path: Path) -> N
         assert (played.status, played.changes) == (0, [0]), played.output
 
 
-def test_nothing_is_asked_after_preflight_has_looked(tmp_path: Path) -> None:
+def test_nothing_is_queried_after_preflight(tmp_path: Path) -> None:
     """The socket does not exist, so a query would fail."""
     seen = {"node": {"docker_state": "ok", "docker_error": "", "python_requests": True}}
     nowhere = f"unix://{tmp_path}/none.sock"

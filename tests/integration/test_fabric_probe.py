@@ -198,7 +198,7 @@ def test_who_else_has_an_address_is_named(cluster: Cluster) -> None:
     assert found == f"{ADDRESSES['n1']} is used by {mac} on the wire below eth0, too"
 
 
-def test_only_the_next_peers_are_asked_for_their_sshd(cluster: Cluster) -> None:
+def test_only_the_next_peers_have_their_sshd_probed(cluster: Cluster) -> None:
     assert list(cluster.measure("n2", ssh_peers=1)["ssh"]) == ["n3"]
     assert cluster.measure("n2", ssh=False)["ssh"] == {}
 

@@ -270,7 +270,7 @@ def inspect(engine: Engine, directory: Path, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("packing", [bytes, gzip.compress])
-def test_an_inspection_tells_what_is_needed_and_changes_nothing(
+def test_an_inspection_reports_what_is_needed_and_changes_nothing(
     engine: Engine, tmp_path: Path, image: MadeImage, packing: Any
 ) -> None:
     path = put(tmp_path, packing(saved(image)))
@@ -309,7 +309,7 @@ def test_an_inspection_does_not_read_again_what_has_not_changed(
     assert "is not an image archive" in inspect(engine, tmp_path, path=path)["problem"]
 
 
-def test_an_inspection_tells_what_is_wrong_and_does_not_fail(
+def test_an_inspection_reports_what_is_wrong_and_does_not_fail(
     engine: Engine, tmp_path: Path, image: MadeImage
 ) -> None:
     data = saved(image)

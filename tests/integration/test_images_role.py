@@ -172,7 +172,7 @@ def put(directory: Path, name: str, image: MadeImage) -> str:
     return str(path)
 
 
-def test_nothing_is_loaded_beside_a_bad_archive(engine: Engine, tmp_path: Path) -> None:
+def test_nothing_is_loaded_if_one_archive_is_bad(engine: Engine, tmp_path: Path) -> None:
     good = put(tmp_path, "good.tar", MadeImage([layer("good")], ["rdm-test/good:1"]))
     images = [
         {"name": "rdm-test/good:1", "source": "archive", "path": good},

@@ -258,7 +258,7 @@ def test_a_command_that_hangs_in_a_node_holds_nobody(lab: Lab, monkeypatch: pyte
         lab_engine.LabEngine(connect(), lab.name)._exec("n1", ["sleep", "600"])
 
 
-def test_it_grows_mends_and_shrinks(lab: Lab) -> None:
+def test_it_grows_is_repaired_and_shrinks(lab: Lab) -> None:
     first = ids_of(lab)
     lab.run("stop", "n2")
     result = lab.json("up", "--nodes", "3")

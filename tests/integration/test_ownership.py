@@ -170,9 +170,7 @@ def test_a_stopped_plugin_is_started_for_the_removal(node: Node) -> None:
     assert node.api.get(f"/containers/{plugin}/json")["State"]["Running"]
 
 
-def test_a_started_plugin_is_asked_at_the_socket_that_was_given(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_started_plugin_is_queried_at_the_given_socket(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(docker_owned, "plugin_answers", asked.append)
     for socket, expected in (("", "/run/docker/plugins/bridge.sock"), ("/run/other.sock", "/run/other.sock")):
@@ -267,7 +265,7 @@ def test_waits_for_the_line_and_for_the_plugin(
 
 
 @pytest.mark.usefixtures("just_started")
-def test_what_a_container_said_before_its_last_start_does_not_count(node: Node) -> None:
+def test_logs_before_a_containers_last_start_do_not_count(node: Node) -> None:
     container = node.run(
         "our", ["sh", "-c", "test -e /said && sleep 1000; touch /said; echo Ready; sleep 1000"]
     )

@@ -160,9 +160,7 @@ def test_one_node_makes_a_shared_environment_for_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--check",)])
-def test_a_node_that_does_not_see_it_fails_with_what_to_look_for(
-    tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_a_node_that_does_not_see_it_fails_with_a_hint(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """The directory is not shared, although it was declared so."""
     code, stats, output = play(Node(tmp_path), f"{tmp_path}{{{{ mine }}}}", *flags)
     if flags:

@@ -150,7 +150,7 @@ def test_a_rail_that_collides_is_refused_with_the_variable_to_set(
     assert networks(bare) == {}
 
 
-def test_a_rail_whose_network_is_another_is_replaced_when_told_to(
+def test_a_rail_whose_network_is_another_is_replaced_on_request(
     bare: Engine, busybox_image: str, parents: list[str], tmp_path: Path
 ) -> None:
     given = {"container_rails": parents, "container_rail_subnets": [f"{ANOTHER}.0/24"]}

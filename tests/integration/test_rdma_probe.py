@@ -163,14 +163,14 @@ def test_the_slow_node_and_the_one_without_a_device_are_named_and_nothing_is_lef
     assert rdma["bandwidth_gbit"]["n3"] == {"n1": 96.61, "n2": 96.61}
 
 
-def test_in_check_mode_it_only_looks(cluster: Cluster) -> None:
+def test_check_mode_only_reads(cluster: Cluster) -> None:
     code, rdma, failed = cluster.verify("--check")
     assert (code, failed) == (0, {})
     assert rdma["bandwidth_gbit"] == {}
     assert not rdma["verdicts"]["n3"]["ok"]
 
 
-def test_each_rail_is_looked_at_and_what_is_wrong_on_all_is_said_once(tmp_path: Path) -> None:
+def test_each_rail_is_checked_and_a_fault_of_all_is_reported_once(tmp_path: Path) -> None:
     # Without an engine, so that every rail has the same result.
     environment = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
     rails = {"ib0": f"{NET}.0/24", "ib1": f"{NEXT}.0/24"}

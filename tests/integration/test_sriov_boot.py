@@ -121,7 +121,7 @@ def test_settings_wait_for_a_reboot_that_somebody_allows(machine: Machine) -> No
     assert (again.status, again.changes, machine.reboots) == (0, [0], 1), again.output
 
 
-def test_what_a_reboot_does_not_mend_is_the_bios(machine: Machine) -> None:
+def test_what_a_reboot_does_not_repair_is_the_bios(machine: Machine) -> None:
     (machine.here / "bios").touch()
     failed = machine.run(sriov_reboot_ok=True)
     assert (failed.status, machine.reboots) == (2, 1)

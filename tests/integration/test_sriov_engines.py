@@ -51,7 +51,7 @@ def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
 
 
 @pytest.mark.long
-def test_more_containers_than_functions_at_once(node: Node) -> None:
+def test_more_containers_than_vfs_at_once(node: Node) -> None:
     started, refused = node.race(CONTAINERS)
     assert len(started) == FUNCTIONS
     for words in refused:
@@ -78,7 +78,7 @@ def test_a_hardware_address_chooses_the_function_in_each_version_of_the_api(node
 
 
 @pytest.mark.parametrize("version", ["1.43", "1.44"])
-def test_a_container_gets_the_function_that_it_asks_for_and_no_other(node: Node, version: str) -> None:
+def test_a_container_gets_the_vf_that_it_requests_and_no_other(node: Node, version: str) -> None:
     if not node.speaks(version):
         with pytest.raises(DockerError, match="too old"):
             node.create("asks", version)
@@ -103,7 +103,7 @@ def test_a_container_gets_the_function_that_it_asks_for_and_no_other(node: Node,
     assert node.promised() == {}
 
 
-def test_a_plugin_without_its_state_asks_an_engine_that_refuses_old_versions(node: Node) -> None:
+def test_a_plugin_without_its_state_queries_an_engine_that_refuses_old_versions(node: Node) -> None:
     socket = node.engine.root / "new.sock"
     with newer_engine(node.engine.socket, socket):
         old = DockerAPI(str(socket))

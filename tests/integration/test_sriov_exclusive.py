@@ -140,7 +140,7 @@ def test_each_container_has_its_device_in_its_namespace_after_every_start(rdma: 
     rdma.forget()
 
 
-def test_a_device_that_cannot_move_is_said(rdma: Rdma) -> None:
+def test_a_device_that_cannot_move_is_named(rdma: Rdma) -> None:
     node = rdma.node
     rdma.refusal.write_text("error: Operation not supported\n")
     said = "cannot move to its container, as the mode exclusive requires: rdma dev set"

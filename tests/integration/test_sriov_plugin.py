@@ -67,7 +67,7 @@ def test_a_hardware_address_chooses_the_function_before_version_1_44_of_the_api(
     node.remove("na")
 
 
-def test_more_containers_than_functions_at_once(node: Node) -> None:
+def test_more_containers_than_vfs_at_once(node: Node) -> None:
     started, refused = node.race(CONTAINERS)
     assert len(started) == FUNCTIONS
     for words in refused:
@@ -144,7 +144,7 @@ def test_a_plugin_without_its_state_gives_nobody_what_another_has(node: Node, le
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_a_plugin_without_its_state_and_without_the_engines_socket_is_told_its_networks(
+def test_a_plugin_without_state_and_engine_socket_is_sent_its_networks(
     node: Node, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.run("na")
@@ -191,7 +191,7 @@ def test_after_its_engine_a_container_has_the_same_function(node: Node, how: sig
     assert node.promised() == {}
 
 
-def test_what_a_network_is_told_is_in_its_containers(node: Node) -> None:
+def test_a_networks_options_are_in_its_containers(node: Node) -> None:
     options = [
         "-o",
         f"netdevice={node.parent}",
@@ -221,7 +221,7 @@ def _removed(node: Node, network: str) -> bool:
     return True
 
 
-def test_what_a_network_cannot_be_is_said_by_docker(node: Node) -> None:
+def test_docker_reports_why_a_network_is_impossible(node: Node) -> None:
     def refused(*words: str) -> str:
         with pytest.raises(RuntimeError) as caught:
             node.docker("network", "create", "-d", node.driver, "--subnet", "192.169.17.0/24", *words, "x")

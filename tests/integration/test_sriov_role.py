@@ -116,7 +116,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
             subprocess.run(["ip", "link", "del", f"{node.parent}x"], check=False)
 
 
-def test_it_is_installed_once_and_said_before(node: Node) -> None:
+def test_it_is_installed_once_and_predicted(node: Node) -> None:
     said = node.role("--check", "--diff")
     assert (said.status, said.changes) == (0, [1]), said.output
     assert "Before=docker.service" in said.output
@@ -146,7 +146,7 @@ def test_a_new_program_takes_over_under_a_living_container(node: Node) -> None:
     assert "eth0" in node.docker("exec", "ctr", "ls", "/sys/class/net")
 
 
-def test_a_plugin_that_died_or_is_not_enabled_is_mended(node: Node) -> None:
+def test_a_plugin_that_died_or_is_not_enabled_is_repaired(node: Node) -> None:
     watch = {"program": str(node.program), "socket": str(node.socket), "state": str(node.state)}
     right = installation.observe(watch)
     subprocess.run(["systemctl", "disable", "--now", node.unit.name], check=True)
@@ -245,7 +245,7 @@ class Card(FakeKernel):
         return [problem.sentence for problem in findings.problems]
 
 
-def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: Node) -> None:
+def test_a_cluster_leaves_upstream_only_on_request_and_completely(node: Node) -> None:
     card = Card(node.directory / "card", node.parent)
     process = ["--socket", node.socket, "--state", node.directory / "upstream-state"]
     process += ["--engine", node.engine.socket]

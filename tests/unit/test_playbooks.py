@@ -43,7 +43,7 @@ def test_what_the_all_reduce_lacks_is_refused_before_anything_is_measured() -> N
     assert before == after
 
 
-def test_whoever_works_on_nodes_tells_modules_where_the_engine_is() -> None:
+def test_whoever_works_on_nodes_gives_modules_the_engines_socket() -> None:
     found = [
         (name, play["name"], play.get("environment"))
         for name, play in plays()
@@ -76,7 +76,7 @@ def test_a_part_of_env_up_has_the_plan_that_it_goes_by() -> None:
     assert plan == [["always"]] * 2
 
 
-def test_what_changes_nodes_without_a_look_locks_them_first_and_releases_them_last() -> None:
+def test_what_changes_nodes_without_gathering_locks_them_first_and_releases_them_last() -> None:
     """With any tags; `site` takes the locks with its look."""
     for name in ("clean", "env_up", "env_down", "slurm_up", "slurm_down"):
         (play,) = _read(PLAYBOOKS / f"{name}.yml")

@@ -58,7 +58,7 @@ def test_a_full_disk_is_seen(node: Path) -> None:
     assert said.endswith(" MiB free, and needs 1000000000000")
 
 
-def test_slurm_is_told_by_the_exit_code_and_the_log(tmp_path: Path) -> None:
+def test_slurm_gets_the_exit_code_and_the_log(tmp_path: Path) -> None:
     script = tmp_path / "check"
     settings = tmp_path / "health.json"
     script.write_text(SCRIPT.read_text().replace("/etc/slurm/rdm/health.json", str(settings)))

@@ -107,7 +107,7 @@ def test_what_interrupts_the_program_interrupts_the_suite_which_cleans_up(tmp_pa
     assert (tmp_path / "cleaned").exists()
 
 
-def test_what_failed_in_which_round_is_said_and_kept(
+def test_what_failed_in_which_round_is_reported_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "kept"

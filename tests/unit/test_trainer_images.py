@@ -53,7 +53,7 @@ def test_a_dockerfile_pins_its_base_and_runs_the_shared_script(path: Path) -> No
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_what_pip_is_told_does_not_stay_in_the_image(path: Path) -> None:
+def test_pips_settings_do_not_stay_in_the_image(path: Path) -> None:
     stage, told, copied = "", [], []
     for word, rest in instructions(path):
         if word == "FROM":

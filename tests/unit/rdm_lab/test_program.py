@@ -23,9 +23,7 @@ def test_the_plugins_links_are_no_cables(program: ModuleType, tmp_path: Path) ->
     assert {cable.name for cable in program.cables()} == {"ib0", "ib1", "ib10"}
 
 
-def test_an_interface_that_goes_while_it_is_looked_at_ends_no_node(
-    program: ModuleType, tmp_path: Path
-) -> None:
+def test_an_interface_that_goes_while_it_is_read_ends_no_node(program: ModuleType, tmp_path: Path) -> None:
     assert program.up(tmp_path / "ib1")
     for flags, is_up in (("0x1002\n", False), ("0x1003\n", True)):
         (tmp_path / "ib0").mkdir(exist_ok=True)

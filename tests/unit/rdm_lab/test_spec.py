@@ -122,7 +122,7 @@ def test_cgroups_by_version() -> None:
     assert not any("cgroup" in bind for bind in two["Binds"])
 
 
-def test_a_node_weighs_as_much_as_a_process_beside_it_and_not_a_part_of_one() -> None:
+def test_a_node_weighs_as_much_as_a_process_and_not_a_part_of_one() -> None:
     assert spec.node_body(node(cgroup_driver="cgroupfs"))["HostConfig"]["CgroupParent"] == "/"
     # There a service of systemd is weighed against others.
     assert "CgroupParent" not in spec.node_body(node(cgroup_driver="systemd"))["HostConfig"]
@@ -216,7 +216,7 @@ def test_the_inventory_for_sriov_names_the_stand_in() -> None:
     assert group["children"]["workers"]["hosts"] == {}
 
 
-def test_virtual_machines_have_functions_of_their_own_and_all_rights_of_a_host() -> None:
+def test_virtual_machines_have_vfs_of_their_own_and_all_rights_of_a_host() -> None:
     (group,) = inventory.cluster_inventory(
         "lab", {"n1": "10.0.0.1"}, "sriov", "/tmp/x", machines=True
     ).values()

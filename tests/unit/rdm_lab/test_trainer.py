@@ -42,7 +42,7 @@ def versions(trainer: Path, base: str = "base") -> lab_trainer.Versions:
 @pytest.mark.parametrize(
     "file", ["rdm_job/agent.py", "rdm_trainer/__init__.py", "rdm_trainer/cli/__init__.py"]
 )
-def test_a_change_of_the_sources_makes_only_their_layer_anew(trainer: Path, file: str) -> None:
+def test_a_change_of_the_sources_rebuilds_only_their_layer(trainer: Path, file: str) -> None:
     before = versions(trainer)
     (trainer / file).write_text("# changed\n")
     after = versions(trainer)
@@ -65,7 +65,7 @@ def test_a_change_of_what_is_installed_installs_again(trainer: Path, file: str) 
 @pytest.mark.parametrize(
     "file", ["requirements/dev.txt", "images/cpu.Dockerfile", "rdm_trainer/__pycache__/x.pyc", "README.md"]
 )
-def test_what_is_not_in_the_image_makes_nothing_anew(trainer: Path, file: str) -> None:
+def test_what_is_not_in_the_image_rebuilds_nothing(trainer: Path, file: str) -> None:
     before = versions(trainer)
     (trainer / file).parent.mkdir(exist_ok=True)
     (trainer / file).write_text("changed")
@@ -196,7 +196,7 @@ WARNING: something
 """
 
 
-def test_what_pip_is_told_about_packages_and_nothing_else_is_handed_in() -> None:
+def test_only_pips_settings_about_packages_are_handed_in() -> None:
     assert lab_trainer.pip_settings(LISTING) == {
         "cert": "/env/ca.pem",
         "index-url": "https://user:word@pip.example.org/simple",

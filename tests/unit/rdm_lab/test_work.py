@@ -26,9 +26,7 @@ with work.unwinding(), work.work_directory():
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_build_that_is_told_to_end_cleans_up_though_it_is_told_again(
-    tmp_path: Path, first: signal.Signals
-) -> None:
+def test_a_build_that_is_ended_twice_cleans_up(tmp_path: Path, first: signal.Signals) -> None:
     argv = [sys.executable, "-c", BUILD]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE
@@ -72,7 +70,7 @@ with work.unwinding():
 
 
 @pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
-def test_the_programs_of_a_worker_of_ansible_are_told_to_end_too(told: signal.Signals) -> None:
+def test_the_programs_of_a_worker_of_ansible_are_ended_too(told: signal.Signals) -> None:
     """A worker leads a process group; what its programs still wrote would be left behind."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE

@@ -204,7 +204,7 @@ def test_the_address_of_an_infiniband_function_is_the_cards(tmp_path: Path) -> N
         plugin.network("other", vlan="7")
 
 
-def test_an_address_that_was_asked_for_chooses_the_function(plugin: Plugin) -> None:
+def test_a_requested_address_chooses_the_vf(plugin: Plugin) -> None:
     assert plugin.container("a", mac="MAC-of-if-ib0.1") == "ib0.1"
     with pytest.raises(FunctionProblem, match="no free virtual function of ib0 has the address mac"):
         plugin.container("b", mac="mac-of-if-ib0.1")
@@ -216,12 +216,12 @@ def test_vlan_trust_and_mtu_are_set_on_what_is_handed_out(plugin: Plugin) -> Non
     assert plugin.machine.set[-2:] == [("ib0.0", (100, True)), ("if-ib0.0", 4000)]
 
 
-def test_two_networks_on_one_parent_never_share_a_function(plugin: Plugin) -> None:
+def test_two_networks_on_one_pf_never_share_a_vf(plugin: Plugin) -> None:
     plugin.network("other", vlan="100")
     assert plugin.container("a") != plugin.container("b", network="other")
 
 
-def test_several_parents_are_one_pool(tmp_path: Path) -> None:
+def test_several_pfs_are_one_pool(tmp_path: Path) -> None:
     plugin = Plugin(tmp_path, Machine(count=1))
     plugin.network(netdevice="ib0,ib1")
     assert [plugin.container("a"), plugin.container("b")] == ["ib0.0", "ib1.0"]
@@ -247,7 +247,7 @@ def test_deleting_a_network_takes_nothing_from_others(plugin: Plugin) -> None:
     assert plugin.container("b") != kept
 
 
-def test_a_plugin_without_its_state_asks_the_engine(plugin: Plugin, tmp_path: Path) -> None:
+def test_a_plugin_without_its_state_queries_the_engine(plugin: Plugin, tmp_path: Path) -> None:
     plugin.container("a")
     for file in tmp_path.iterdir():
         file.unlink()
@@ -463,7 +463,7 @@ def test_a_function_that_loses_its_driver_before_its_container_has_it_is_named(p
         ("Join", {"EndpointID": "never"}, "endpoint never is unknown"),
     ],
 )
-def test_a_request_that_lacks_something_is_told_what(
+def test_a_request_that_lacks_something_gets_its_name(
     plugin: Plugin, call: str, request_: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(FunctionProblem, match=words):

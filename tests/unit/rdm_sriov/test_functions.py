@@ -76,7 +76,7 @@ def test_a_function_without_a_driver_is_idle_and_one_in_a_container_is_not(tmp_p
         ("ib0", "8 at most"),
     ],
 )
-def test_who_has_no_virtual_functions_is_told_why(tmp_path: Path, name: str, words: str) -> None:
+def test_who_has_no_vfs_gets_the_reason(tmp_path: Path, name: str, words: str) -> None:
     physical(tmp_path, "ib0", "0000:3b:00.0", {})
     interface(tmp_path, "eth0", "0000:01:00.0")
     interface(tmp_path, "bond0", "")

@@ -117,7 +117,7 @@ def test_a_device_waits_for_a_namespace_that_the_engine_makes_later(node: Node) 
     assert wait_until(lambda: node.told() == [moved(0, namespace)], 240)
 
 
-def test_a_namespace_that_is_never_made_is_said(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_namespace_that_is_never_made_is_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_namespace, "_TIMEOUT_S", 0.1)
     node.namespaces.lend("ib0.0", True, str(node.root / "never"))
     assert wait_until(lambda: bool(node.said), 240)
@@ -125,7 +125,7 @@ def test_a_namespace_that_is_never_made_is_said(node: Node, monkeypatch: pytest.
     assert node.told() == []
 
 
-def test_what_the_kernel_refuses_is_said_with_the_way_out(node: Node) -> None:
+def test_what_the_kernel_refuses_is_reported_with_a_hint(node: Node) -> None:
     (node.root / "refusal").write_text("error: Operation not supported\n")
     with pytest.raises(FunctionProblem, match=rf"mlx5_0 cannot move .* not supported\. .*{ANOTHER_MODE}"):
         node.namespaces.lend("ib0.0", True, NAMESPACE)
@@ -136,7 +136,7 @@ def test_what_the_kernel_refuses_is_said_with_the_way_out(node: Node) -> None:
     assert list((node.root / "netns").iterdir()) == []
 
 
-def test_a_node_without_the_command_is_told_what_to_install(
+def test_a_node_without_the_command_gets_the_package_to_install(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(node.root))

@@ -271,7 +271,7 @@ def test_any_object_is_answered_and_the_state_can_be_read(
         assert client.call("CreateNetwork", **NETWORK) == {}
 
 
-def test_hundred_reservations_at_once_are_hundred_functions(client: Client) -> None:
+def test_hundred_reservations_at_once_are_hundred_vfs(client: Client) -> None:
     def reserve(number: int) -> Any:
         request = {"NetworkID": "n", "Address": f"10.0.1.{number}/8"}
         return client.post(RESERVE, json.dumps(request).encode())[1]
@@ -283,7 +283,7 @@ def test_hundred_reservations_at_once_are_hundred_functions(client: Client) -> N
     assert "no virtual function of ib0 is free" in reserve(101)["Err"]
 
 
-def test_hundred_at_once_get_hundred_functions(client: Client) -> None:
+def test_hundred_at_once_get_hundred_vfs(client: Client) -> None:
     def create(number: int) -> Any:
         return client.call("CreateEndpoint", NetworkID="n", EndpointID=f"e{number}", Interface={})
 
@@ -339,7 +339,7 @@ def test_a_socket_that_nobody_has_is_taken_over(directory: Path) -> None:
     Server(path, Driver(Always(), State(str(directory)), dict)).server_close()
 
 
-def test_a_file_in_the_sockets_place_stays(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_instead_of_the_socket_stays(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = directory / "p.sock"
     path.write_text("mine")
     assert program.main(["--socket", str(path), "--state", str(directory / "s")]) == 1

@@ -107,7 +107,7 @@ def test_only_who_is_about_to_change_is_shown_and_not_failed(
     assert result["fabric"]["verdicts"]["n3"]["ok"] is False
 
 
-def test_what_a_node_that_is_about_to_change_refuses_is_no_fault_of_who_asks_it(tmp_path: Path) -> None:
+def test_what_a_changing_node_refuses_is_no_fault_of_its_peer(tmp_path: Path) -> None:
     # n2 answers n1, so n3 is cut off and not n1, though its interface is up.
     hosts = {
         "n1": measured("n2 90 80", "n3 -", refused_by="n2"),

@@ -22,14 +22,14 @@ def test_all_jobs_are_those_of_both_execution_environments() -> None:
     assert [one["job"] for one in found["jobs"]] == ["a", "b"]
 
 
-def test_a_place_may_be_missing_only_where_jobs_can_be_in_another() -> None:
+def test_an_environment_may_be_missing_only_where_jobs_can_be_in_another() -> None:
     found = joined([SLURM, MISSING], "list", skip_missing=True)
     assert (found.get("failed"), found["warnings"]) == (None, ["there is no training container"])
     assert [one["job"] for one in found["jobs"]] == ["a"]
     assert joined([MISSING], "list", skip_missing=False) == MISSING
 
 
-def test_a_host_without_a_place_knows_no_job() -> None:
+def test_a_host_without_an_environment_knows_no_job() -> None:
     found = joined([MISSING], "state", skip_missing=True)
     assert (found["known"], found["ended"], found.get("failed")) == (False, True, None)
     assert joined([MISSING], "list", skip_missing=True)["jobs"] == []
@@ -43,6 +43,6 @@ def test_the_jobs_that_may_have_been_meant_are_those_of_both_execution_environme
     assert found["near"] == ["gpt-1", "gpt-2"]
 
 
-def test_what_goes_wrong_in_one_place_is_said() -> None:
+def test_a_failure_in_one_environment_is_reported() -> None:
     assert joined([SLURM, BROKEN], "list", skip_missing=True) == BROKEN
     assert joined([{"unreachable": True}], "state", skip_missing=True) == {"unreachable": True}

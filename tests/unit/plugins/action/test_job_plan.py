@@ -40,7 +40,7 @@ def test_a_job_goes_on_where_it_ran() -> None:
     assert (planned["master"], len(planned["nodes"])) == ("n2", 1)
 
 
-def test_what_is_put_off_is_refused_beside_what_the_nodes_say() -> None:
+def test_what_is_put_off_is_refused_with_the_nodes_problems() -> None:
     planned = decide([], stage="inventory", put_off=True)["job"]
     refused = decide(["model.layers must be an integer."], stage="nodes", job=planned)
     assert [problem["value"] or problem["reason"] for problem in refused["problems"]] == [
@@ -52,7 +52,7 @@ def test_what_is_put_off_is_refused_beside_what_the_nodes_say() -> None:
     assert decide([], stage="nodes", job=planned)["rdm_refused"] == "inventory"
 
 
-def test_what_is_put_off_is_refused_beside_an_accelerator_that_nobody_knows() -> None:
+def test_what_is_put_off_is_refused_with_an_unknown_accelerator() -> None:
     nodes = {"n1": {**OPTIONS["nodes"]["n1"], "accelerator": ""}}
     refused = decide([], stage="inventory", put_off=True, nodes=nodes)
     assert [problem["value"] for problem in refused["problems"]] == ["'nonsense'", "rdm_accelerator"]

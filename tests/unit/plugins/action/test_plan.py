@@ -704,7 +704,7 @@ def test_every_encrypted_variable_that_cannot_be_read_is_named(cluster: Cluster,
     assert result["cluster"] == "rdm"
 
 
-def test_a_role_is_not_told_otherwise_than_the_plan(cluster: Cluster) -> None:
+def test_a_role_cannot_contradict_the_plan(cluster: Cluster) -> None:
     other = {"network_subnet": "10.9.0.0/24", "network_gateway": "10.9.0.1", "container_my_ip": "10.9.0.7"}
     cluster.write({"a": {}}, {"b": {}}, {**CPU, "rdm_subnet": "10.8.0.0/24", **other})
     rc, result, _ = cluster.run()
@@ -824,7 +824,7 @@ def test_nodes_with_directories_of_their_own_for_the_keys_are_refused(cluster: C
     assert "b: container_ssh_key_dir /elsewhere is not " in result["msg"]
 
 
-def test_functions_of_a_cluster_are_planned_once_and_kept(cluster: Cluster) -> None:
+def test_vfs_of_a_cluster_are_planned_once_and_kept(cluster: Cluster) -> None:
     sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True}
     cluster.write({"a": {}}, {"b": {}}, sriov)
     _, result, _ = cluster.run()
@@ -959,7 +959,7 @@ def test_what_the_plugin_would_undo_is_refused_unless_it_is_the_same(cluster: Cl
     }
 
 
-def test_functions_that_make_no_sense_are_refused_together(cluster: Cluster) -> None:
+def test_impossible_vfs_are_refused_at_once(cluster: Cluster) -> None:
     sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True, "sriov_vfs": 2}
     pins = {"ib0": ["06:00:00:00:00:01", "06:00:00:00:00:02"]}
     cluster.write(

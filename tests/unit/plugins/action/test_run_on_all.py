@@ -73,7 +73,7 @@ def test_nodes_that_are_right_have_no_task_of_their_own(cluster: Cluster) -> Non
     assert "Every container of this run reaches every other" in run.output
 
 
-def test_whoever_only_verifies_or_checks_asks_in_the_same_way(cluster: Cluster) -> None:
+def test_verify_and_check_query_in_the_same_way(cluster: Cluster) -> None:
     verify = cluster.playbook("verify").expect(0)
     assert verify.calls == {"rdm.provision.node_facts": 4, "rdm.provision.fabric_probe": 4}
     assert verify.output.count("[n2]") == 0
@@ -147,7 +147,7 @@ def test_a_node_on_which_the_module_fails_is_reported_by_a_task_of_its_own(clust
     assert run.calls["rdm.provision.node_facts"] == 4 + 2  # that node again, and one extra host
 
 
-def test_what_ansible_does_not_know_it_says_in_its_own_words(cluster: Cluster) -> None:
+def test_what_ansible_does_not_know_it_reports_itself(cluster: Cluster) -> None:
     cluster.own_variables("n2", ansible_become_method="wishes")
     cluster.own_variables("n3", ansible_remote_tmp="{{ nobody_knows }}")
     cluster.remove_container("n4")
@@ -187,7 +187,7 @@ def test_limit_check_and_tags_go_the_same_way(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("above", [0, 4], ids=["threads", "tasks"])
-def test_every_module_is_told_where_its_nodes_engine_is(tmp_path: Path, above: int) -> None:
+def test_every_module_gets_its_nodes_engine_socket(tmp_path: Path, above: int) -> None:
     cluster = Cluster(tmp_path / "cluster", 2)
     for node in cluster.nodes:
         cluster.own_variables(node, preflight_threaded_above=above, rdm_docker_socket=f"/run/{node}.sock")

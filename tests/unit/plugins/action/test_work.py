@@ -12,7 +12,7 @@ FILES, CONTAINER, STATE, LOCK = (
 )
 
 
-def test_the_parts_of_a_run_that_tags_choose_are_done_and_nothing_beside_them(tmp_path: Path) -> None:
+def test_only_the_parts_of_a_run_that_tags_choose_are_done(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "cluster", 2)
 
     def kept() -> list[bool]:
@@ -40,7 +40,7 @@ def test_the_parts_of_a_run_that_tags_choose_are_done_and_nothing_beside_them(tm
     assert cluster.playbook().expect(0).changed == ["n2"]
 
 
-def test_a_line_of_others_by_which_shells_have_another_address_is_work_when_told_so(tmp_path: Path) -> None:
+def test_a_line_of_others_that_sets_another_address_is_work_on_request(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "cluster", 2)
     cluster.playbook().expect(0)
     stray = {"file": "/home/u/.bashrc", "line": 2, "value": "1.1.1.1", "shells": ["zsh"], "plain": True}

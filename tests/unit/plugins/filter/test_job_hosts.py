@@ -30,7 +30,7 @@ def test_nodes_and_the_first_login_host_are_queried(
     assert (job_hosts(groups), both(groups)) == (hosts, has_both)
 
 
-def test_a_node_that_submits_jobs_has_two_places_unless_the_way_is_known() -> None:
+def test_a_node_that_submits_jobs_has_two_environments_unless_the_way_is_known() -> None:
     groups = NODES | {"login": ["n1", "n2"]}
     assert [ways(groups, name) for name in ("n1", "n2")] == [[True, False], [False]]
     assert ways(groups, "n1", False) == [False]

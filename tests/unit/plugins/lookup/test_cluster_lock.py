@@ -118,7 +118,7 @@ def test_a_cluster_that_another_run_changes_is_refused(home: Path, playbook: str
 
 
 @pytest.mark.usefixtures("other_run")
-def test_what_only_looks_goes_on_beside_it(home: Path) -> None:
+def test_what_only_reads_runs_during_it(home: Path) -> None:
     done = run(home, "plan")
     checked = run(home, "plan", "--check", "-e", "plan_write=true")
     assert (done.returncode, checked.returncode) == (0, 0)
@@ -126,7 +126,7 @@ def test_what_only_looks_goes_on_beside_it(home: Path) -> None:
 
 @pytest.mark.usefixtures("other_run")
 @pytest.mark.parametrize("playbook", ["status", "exec", "jobs", "logs"])
-def test_what_asks_the_nodes_goes_on_beside_it(home: Path, playbook: str) -> None:
+def test_what_queries_the_nodes_runs_during_it(home: Path, playbook: str) -> None:
     """No node can answer here; only the attempt to query matters."""
     variables = {
         "rdm_become": False,
@@ -152,7 +152,7 @@ def test_what_does_not_run_takes_no_lock(home: Path, option: str) -> None:
     assert not (home / ".rdm").exists()
 
 
-def test_the_lock_is_held_until_the_play_that_looks_on(home: Path, tmp_path: Path) -> None:
+def test_the_lock_is_held_until_the_play_that_only_reads(home: Path, tmp_path: Path) -> None:
     book = tmp_path / "book.yml"
     book.write_text(PLAY)
     playing = subprocess.Popen(argv(home, book, "-e", f"home={home}"), env=environment())

@@ -208,7 +208,7 @@ def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(agent: Any) 
     assert agent.argv[3:] == ["tiny-1", "--stream", "out", "--offset", "7", "--wait", "2.0"]
 
 
-def test_that_nothing_tells_a_rank_s_lines_is_handed_on(agent: Any) -> None:
+def test_a_notice_about_missing_lines_is_passed_on(agent: Any) -> None:
     agent.says(text="", offset=7, ended=False, notice="No line on n1 says so.")
     assert run("logs", agent, name="tiny-1", rank=1)["notice"] == "No line on n1 says so."
 
@@ -296,7 +296,7 @@ def test_stop_says_whether_there_was_anything_to_stop(agent: Any) -> None:
     assert agent.argv[-1] == "--now"
 
 
-def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(agent: Any) -> None:
+def test_a_node_without_the_job_is_not_queried(agent: Any) -> None:
     for verb in ("state", "logs", "sections", "report", "stop"):
         result = run(verb, agent, name="another")
         assert (result["known"], result["ended"], result["changed"]) == (False, True, False)
@@ -316,14 +316,14 @@ def test_a_node_names_the_jobs_that_may_have_been_meant(agent: Any, tmp_path: Pa
         assert run(verb, agent, name="xyz")["near"] == []
 
 
-def test_jobs_that_run_are_named_without_asking_the_agent(engine: Engine, tmp_path: Path) -> None:
+def test_running_jobs_are_named_without_the_agent(engine: Engine, tmp_path: Path) -> None:
     with running_job(tmp_path, "tiny-1"), running_job(tmp_path, "other", node="former"):
         assert run("running", node="n1")["running"] == ["other", "tiny-1"]
     assert run("running", node="n1")["running"] == []
     assert engine.argv == []
 
 
-def test_what_a_killed_run_has_left_beside_the_container_is_not_asked(engine: Engine, tmp_path: Path) -> None:
+def test_a_killed_runs_leftover_container_is_not_queried(engine: Engine, tmp_path: Path) -> None:
     engine.containers.insert(0, {**engine.container, "Names": ["/rdm.next"], "State": "created"})
     engine.says(jobs=[])
     assert "directory" in run("list")
@@ -373,7 +373,7 @@ def test_what_is_wrong_is_one_sentence(engine: Engine, how: str, sentence: str) 
 
 
 @pytest.mark.parametrize("how", [how for how, _ in BROKEN])
-def test_a_check_reports_it_instead_of_failing_so_that_all_nodes_are_heard(engine: Engine, how: str) -> None:
+def test_a_check_reports_it_instead_of_failing_so_that_all_nodes_report(engine: Engine, how: str) -> None:
     broken(engine, how)
     assert len(run("check", plan=PLAN, node="n1")["problems"]) == 1
 
@@ -503,7 +503,7 @@ def test_a_hosts_agent_that_hangs_is_not_waited_for_for_ever(host: Environment) 
         run("list", host, timeout=-9)
 
 
-def test_jobs_that_run_on_the_host_are_named_without_asking_the_agent(host: Environment) -> None:
+def test_running_jobs_of_the_host_are_named_without_the_agent(host: Environment) -> None:
     with running_job(host.home / "jobs", "tiny-1"):
         assert run("running", host, node="n1")["running"] == ["tiny-1"]
     assert run("running", host, node="n1")["running"] == []

@@ -38,7 +38,7 @@ def compare(jobs: Path, **sizes: int) -> tuple[list[str], dict[str, str]]:
     return result["needed"], result["digests"]
 
 
-def test_a_file_is_put_in_its_place_and_found_there(jobs: Path, copy: Path) -> None:
+def test_a_file_is_stored_and_found(jobs: Path, copy: Path) -> None:
     assert compare(jobs, text=6) == (["text"], {})
     assert place(jobs, copy, "sets/a/text")["copied"] == ["sets/a/text"]
     placed = jobs / "data" / "sets" / "a" / "text"
@@ -49,7 +49,7 @@ def test_a_file_is_put_in_its_place_and_found_there(jobs: Path, copy: Path) -> N
     assert sorted(path.name for path in (jobs / "data").iterdir()) == ["sets", "text"]
 
 
-def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(
+def test_a_link_instead_of_a_file_is_replaced_and_not_followed(
     jobs: Path, copy: Path, tmp_path: Path
 ) -> None:
     secret = tmp_path / "shadow"
@@ -62,9 +62,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(
 
 
 @pytest.mark.parametrize("part", ["data", "data/sets"])
-def test_a_link_in_the_place_of_a_directory_is_refused(
-    jobs: Path, copy: Path, tmp_path: Path, part: str
-) -> None:
+def test_a_link_instead_of_a_directory_is_refused(jobs: Path, copy: Path, tmp_path: Path, part: str) -> None:
     elsewhere = tmp_path / "etc"
     elsewhere.mkdir()
     (jobs / part).parent.mkdir(exist_ok=True)
@@ -76,7 +74,7 @@ def test_a_link_in_the_place_of_a_directory_is_refused(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_directory_in_the_place_of_a_file_is_refused_and_leaves_nothing(jobs: Path, copy: Path) -> None:
+def test_a_directory_instead_of_a_file_is_refused_and_leaves_nothing(jobs: Path, copy: Path) -> None:
     (jobs / "data" / "text").mkdir(parents=True)
     assert compare(jobs, text=6) == (["text"], {})
     with pytest.raises(Failed, match="text is a directory: remove it"):

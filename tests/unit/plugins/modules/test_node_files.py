@@ -122,7 +122,7 @@ def test_of_a_long_file_the_difference_has_what_changes_and_no_more_than_a_hundr
     assert "xxx" not in str(secret)
 
 
-def test_a_wrong_mode_is_mended_and_shown(tmp_path: Path) -> None:
+def test_a_wrong_mode_is_repaired_and_shown(tmp_path: Path) -> None:
     run(**everything(tmp_path))
     (tmp_path / "etc/ssh/key").chmod(0o644)
     (tmp_path / "etc/ssh").chmod(0o777)
@@ -214,7 +214,7 @@ def test_a_link_is_followed_for_a_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["file", "dangling"])
-def test_a_file_takes_the_place_of_a_link_and_leaves_what_it_points_to(tmp_path: Path, there: bool) -> None:
+def test_a_file_replaces_a_link_and_leaves_its_target(tmp_path: Path, there: bool) -> None:
     elsewhere, path = tmp_path / "elsewhere", tmp_path / "key"
     if there:
         elsewhere.write_text("same\n")

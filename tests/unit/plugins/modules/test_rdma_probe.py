@@ -92,7 +92,7 @@ def test_a_program_is_started_with_its_runs_mark_and_outlives_the_module() -> No
     assert (path, body) == ("/exec/x1/start", {"Detach": True})
 
 
-def test_what_is_collected_says_how_far_it_is_and_asks_without_the_rounds() -> None:
+def test_a_collection_reports_progress_and_queries_without_the_rounds() -> None:
     answer = {"done": False, "round": 0, "of": 7, "pairs": {"n2": [1.0, 2.0, 3.0]}, "errors": {}}
     engine: Any = Engine(answer)
     found = rdma_probe.collect(engine, options(wait=5.0))

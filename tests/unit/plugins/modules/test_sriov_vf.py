@@ -225,7 +225,7 @@ def test_a_function_that_is_no_longer_named_is_given_back(node: Node) -> None:
     assert [one.pci for one in kept_vfs.read(str(node.etc)).functions] == ["0000:41:00.0"]
 
 
-def test_a_file_that_was_cut_off_is_mended(node: Node) -> None:
+def test_a_truncated_file_is_repaired(node: Node) -> None:
     node.run()
     file = node.etc / kept_vfs.FILE_NAME
     file.write_text(file.read_text()[:40])

@@ -137,7 +137,7 @@ def test_the_container_is_a_node_of_the_lab_and_known_as_a_machine() -> None:
     assert not machine.is_machine(None)
 
 
-def test_a_node_is_made_anew_when_it_becomes_another_kind_or_its_disk_has_changed() -> None:
+def test_a_node_is_recreated_when_its_kind_or_its_disk_has_changed() -> None:
     body = machine.machine_body(node())
     assert spec.stale({"Labels": body["Labels"]}, container_body())
     assert spec.stale({"Labels": body["Labels"]}, machine.machine_body(node(machine="/other")))
@@ -171,7 +171,7 @@ def test_machines_are_refused_exactly_when_they_leave_too_little(new: int, avail
             machine.checked_memory(new, available)
 
 
-def test_the_refusal_says_how_many_fit() -> None:
+def test_the_error_says_how_many_fit() -> None:
     with pytest.raises(spec.LabProblem, match=r"need 5632 MiB of memory, and 4200 MiB are free: 2 fit"):
         machine.checked_memory(3, 4200)
     with pytest.raises(spec.LabProblem, match="none fits"):

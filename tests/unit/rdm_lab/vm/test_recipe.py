@@ -111,7 +111,7 @@ def test_which_kernels_machines_can_have() -> None:
         ("kernel", recipe.KERNELS, recipe.DEFAULT_KERNEL),
     ],
 )
-def test_every_place_knows_the_same_engines_and_kernels(
+def test_every_module_knows_the_same_engines_and_kernels(
     choice: str, known: dict[str, object], default: str
 ) -> None:
     specs = yaml.safe_load((FILES.parent / "meta/argument_specs.yml").read_text())

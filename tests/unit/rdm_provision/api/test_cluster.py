@@ -84,7 +84,7 @@ def test_one_broken_file_among_several_is_not_passed_over(make_inventory: MakeIn
         Cluster.load(path)
 
 
-def test_what_lies_about_beside_the_hosts_makes_no_trouble(make_inventory: MakeInventory) -> None:
+def test_other_files_of_an_inventory_make_no_trouble(make_inventory: MakeInventory) -> None:
     path = make_inventory()
     (path / "id_key").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n", encoding="utf-8")
     (path / "notes").mkdir()
@@ -439,7 +439,7 @@ def test_a_node_on_which_all_is_well(tmp_path: Path) -> None:
     assert (found.my_ip, found.container_ip, found.engine) == ("10.77.0.100", "10.77.0.100", "28.1")
 
 
-def test_what_a_killed_run_has_left_beside_the_container_is_not_the_container(tmp_path: Path) -> None:
+def test_a_killed_runs_leftover_is_not_the_container(tmp_path: Path) -> None:
     told = facts()
     containers = told["node"]["docker"]["containers"]
     containers.insert(0, {**containers[1], "name": "rdm.next", "state": "created", "networks": {}})
@@ -475,7 +475,7 @@ def test_remarks_on_what_is_not_as_planned(tmp_path: Path) -> None:
 RAN = {"container": {"name": "rdm", "state": "running", "image": "i:2"}}
 
 
-def test_a_container_that_was_looked_at_and_then_run_is_shown_once(tmp_path: Path) -> None:
+def test_a_container_that_was_checked_and_then_run_is_shown_once(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"master": ("node1",)}, {"node1": {}})
 
     def ran(state: str, image: str) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def screen(*, terminal: bool = False) -> Console:
 # --- records --------------------------------------------------------------------------------------------
 
 
-def test_what_a_node_tells_becomes_a_record() -> None:
+def test_what_a_node_reports_becomes_a_record() -> None:
     job = state()
     assert (job.job, job.state, job.ended, job.seconds) == ("demo-1", "running", False, 60.0)
     assert job.nodes == (JobNode("n1", "running"), JobNode("n2", "running"))
@@ -143,7 +143,7 @@ def test_a_job_whose_master_is_silent_is_known_from_the_others(make_inventory: M
     assert cluster.knows_job(result)
 
 
-def test_sections_of_nodes_are_put_together_in_their_order(make_inventory: MakeInventory) -> None:
+def test_sections_of_nodes_are_joined_in_their_order(make_inventory: MakeInventory) -> None:
     def told(name: str, total: int, times: list[str]) -> dict[str, Any]:
         out = {"title": "last output message", "lines": [f"==> {name}.out <=="], "total": total}
         time = {"title": "iteration time", "lines": times, "total": None, "is_whole": True}
@@ -166,7 +166,7 @@ def test_sections_of_nodes_are_put_together_in_their_order(make_inventory: MakeI
     assert (time.lines, time.total) == (("iteration 1 : 2 s",), None)
 
 
-def test_what_nodes_tell_a_report_is_in_their_order(make_inventory: MakeInventory) -> None:
+def test_what_nodes_send_a_report_is_in_their_order(make_inventory: MakeInventory) -> None:
     cluster = Cluster.load(make_inventory("n1", "n2", "n3"))
     spec = cluster.jobs("demo-1", report=True).spec
     assert spec.extra_vars == {"job_name": "demo-1", "job_report": True}
@@ -225,7 +225,7 @@ def test_what_is_no_age_is_bad_input(text: str) -> None:
         (["--json", "--yes"], "", True),
     ],
 )
-def test_prune_shows_what_goes_and_asks(
+def test_prune_shows_what_goes_and_prompts(
     monkeypatch: pytest.MonkeyPatch,
     make_inventory: MakeInventory,
     words: list[str],
@@ -267,7 +267,7 @@ def test_prune_shows_what_goes_and_asks(
     assert said.return_value == int(removes)
 
 
-def test_a_directory_that_nodes_share_is_told_once(make_inventory: MakeInventory) -> None:
+def test_a_directory_that_nodes_share_is_shown_once(make_inventory: MakeInventory) -> None:
     def told(size: int, identity: str) -> list[dict[str, Any]]:
         kept = [{"job": "demo-2", "reason": "it is running"}]
         return [{"removed": [{"job": "demo-1", "bytes": size, "identity": identity}], "kept": kept}]
@@ -358,7 +358,7 @@ def test_nothing_is_pruned_after_a_run_that_did_not_come_to_its_end(
         ([], {"n1": TOLD}, [""]),
     ],
 )
-def test_about_a_job_its_master_is_asked_and_the_others_only_when_it_cannot_tell(
+def test_a_jobs_master_is_queried_and_the_others_only_when_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch,
     make_inventory: MakeInventory,
     words: list[str],
@@ -421,7 +421,7 @@ def test_a_job_that_is_misspelt_is_named_as_it_may_have_been_meant(
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_who_leaves_a_job_when_it_has_started_is_told_its_name_and_what_next(
+def test_who_leaves_a_started_job_is_shown_its_name_and_the_next_commands(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, failed: bool
 ) -> None:
     result = RunResult(verb="train", nodes={"n1": NodeRecap(changed=1, failed=int(failed))})
@@ -481,7 +481,7 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
         ),
     ],
 )
-def test_of_checkpoints_nothing_is_said_where_nobody_knows(
+def test_unknown_checkpoints_are_not_shown(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, heard: str, changes: Any, words: str
 ) -> None:
     told = {heard: [{"known": True, "job": {**TOLD, "state": "stopped", **changes}}]}
@@ -511,7 +511,7 @@ def test_of_checkpoints_nothing_is_said_where_nobody_knows(
         ),
     ],
 )
-def test_a_node_that_does_not_have_the_job_is_told_where_it_is(
+def test_a_node_without_the_job_gets_its_nodes(
     monkeypatch: pytest.MonkeyPatch,
     make_inventory: MakeInventory,
     option: str,
@@ -564,7 +564,7 @@ def test_a_rank_is_refused_when_no_node_has_a_line_of_it(
         assert (said.exception, said.output) == (None, "n2  [rank20]: slow\n")
 
 
-def test_about_a_job_the_host_that_submits_to_slurm_is_asked_in_the_same_run(
+def test_a_jobs_slurm_submit_host_is_queried_in_the_same_run(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory
 ) -> None:
     asked: list[str] = []
@@ -617,7 +617,7 @@ def test_one_host_may_have_read_the_logs_of_all_nodes() -> None:
     ]
 
 
-def test_a_job_that_waits_says_why_where_nobody_looks_at_a_terminal() -> None:
+def test_a_job_that_waits_says_why_without_a_terminal() -> None:
     console = screen()
     reason = "It waits in partition gpu2, 2nd in the queue: the nodes that it needs are in use (Resources)."
     shown = job_view.JobView(console, "lab")
@@ -678,7 +678,7 @@ def test_what_makes_no_sense_is_bad_input(
 # --- in a terminal --------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_job_has_curve_places_and_failures() -> None:
+def test_the_end_of_a_job_has_curve_paths_and_failures() -> None:
     console = screen()
     job_view.ending(console, JobState.of(FAILED, "/var/lib/rdm/rdm", NOW))
     text = console.export_text()
@@ -713,7 +713,7 @@ def test_what_makes_sense_next_follows_from_the_state(changes: dict[str, Any], c
     assert [f"rdm-provision {command}" for command in commands] == steps[: len(commands)]
 
 
-def test_away_from_a_terminal_each_step_is_a_line_and_none_is_told_twice() -> None:
+def test_without_a_terminal_each_step_is_a_line_and_printed_once() -> None:
     console = screen()
     view = job_view.JobView(console, "demo")
     later = {**TOLD, "progress": {**TOLD["progress"], "iteration": 40, "loss": 8.0}}
@@ -742,7 +742,7 @@ WELL = {
 }
 
 
-def test_who_watches_is_told_when_the_verdict_changes_and_not_that_all_is_well() -> None:
+def test_a_watch_prints_when_the_verdict_changes_and_not_that_all_is_well() -> None:
     console = screen()
     view = job_view.JobView(console, "demo")
     begins = {**WELL, "verdict": "starting"}
@@ -872,7 +872,7 @@ def test_speeds_are_for_people(tokens: float | None, words: str) -> None:
 
 
 @pytest.mark.parametrize("words", [["jobs", "--verdict"], ["jobs", "--sections"], ["report"]])
-def test_logs_that_may_not_be_looked_at_are_said_in_a_sentence(
+def test_logs_that_may_not_be_read_are_reported_in_a_sentence(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     really = Path.stat

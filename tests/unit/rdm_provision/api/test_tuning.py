@@ -109,7 +109,7 @@ def test_a_slower_node_is_a_kind_of_its_own(call: Call, job: Path, make_inventor
         assert row["mfu"] is not None
 
 
-def test_the_next_command_trains_on_the_nodes_that_were_looked_at(
+def test_the_next_command_trains_on_the_nodes_that_were_considered(
     call: Call, job: Path, make_inventory: MakeInventory
 ) -> None:
     inventory = make_inventory(rdm_gpu="A10", rdm_slots=2)

@@ -195,7 +195,7 @@ def test_errors_go_to_stderr_in_words(call: Call, make_inventory: MakeInventory)
     assert any(all(word in line for word in (*NODES, "tpu", "rocm, cuda or cpu")) for line in lines)
 
 
-def test_errors_go_to_stdout_as_json_when_asked(call: Call, make_inventory: MakeInventory) -> None:
+def test_errors_go_to_stdout_as_json_on_request(call: Call, make_inventory: MakeInventory) -> None:
     said = call("plan", "-i", make_inventory(rdm_accelerator="tpu"), "--json")
     data = json.loads(said.out)
     assert (said.code, data["ok"], data["exit_code"]) == (3, False, 3)
@@ -204,7 +204,7 @@ def test_errors_go_to_stdout_as_json_when_asked(call: Call, make_inventory: Make
 
 
 @pytest.mark.parametrize("verb", ["plan", "up"])
-def test_what_is_odd_is_told_beside_a_refusal(call: Call, make_inventory: MakeInventory, verb: str) -> None:
+def test_warnings_are_printed_with_an_error(call: Call, make_inventory: MakeInventory, verb: str) -> None:
     path = make_inventory(rdm_accelerator="tpu", rdm_clustr="mine")
     said = call(verb, "-i", path)
     assert said.code == 3
@@ -287,7 +287,7 @@ def test_extra_variables_are_taken_as_recorded_commands_have_them(
     assert {node["slots"] for node in json.loads(release.out)["nodes"]} == {3}
 
 
-def test_the_password_of_encrypted_variables_is_taken_from_a_file_or_asked_for(
+def test_the_password_of_encrypted_variables_is_taken_from_a_file_or_a_prompt(
     call: Call, make_inventory: MakeInventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_inventory(rdm_cluster=None)
@@ -556,7 +556,7 @@ def test_doctor_has_a_line_per_check(call: Call, make_inventory: MakeInventory) 
     assert said.code == 0, said.out
 
 
-def test_doctor_as_json_and_with_something_to_mend(call: Call, tmp_path: Path) -> None:
+def test_doctor_as_json_and_with_something_to_repair(call: Call, tmp_path: Path) -> None:
     said = call("doctor", "--json", "-i", tmp_path / "nowhere")
     data = json.loads(said.out)
     assert (said.code, data["ok"]) == (1, False)
@@ -674,9 +674,7 @@ def test_a_page_of_a_path_says_what_the_verdict_on_it_says(
     assert f"</span> {word}</strong> {html.escape(shown['reason'])}</p>" in page
 
 
-def test_the_verdict_on_a_path_takes_the_schedulers_word_and_what_was_asked_for(
-    call: Call, tmp_path: Path
-) -> None:
+def test_the_verdict_on_a_path_takes_the_schedulers_word_and_the_request(call: Call, tmp_path: Path) -> None:
     logs = tmp_path / "10932251"
     fasop_layout(logs)
     conf = tmp_path / "_00_conf.sh"
@@ -764,7 +762,7 @@ def test_a_report_of_a_path_needs_no_cluster_and_no_trainer(
     assert (said.code, said.err) == (3, f"Error: there is no file three\nHint: {hint}\n")
 
 
-def test_a_report_of_a_job_asks_the_nodes(call: Call, make_inventory: MakeInventory) -> None:
+def test_a_report_of_a_job_queries_the_nodes(call: Call, make_inventory: MakeInventory) -> None:
     said = call("report", "demo-1", "-i", make_inventory("n1", "n2"), "--show-command")
     assert said.code == 0
     assert '"job_report": true' in said.out

@@ -491,7 +491,7 @@ def up_to_a_run(words: list[str], patch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_what_a_message_names_is_not_refused_where_it_is_said(
+def test_what_a_message_suggests_works_where_it_is_printed(
     name: str,
     make_inventory: MakeInventory,
     monkeypatch: pytest.MonkeyPatch,
@@ -571,7 +571,7 @@ ON_NODES = {
     ),
     # The network plugin has lost its state, or a container's VF is gone, or its device has another name.
     "tests/integration/test_sriov_plugin.py"
-    "::test_a_plugin_without_its_state_and_without_the_engines_socket_is_told_its_networks": (
+    "::test_a_plugin_without_state_and_engine_socket_is_sent_its_networks": (
         "rdm_sriov/driver.py: up tells it again",
     ),
     "tests/integration/test_container_functions.py"
@@ -579,7 +579,7 @@ ON_NODES = {
         "rdm_sriov/driver.py: up recreates the container",
     ),
     "tests/integration/test_container_functions.py"
-    "::test_a_device_that_has_another_name_after_its_move_has_the_container_made_anew": (
+    "::test_a_device_that_its_move_renamed_recreates_the_container": (
         "rdm_sriov/rdma_namespace.py: up recreate it",
     ),
     # Addresses of removed nodes are needed.
@@ -646,7 +646,7 @@ def followed_by(test: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("test", ON_NODES)
-def test_what_is_said_to_be_followed_on_nodes_is(test: str) -> None:
+def test_hints_declared_as_followed_on_nodes_are(test: str) -> None:
     followed = followed_by(test)
     for hint in ON_NODES[test]:
         words = hint.partition(": ")[2].split()

@@ -85,7 +85,7 @@ def test_without_a_terminal_each_phase_is_a_line() -> None:
     assert lines[2].split()[:3] == ["network", "1.0", "s"]
 
 
-def test_a_failure_is_told_at_once_with_its_reason() -> None:
+def test_a_failure_is_printed_at_once_with_its_reason() -> None:
     lines = show([*run_of("a", "b"), result("b", Status.FAILED, message="no space left")]).splitlines()
     assert "b failed" in lines[1]
     assert "no space left" in lines[2]
@@ -105,7 +105,7 @@ def test_a_phase_that_a_failed_node_never_ran_says_nothing_of_it() -> None:
     assert network.split()[3:] == ["a", "✱", "b"]
 
 
-def test_a_refusal_is_left_to_the_end() -> None:
+def test_failed_preconditions_are_left_to_the_end() -> None:
     assert "failed" not in show([*run_of("a"), result("a", Status.FAILED, message="no", refused=True)])
 
 
@@ -330,7 +330,7 @@ WORDS = st.one_of(st.text("ab é漢", max_size=8), st.text("x y", max_size=30), 
 
 @settings(max_examples=30)
 @given(rows=st.lists(st.tuples(WORDS, WORDS, WORDS), max_size=4), width=st.integers(20, 90))
-def test_a_table_that_fits_looks_as_rich_lays_it_out(rows: list[tuple[str, str, str]], width: int) -> None:
+def test_a_table_that_fits_is_as_rich_lays_it_out(rows: list[tuple[str, str, str]], width: int) -> None:
     def shown(how: Callable[[Console, Table], None]) -> str:
         made = view.table("rank", "node", "", right=("rank",))
         for rank, node, note in rows:

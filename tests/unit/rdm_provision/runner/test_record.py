@@ -33,9 +33,7 @@ def test_the_log_of_a_failed_run_has_no_value_that_is_to_be_hidden(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("nodes", "whole"), [(FEW_NODES, FEW_NODES), (FEW_NODES + 1, 1)])
-def test_of_many_nodes_the_events_tell_once_what_changed_on_all_of_them(
-    tmp_path: Path, nodes: int, whole: int
-) -> None:
+def test_events_of_many_nodes_show_once_what_changed_on_all(tmp_path: Path, nodes: int, whole: int) -> None:
     names = tuple(f"n{number}" for number in range(nodes))
     lines = "".join(f"+{name} 10.0.0.1\n" for name in names)
     diff = f"--- /etc/rdm/nodes\n+++ /etc/rdm/nodes\n{lines}"

@@ -52,7 +52,7 @@ def records(home: Path) -> list[Path]:
     return sorted((home / ".rdm" / "runs").iterdir())
 
 
-def test_events_tell_what_happens_in_order(play: Play) -> None:
+def test_events_show_what_happens_in_order(play: Play) -> None:
     run = play([task("Say hello", "debug", {"msg": "hello"})])
     events = list(run)
     assert isinstance(events[0], RunStarted)
@@ -87,7 +87,7 @@ def test_a_check_says_what_would_change_and_changes_nothing(play: Play, tmp_path
 
 
 @pytest.mark.parametrize("verbosity", [0, 1])
-def test_ansible_prints_no_difference_until_its_own_output_is_asked_for(
+def test_ansible_prints_no_difference_unless_its_own_output_is_requested(
     play: Play, tmp_path: Path, verbosity: int
 ) -> None:
     run = play([write()], extra_vars={"folder": str(tmp_path)}, diff=True, check=True, verbosity=verbosity)
@@ -320,7 +320,7 @@ def test_a_playbook_that_cannot_be_parsed_is_bad_input(play: Play) -> None:
     assert "no.such.module" in str(result.problems[0])
 
 
-def test_a_refusal_names_every_problem_and_is_bad_input(make_inventory: MakeInventory) -> None:
+def test_failed_preconditions_are_all_named_and_are_bad_input(make_inventory: MakeInventory) -> None:
     inventory = make_inventory(hosts={"node2": {"rdm_slots": "x"}}, rdm_accelerator="tpu")
     spec = RunSpec(verb="plan", playbook="plan", inventory=str(inventory), nodes=NODES)
     result = Run(spec).result()
@@ -331,7 +331,7 @@ def test_a_refusal_names_every_problem_and_is_bad_input(make_inventory: MakeInve
     assert result.failed == ()
 
 
-def test_a_task_that_takes_long_is_told_while_it_goes_on(
+def test_a_task_that_takes_long_is_reported_while_it_runs(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rdm_provision.runner.translator.LONG_S", 0.1)
@@ -395,7 +395,7 @@ def test_two_runs_do_not_change_one_cluster_at_a_time(play: Play, make_inventory
     Lock(home, "up").release()
 
 
-def test_a_run_that_only_looks_on_lets_go_of_the_lock(
+def test_a_run_that_only_reads_drops_the_lock(
     play: Play, make_inventory: MakeInventory, tmp_path: Path
 ) -> None:
     home = make_inventory()
@@ -483,7 +483,7 @@ def test_forks_default_to_the_nodes_up_to_fifty() -> None:
     assert [forks(3), forks(50), forks(1000), forks(1000, 200)] == [3, 50, 50, 200]
 
 
-def test_a_task_that_asks_all_nodes_counts_up_while_it_works(play: Play, tmp_path: Path) -> None:
+def test_a_task_that_queries_all_nodes_counts_up_while_it_works(play: Play, tmp_path: Path) -> None:
     there, later = tmp_path / "there", tmp_path / "later"
     there.touch()
     paths = dict(zip(NODES, (there, later, there), strict=True))

@@ -66,7 +66,7 @@ def test_roles_are_phases_by_their_short_name() -> None:
     assert [phase.phase for phase in end(made).phases] == ["images", "network"]
 
 
-def test_that_a_task_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_a_task_takes_long_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("rdm_provision.runner.translator.time.monotonic", lambda: now)
     made = translator()
@@ -93,7 +93,7 @@ def test_a_task_that_has_ended_takes_no_longer(end: str, monkeypatch: pytest.Mon
     assert list(made.waited()) == []
 
 
-def test_a_task_that_asks_all_nodes_is_told_as_a_task_on_each_that_answers() -> None:
+def test_a_task_that_queries_all_nodes_is_a_task_on_each_that_answers() -> None:
     made = translator()
     ask = {"host": "a", "task_action": "rdm.provision.run_on_all"}
     started = feed(
@@ -122,7 +122,7 @@ def test_how_far_an_image_is_on_its_way_is_progress() -> None:
     assert [event.text for event in events if isinstance(event, Progress)] == [lines[0].partition(": ")[2]]
 
 
-def test_a_task_that_asks_all_nodes_is_in_progress_on_all_until_it_ends() -> None:
+def test_a_task_that_queries_all_nodes_is_in_progress_on_all_until_it_ends() -> None:
     made = translator()
     feed(
         made,
@@ -133,7 +133,7 @@ def test_a_task_that_asks_all_nodes_is_in_progress_on_all_until_it_ends() -> Non
     assert [doing.node for doing in cancelled.in_progress] == list(NODES)
 
 
-def test_an_inspection_belongs_to_the_phase_that_asks_for_it() -> None:
+def test_an_inspection_belongs_to_the_phase_that_requests_it() -> None:
     made = translator()
     inspection = task("rdm.provision.images", "Inspect")
     inspection["event_data"]["task_path"] = "/x/roles/images/tasks/inspect.yml:3"
@@ -165,7 +165,7 @@ def test_a_rescue_that_fails_has_the_last_word() -> None:
     assert nodes["b"].why == ""
 
 
-def test_a_refusal_by_the_nodes_is_not_the_failure_of_one() -> None:
+def test_an_error_by_all_nodes_is_not_the_failure_of_one() -> None:
     made = translator()
     refusal = {
         "rdm_refused": "nodes",
@@ -216,7 +216,7 @@ def test_wrong_arguments_of_a_role_after_a_change_are_a_failure() -> None:
     assert end(made, 2).exit_code == 1
 
 
-def test_what_takes_long_tells_how_far_it_is_with_each_try() -> None:
+def test_what_takes_long_reports_progress_with_each_try() -> None:
     made = translator(verb="verify")
     said = {
         "host": "a",
@@ -266,7 +266,7 @@ def test_a_diff_that_many_nodes_have_is_kept_once() -> None:
     assert all(diff is diffs[0] for diff in diffs)
 
 
-def test_a_warning_is_told_once_and_names_its_nodes() -> None:
+def test_a_warning_is_printed_once_and_names_its_nodes() -> None:
     made = translator()
     events = feed(
         made, *(outcome("ok", node, {"warnings": ["the disk is  nearly\nfull"]}) for node in "bdca")
@@ -303,7 +303,7 @@ def test_ansible_has_the_last_word_on_what_failed() -> None:
     assert result.nodes["a"].why == ""
 
 
-def test_an_end_without_a_culprit_is_told() -> None:
+def test_an_end_without_a_root_cause_is_reported() -> None:
     made = translator()
     feed(
         made,

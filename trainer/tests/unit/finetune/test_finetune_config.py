@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_named_with_its_line(text: str, sentence: str, tmp_
         ),
     ],
 )
-def test_what_cannot_be_is_said_in_a_sentence(override: str, sentence: str, tmp_path: Path) -> None:
+def test_what_is_impossible_is_reported_in_a_sentence(override: str, sentence: str, tmp_path: Path) -> None:
     assert configuration.check(read(tmp_path, LEAST, override), 4) == [sentence]
 
 

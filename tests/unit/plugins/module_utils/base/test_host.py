@@ -62,7 +62,7 @@ def test_memlock_of_this_process_agrees_with_the_kernel() -> None:
     assert (found["soft"], found["hard"]) == (soft, hard)
 
 
-def test_daemon_is_found_by_name_when_its_socket_does_not_tell(tmp_path: Path) -> None:
+def test_daemon_is_found_by_name_when_its_socket_does_not_show_it(tmp_path: Path) -> None:
     daemon(tmp_path, 5, hard="0", status="", name="containerd")
     daemon(tmp_path, 7, hard="0", status="")
     assert host.daemon_pid(str(tmp_path / "docker.sock"), str(tmp_path)) == 7

@@ -47,7 +47,7 @@ def test_for_one_user_only_the_home_directory_is_touched() -> None:
     assert {block["path"] for block in with_zsh if block["create"]} == made | {"/home/u/.zshenv"}
 
 
-def test_taking_away_names_the_same_places() -> None:
+def test_removal_names_the_same_files() -> None:
     for system in (True, False):
         present = shell_blocks(MY_IP, "rdm", system, zsh=False)
         absent = shell_blocks({}, "rdm", system, zsh=False, state="absent")

@@ -79,7 +79,7 @@ def test_each_rail_answers_for_its_own_addresses_only() -> None:
     assert (found.recreate_needed, list(found.before)) == (True, ["sysctls"])
 
 
-def test_what_was_asked_for_is_no_difference() -> None:
+def test_what_was_requested_is_no_difference() -> None:
     assert difference(WANTED, made(WANTED), "sha256:1", {"ibnet": "net1"})[2:] == (False, False, [])
     # Unset limits are 0, empty or missing, depending on the engine's version.
     unset = made(WANTED, Memory=0, PidsLimit=None, CpusetCpus="")
@@ -136,7 +136,7 @@ TWO_RAILS = {
 }
 
 
-def test_a_container_gets_the_devices_of_its_functions_each_once_and_may_lock_memory() -> None:
+def test_a_container_gets_the_devices_of_its_vfs_each_once_and_may_lock_memory() -> None:
     host = request(TWO_RAILS)["HostConfig"]
     paths = [one["PathInContainer"] for one in host["Devices"][len(WANTED["devices"]) :]]
     assert paths == [f"/dev/infiniband/{name}" for name in ("uverbs3", "rdma_cm", "uverbs4")]
@@ -160,7 +160,7 @@ def test_a_hardware_address_is_the_endpoints_where_the_engine_knows_that(
     }
 
 
-def test_a_container_asks_at_every_start_for_the_function_whose_devices_it_has() -> None:
+def test_a_container_requests_at_every_start_the_vf_whose_devices_it_has() -> None:
     on_all = {**WANTED, "functions": {"ibnet": {"function": "0000:41:00.2", "devices": ["/dev/x"]}}}
     end = request(on_all)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
     assert end["DriverOpts"] == {"rdm.provision.function": "0000:41:00.2"}

@@ -57,7 +57,7 @@ def test_cuda_node_requests_all_gpus() -> None:
     assert spec.devices == []
 
 
-def test_cuda_node_whose_engine_knows_cdi_only_asks_for_that() -> None:
+def test_cuda_node_whose_engine_knows_cdi_only_requests_that() -> None:
     cdi = [{"driver": "cdi", "count": 0, "device_ids": ["nvidia.com/gpu=all"]}]
     assert container_spec(report(docker_nvidia=["cdi"]), "cuda").device_requests == cdi
     for found in (report(docker_nvidia=["cdi"], nvidia_hook=True), report(docker_nvidia=["runtime", "cdi"])):

@@ -240,7 +240,7 @@ def test_what_it_started_ends_with_it(cluster: Any) -> None:
     wait_until(lambda: not of_run(nodes.run))
 
 
-def test_a_port_that_is_taken_and_a_stranger_at_it_are_passed_by(cluster: Any) -> None:
+def test_a_port_that_another_program_has_is_skipped(cluster: Any) -> None:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_0"})
     stranger = cluster({"n1": "mlx5_0", "n2": "mlx5_0"})
     stranger.net, stranger.run = nodes.net, nodes.run  # so that neither ends the other

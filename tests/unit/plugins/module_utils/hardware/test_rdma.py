@@ -161,7 +161,7 @@ def test_without_rdma_cm_the_rest_is_of_use(node: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nowhere0", "0000:99:00.0", "../ib0", ""])
-def test_what_is_not_there_is_said_by_name(node: Path, name: str) -> None:
+def test_what_is_missing_is_named(node: Path, name: str) -> None:
     with pytest.raises(rdma.RdmaProblem, match="there is no"):
         find(node, name)
 

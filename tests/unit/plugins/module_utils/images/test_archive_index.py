@@ -78,7 +78,7 @@ def test_several_images(tmp_path: Path, image: MadeImage) -> None:
     ]
 
 
-def test_a_saved_layout_of_newer_engines_tells_manifest_digests_too(tmp_path: Path, image: MadeImage) -> None:
+def test_a_saved_layout_of_newer_engines_has_manifest_digests_too(tmp_path: Path, image: MadeImage) -> None:
     """Docker 25 and later write an OCI layout that has manifest.json as well."""
     layout = Layout()
     entry = layout.manifest(image, annotations={"io.containerd.image.name": "docker.io/example/app:1"})

@@ -64,7 +64,7 @@ def test_a_job_of_another_cluster_is_seen_by_its_process_wherever_its_directory_
         assert name not in jobs_of_processes()
 
 
-def test_who_only_looks_as_well_is_no_agent(tmp_path: Path) -> None:
+def test_a_reader_is_no_agent(tmp_path: Path) -> None:
     lock = tmp_path / "one" / ".agent.n1.lock"
     lock.parent.mkdir()
     with lock.open("a") as other:

@@ -31,7 +31,7 @@ def test_infiniband_has_hardware_addresses_of_20_bytes() -> None:
 @pytest.mark.parametrize(
     "packet", [b"", b"\0" * 28, request(MAC, ADDRESS, 1)], ids=["none", "zeros", "probe"]
 )
-def test_who_only_asks_does_not_have_the_address(packet: bytes) -> None:
+def test_who_only_queries_an_address_does_not_have_it(packet: bytes) -> None:
     assert sender(packet, ADDRESS) == ""
 
 

@@ -23,7 +23,7 @@ exit 1
 """
 
 
-def test_its_own_last_words_are_said_and_not_systemds(
+def test_its_own_last_line_is_reported_and_not_systemds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in (("journalctl", JOURNALCTL), ("systemctl", SYSTEMCTL)):

@@ -131,7 +131,7 @@ def restore(engine: Engine, plugin: Plugin) -> networks.Restored:
     return networks.restore(engine, plugin.socket, "rdm")  # type: ignore[arg-type]
 
 
-def test_what_it_lacks_it_is_told_as_it_was(plugin: Plugin, engine: Engine) -> None:
+def test_it_is_sent_what_it_lacks_as_it_was(plugin: Plugin, engine: Engine) -> None:
     body = {"NetworkID": "ibnet" * 8, "EndpointID": "e", "Interface": {"Address": "192.169.16.100/24"}}
     with pytest.raises(PluginProblem, match="unknown here and the engine does not say what it was"):
         call_plugin(plugin.socket, "NetworkDriver.CreateEndpoint", body)
@@ -160,7 +160,7 @@ def test_one_of_ours_that_cannot_be_is_refused_and_one_of_others_is_reported(
         restore(engine, plugin)
 
 
-def test_the_look_finds_what_the_plugin_lacks_and_that_it_is_dead(plugin: Plugin, engine: Engine) -> None:
+def test_gathering_finds_what_the_plugin_lacks_and_that_it_is_dead(plugin: Plugin, engine: Engine) -> None:
     watch: dict[str, Any] = {
         "cluster": "rdm",
         "functions": [],
@@ -215,7 +215,7 @@ def test_who_serves_the_socket_is_a_fact(plugin: Plugin, monkeypatch: pytest.Mon
     assert seen()["served_by"] == ""
 
 
-def test_the_plugin_in_a_container_is_told_once_it_is_ready(
+def test_the_plugin_in_a_container_is_sent_networks_once_it_is_ready(
     plugin: Plugin, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(container_ready, "DockerAPI", lambda: engine)
@@ -232,7 +232,7 @@ def test_the_plugin_in_a_container_is_told_once_it_is_ready(
         run_module(container_ready, params)
 
 
-def test_the_plugin_of_a_unit_is_told_too_unless_no_engine_is_up(
+def test_the_plugin_of_a_unit_is_sent_them_too_unless_no_engine_is_up(
     plugin: Plugin, engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, value in {

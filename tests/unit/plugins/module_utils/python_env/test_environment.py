@@ -137,9 +137,7 @@ def test_an_environment_holds_what_the_lock_names_and_the_trainer(node: Node, me
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_package_with_another_digest_is_refused_and_nothing_takes_its_place(
-    node: Node, method: str
-) -> None:
+def test_a_package_with_another_digest_is_refused_and_not_replaced(node: Node, method: str) -> None:
     node.make(node.wanted())
     forged = node.wanted(method, node.lock.replace("sha256:", "sha256:0000")[:-5] + "\n")
     with pytest.raises(EnvironmentProblem, match="could not install the packages: "):
@@ -659,7 +657,7 @@ def test_apex_comes_from_a_pinned_source(source: str, says: str) -> None:
     assert bool(says) == bool(apex.problem(source))
 
 
-def test_the_module_asks_for_files_once_and_changes_nothing_in_check_mode(node: Node) -> None:
+def test_the_module_requests_files_once_and_changes_nothing_in_check_mode(node: Node) -> None:
     from ansible_collections.rdm.provision.plugins.modules import python_env as module
 
     said = run_module(module, node.options(), check=True)

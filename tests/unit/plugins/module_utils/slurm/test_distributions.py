@@ -75,7 +75,7 @@ def test_what_would_be_installed(
     assert host_facts.candidate(manager) == version
 
 
-def test_where_slurmd_is_told_its_options() -> None:
+def test_where_slurmd_gets_its_options() -> None:
     assert slurm_plan.DEFAULTS == {"apt": "/etc/default/slurmd", "dnf": "/etc/sysconfig/slurmd"}
 
 

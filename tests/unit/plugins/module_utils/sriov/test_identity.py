@@ -24,7 +24,7 @@ def test_an_address_says_whose_it_is() -> None:
 
 
 @given(PLACES, PLACES)
-def test_two_places_never_share_an_address(one: tuple[int, int, int], other: tuple[int, int, int]) -> None:
+def test_two_vfs_never_share_an_address(one: tuple[int, int, int], other: tuple[int, int, int]) -> None:
     macs = [mac_of(first_mac("06:5e", address), place, number) for address, place, number in (one, other)]
     assert (macs[0] == macs[1]) == (one == other)
     assert (guid_of(macs[0]) == guid_of(macs[1])) == (one == other)

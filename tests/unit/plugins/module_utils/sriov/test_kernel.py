@@ -114,7 +114,7 @@ def test_a_kernel_without_a_switch_for_drivers_binds_them_twice(kernel: FakeKern
     assert all(vf.driver for vf in kernel.read("ib0").vfs)
 
 
-def test_what_a_kill_has_left_without_drivers_is_mended(kernel: FakeKernel) -> None:
+def test_what_a_kill_left_without_drivers_is_repaired(kernel: FakeKernel) -> None:
     for step in next_steps(kernel.read("ib0"), wanted("ib0")):
         kernel.do(step)
     assert not any(vf.driver for vf in kernel.read("ib0").vfs)
@@ -443,9 +443,7 @@ def test_a_vf_that_vanishes_meanwhile_is_reported(kernel: FakeKernel) -> None:
         kernel.do(steps[0])
 
 
-def test_a_card_that_has_sriov_off_says_where_to_look(
-    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_that_has_sriov_off_is_named(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pf: str, number: int) -> None:
         raise OSError(5, "Input/output error")
 

@@ -265,7 +265,7 @@ def test_the_file_of_the_release_before_is_read_and_replaced(home: Path, watch: 
     assert (former.exists(), (home / state_file.FILE_NAME).exists()) == (False, True)
 
 
-def test_without_a_state_file_every_role_looks(home: Path) -> None:
+def test_without_a_state_file_every_role_runs(home: Path) -> None:
     assert set(state_file.to_do(state_file.read(str(home)), INPUTS, {}, None)) == set(INPUTS)
 
 
@@ -280,7 +280,7 @@ def test_what_is_changed_while_other_roles_work_is_not_taken_for_right(
     assert state_file.renewed({}, now, ["container"]) == now
 
 
-def test_what_one_sentence_implies_is_not_said_again(home: Path, watch: dict[str, Any]) -> None:
+def test_what_one_sentence_implies_is_not_repeated(home: Path, watch: dict[str, Any]) -> None:
     engine = Engine()
     before = see(watch, engine)
     engine.container["State"].update(Status="exited")

@@ -51,7 +51,7 @@ def test_interface_is_named_with_its_range_and_a_free_subnet() -> None:
     )
 
 
-def test_the_hint_is_to_remove_the_stranger_where_the_cluster_stands() -> None:
+def test_a_standing_cluster_has_the_hint_to_remove_the_other_network() -> None:
     """Another subnet would rebuild a healthy cluster."""
     ours = network("ibnet", str(SUBNET), labels=OURS)
     stranger = network("legacy", "192.169.16.128/25", driver="bridge")
@@ -250,7 +250,7 @@ def test_public_space_is_a_warning() -> None:
         assert public_space_warning(IPv4Network(private)) is None
 
 
-def test_host_address_inside_the_subnet_is_refused_without_asking_a_node() -> None:
+def test_host_address_inside_the_subnet_is_refused_without_querying_a_node() -> None:
     hosts = {"node1": "192.169.16.7", "node2": "node2.example", "node3": "10.0.0.3", "node4": "fe80::1"}
     [problem] = ssh_address_problems(SUBNET, hosts)
     assert (problem.node, problem.value) == ("node1", "ansible_host 192.169.16.7")

@@ -95,7 +95,7 @@ NETWORKS = st.integers(16, 29).flatmap(
 
 
 @given(first=NETWORKS, count=st.integers(1, MOST), place=st.integers(0, (1 << 16) - 1))
-def test_no_two_rails_overlap_and_a_node_has_one_place_in_all(
+def test_no_two_rails_overlap_and_a_node_has_one_offset_in_all(
     first: IPv4Network, count: int, place: int
 ) -> None:
     found, problems = rail_subnets(first, {"a": count}, {})

@@ -98,7 +98,7 @@ def test_whoever_differs_is_named_and_nobody_else(ready: dict[str, Any], data: s
     assert len(sentences(found)) == (1 if outliers else 0)
 
 
-def test_the_remedy_of_modes_is_the_one_that_is_accepted(ready: dict[str, Any]) -> None:
+def test_the_hint_about_modes_is_accepted(ready: dict[str, Any]) -> None:
     nodes = fleet(ready, 3)
     for name in ("n0", "n1"):  # though most have the other
         exclusive(nodes[name])

@@ -65,7 +65,7 @@ def test_node_whose_engine_cannot_be_used_is_refused(state: str, hint: str) -> N
 
 
 @pytest.mark.parametrize("state", ["absent", "stopped"])
-def test_an_engine_may_be_where_nobody_looked(state: str) -> None:
+def test_an_engine_may_be_at_another_socket(state: str) -> None:
     found = report(docker=None, docker_state=state, docker_error="no engine answers at /run/nope.sock")
     [sentence] = problems(found, rdm_docker_socket="/run/nope.sock")
     assert sentence.startswith(
@@ -83,7 +83,7 @@ CONTEXT = {"kind": "context", "name": "big", "user": "ops", "address": "/srv/doc
 FAR = {"kind": "context", "name": "far", "user": "ops", "address": "ssh://ops@far"}
 
 
-def test_another_engine_is_named_where_the_one_asked_is_missing() -> None:
+def test_another_engine_is_named_where_the_configured_one_is_missing() -> None:
     absent = {"docker": None, "docker_state": "absent", "docker_error": "no engine answers"}
     [sentence] = problems(report(**absent, other_engines=[ROOTLESS]), network_driver="bridge")
     assert sentence.startswith(
@@ -100,7 +100,7 @@ def test_another_engine_is_named_where_the_one_asked_is_missing() -> None:
     assert problems(report(**absent, other_engines=[ROOTLESS]), docker_engine_install=True) == []
 
 
-def test_a_users_other_context_is_a_warning_beside_an_engine_that_answers() -> None:
+def test_a_users_other_context_is_a_warning_if_the_engine_answers() -> None:
     found = report(docker_socket="/var/run/docker.sock", other_engines=[ROOTLESS, CONTEXT])
     assert problems(found) == []
     [sentence] = warnings(found)
@@ -491,7 +491,7 @@ def test_no_functions_and_none_to_be_made_are_refused_before_the_plugin_has_none
     assert problems(some, **ON_IB0) == []
 
 
-def test_every_parent_without_functions_is_named_with_what_the_poorest_can_have() -> None:
+def test_every_pf_without_vfs_is_named_with_what_the_poorest_can_have() -> None:
     found = report(
         interfaces=[{"name": name, "addresses": []} for name in ("ib0", "ib1")],
         parents=[below(), below(name="ib1", pci="0000:42:00.0", total_vfs=4)],
@@ -957,7 +957,7 @@ def test_another_name_than_what_the_cluster_has_is_refused(kind: str) -> None:
     assert "rdm-provision down" in sentence
 
 
-def test_what_a_killed_run_has_left_beside_the_container_is_no_other_name() -> None:
+def test_a_killed_runs_leftover_container_is_no_other_name() -> None:
     labels = {**OURS, "rdm.provision.role": "container"}
     left = [{**container(name), "image": "i:1", "labels": labels} for name in ("rdm.next", "rdm.old", "rdm")]
     found = report(docker_containers=left)

@@ -102,7 +102,7 @@ def assert_free(home: Path) -> None:
     give_back(home)
 
 
-def test_a_second_run_is_told_who_the_first_is(tmp_path: Path) -> None:
+def test_a_second_run_names_the_first(tmp_path: Path) -> None:
     assert take(tmp_path, "rdm-provision up") is not None
     with pytest.raises(
         Busy, match=rf"^rdm-provision up \(process {os.getpid()} of \S+\) is working on"

@@ -51,7 +51,7 @@ def wants(plan: ClusterPlan, **changes: Any) -> dict[str, DesiredState]:
     }
 
 
-def test_a_subnet_that_widens_by_itself_is_told_in_a_sentence_once() -> None:
+def test_a_subnet_that_widens_by_itself_is_reported_once() -> None:
     hosts = [f"w{number}" for number in range(253)]
     inventory = (["m"], hosts, dict.fromkeys(["m", *hosts], CPU))
     plan, _ = plan_cluster(*inventory)
@@ -84,7 +84,7 @@ def test_inventory_alone_gives_addresses_and_a_warning_about_the_default_subnet(
     assert again.warnings == []
 
 
-def test_problems_of_the_inventory_the_addresses_and_the_caller_come_together() -> None:
+def test_problems_of_inventory_addresses_and_caller_come_at_once() -> None:
     variables = {
         "m": {"rdm_accelerator": "tpu", "my_ip": "10.0.0.1"},
         "w1": {**CPU, "my_ip": "192.169.16.7"},
@@ -99,7 +99,7 @@ def test_problems_of_the_inventory_the_addresses_and_the_caller_come_together() 
     ]
 
 
-def test_what_is_wrong_with_nodes_comes_beside_what_is_wrong_with_the_inventory() -> None:
+def test_problems_of_nodes_come_with_those_of_the_inventory() -> None:
     plan, found = plan_cluster(["m"], ["w1", "w2"], {"m": CPU, "w1": CPU, "w2": {**CPU, "rdm_slots": "many"}})
     assert plan is not None
     without_engine = report(docker=None, docker_state="absent", docker_error="Docker is not installed")
@@ -121,7 +121,7 @@ def test_empty_cluster_is_refused() -> None:
     assert "the cluster is empty" in refused([], [], {})
 
 
-def test_addresses_of_ssh_are_compared_without_asking_a_node() -> None:
+def test_addresses_of_ssh_are_compared_without_querying_a_node() -> None:
     near = {**CPU, "ansible_host": "10.9.0.7", "rdm_subnet": "10.9.0.0/24"}
     said = refused(["m"], [], {"m": near})
     assert "ansible_host 10.9.0.7 lies in the container network's subnet" in said
@@ -202,7 +202,7 @@ def test_an_address_that_another_on_the_wire_has_is_refused_unless_it_is_one_of_
         plan_nodes(plan, wants(plan), facts)
 
 
-def test_a_node_that_another_run_changes_refuses_this_one_and_is_told_to_who_only_looks() -> None:
+def test_a_node_that_another_run_changes_is_refused_and_shown_to_who_only_reads() -> None:
     plan = planned()
     leader = Leader("rdm-provision up", 7, 1, "eve", "ctl", "", 1764060730.0)
     holder = {"run": "x", "leader": leader._asdict()}

@@ -41,7 +41,7 @@ def test_what_only_a_plan_says_is_named_where_there_is_none(missing: str) -> Non
         made(PlanEntry("n1"), **given)
 
 
-def test_each_further_rail_has_a_network_at_the_same_place() -> None:
+def test_each_further_rail_has_a_network_at_the_same_offset() -> None:
     networks = made(PLANNED._replace(rails=("10.1.1.0/24",)), container_rails="ib0,ib1").networks
     assert networks[1:] == [DockerNetwork("ibnet-1", "10.1.1.0/24", "10.1.1.1", {"parent": "ib1"})]
 

@@ -55,7 +55,7 @@ def sentences(problems: list[Problem]) -> list[str]:
 # --- unique and stable ---
 
 
-def test_no_two_of_64_000_functions_are_one_whatever_comes_and_goes() -> None:
+def test_no_two_of_64_000_vfs_are_one_whatever_comes_and_goes() -> None:
     hosts = [f"node{number}" for number in range(1000)]
     plan = planned(hosts)
     before = macs(plan)
@@ -125,7 +125,7 @@ def test_a_prefix_is_local_and_of_one_station_and_not_dockers(name: str) -> None
     assert prefix != "02:42"
 
 
-def test_without_functions_the_plan_file_says_nothing_of_them() -> None:
+def test_without_vfs_the_plan_file_has_none() -> None:
     plan = assigned(make_plan(["a"]), {}, "rdm", {})
     assert "vf_prefix" not in format_plan(plan)
     assert first_of(plan, "a") == ""

@@ -9,7 +9,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 )
 
 
-def test_sentence_has_value_reason_and_remedy() -> None:
+def test_sentence_has_value_reason_and_hint() -> None:
     assert Problem("n", "x", "is bad", "use y").sentence == "x is bad: use y"
     assert Problem("n", "", "it burns", "").sentence == "it burns"
 
@@ -24,7 +24,7 @@ def test_nodes_with_the_same_problem_share_a_line() -> None:
     ]
 
 
-def test_refusal_carries_problems_and_reads_as_the_report() -> None:
+def test_error_carries_problems_and_reads_as_the_report() -> None:
     problem = Problem("n1", "x", "is bad", "use y")
     refused = PreconditionFailed([problem])
     assert refused.problems == [problem]

@@ -60,7 +60,7 @@ PAIR_ROUNDS = 8  # as many as rdm_trainer/tools/all_reduce.py carries out
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_among_a_thousand_nodes_eight_exchanges_tell_slow_nodes_from_a_slow_link(seed: int) -> None:
+def test_among_a_thousand_nodes_eight_exchanges_distinguish_slow_nodes_from_a_slow_link(seed: int) -> None:
     nodes = {f"n{number}": f"10.0.{number // 250}.{number % 250 + 1}" for number in range(1000)}
     chance = random.Random(seed)
     slow = set(chance.sample(list(nodes), 20))

@@ -109,7 +109,7 @@ def test_a_node_whose_address_another_has_explains_what_others_meet_there() -> N
     assert (failing(evaluated), evaluated.findings) == (["n2"], [f"n2: {reason}"])
 
 
-def test_what_is_said_of_several_rails_names_the_rail() -> None:
+def test_findings_of_several_rails_name_the_rail() -> None:
     nodes = names(3)
     whole, cut_off = (
         fabric.as_dict(evaluate(nodes, cluster(nodes, *faults))) for faults in ((), (cut("n2"),))

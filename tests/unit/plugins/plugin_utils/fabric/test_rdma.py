@@ -211,7 +211,7 @@ def test_the_only_rail_has_no_name() -> None:
     assert of_rails({"": evaluated}) == evaluated
 
 
-def test_what_one_of_a_pair_did_not_tell_the_other_does() -> None:
+def test_what_one_of_a_pair_did_not_report_the_other_does() -> None:
     nodes = names(3)
     found = results(nodes)
     found["n2"] = {"reason": "", "pairs": {}, "errors": {}}

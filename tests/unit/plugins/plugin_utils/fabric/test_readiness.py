@@ -154,7 +154,7 @@ def test_a_node_that_is_ready_says_nothing(node: Node) -> None:
     }
 
 
-def test_another_driver_of_the_network_asks_for_no_vfs(node: Node) -> None:
+def test_another_driver_of_the_network_needs_no_vfs(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     assert node.says(SriovSettings(("ib0",)), driver="macvlan") == ([], [])
 
@@ -189,7 +189,7 @@ def test_no_vfs_is_refused_with_the_layer_that_is_not_ready(
     assert hint in problems[0]
 
 
-def test_a_parent_is_named_by_its_pci_address_too(node: Node) -> None:
+def test_a_pf_is_named_by_its_pci_address_too(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.tool("mstconfig", listing(OFF, OFF))
     named = WANTED._replace(parents=("0000:41:00.0",))
@@ -201,7 +201,7 @@ def test_a_parent_is_named_by_its_pci_address_too(node: Node) -> None:
     assert len(node.says(named, functions=wanted)[0]) == 1
 
 
-def test_the_plan_asks_each_of_these_checks(node: Node) -> None:
+def test_the_plan_runs_each_of_these_checks(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.without_iommu()
     port(node, "mlx5_0", state="1: DOWN", phys_state="2: Polling")
@@ -218,7 +218,7 @@ def test_more_vfs_than_the_firmware_allows_says_both_numbers(node: Node) -> None
     assert "NUM_OF_VFS=16, and reboot, or set sriov_vfs to 8 or less" in problems[0]
 
 
-def test_without_a_tool_the_command_that_would_tell_is_named(node: Node) -> None:
+def test_without_a_tool_the_command_that_would_show_it_is_named(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     problems, _ = node.says()
     assert "neither mstconfig nor mlxconfig is installed: install mstflint" in problems[0]
@@ -234,7 +234,7 @@ def test_a_tool_that_fails_is_quoted(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("reboot_ok", "then"), [(True, "reboots the node"), (False, "stops there")])
-def test_what_the_run_is_told_to_mend_is_a_warning(node: Node, reboot_ok: bool, then: str) -> None:
+def test_what_the_run_repairs_is_a_warning(node: Node, reboot_ok: bool, then: str) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.tool("mstconfig", listing(OFF, OFF))
     wanted = WANTED._replace(firmware_vfs=8, reboot_ok=reboot_ok)
@@ -252,7 +252,7 @@ def test_what_the_run_is_told_to_mend_is_a_warning(node: Node, reboot_ok: bool, 
     assert "ib0 offers 0 of 4 VFs" in found["work"]["sriov"]
 
 
-def test_another_vendor_has_no_firmware_to_ask(node: Node) -> None:
+def test_another_vendor_has_no_firmware_to_query(node: Node) -> None:
     node.write(f"{PF}/vendor", "0x8086")
     assert "set sriov_vfs to 8 or less" in node.says(WANTED._replace(vfs=9))[0][0]
     node.remove(f"{PF}/sriov_totalvfs")

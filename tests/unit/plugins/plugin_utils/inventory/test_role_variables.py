@@ -62,14 +62,14 @@ def test_right_values_and_other_peoples_variables_pass() -> None:
         ("images_list", "x", "give it a list of dict"),
     ],
 )
-def test_wrong_value_names_variable_and_remedy(name: str, value: Any, words: str) -> None:
+def test_wrong_value_names_variable_and_hint(name: str, value: Any, words: str) -> None:
     found = sentences(**{name: value})
     assert found
     assert all(sentence.startswith(f"{name} has a wrong value") for sentence in found)
     assert words in found[0]
 
 
-def test_choices_are_said_once() -> None:
+def test_choices_are_listed_once() -> None:
     assert sentences(network_driver="x") == ["network_driver has a wrong value: 'x': choose sriov, bridge"]
     assert sentences(userns="x") == ["userns has a wrong value: 'x': choose '', host"]
     assert len(sentences(level="x")) == 1, "neither a number nor one of the choices"

@@ -154,7 +154,7 @@ def test_a_job_goes_on_with_its_own_configuration() -> None:
         (Wanted("", "", (), resume="A b"), ["'A b'"]),
     ],
 )
-def test_what_cannot_be_is_said_in_a_sentence(request_: Wanted, words: list[str]) -> None:
+def test_what_is_impossible_is_reported_in_a_sentence(request_: Wanted, words: list[str]) -> None:
     (sentence,) = refusal(request_)
     for word in words:
         assert word in sentence
@@ -165,7 +165,7 @@ def test_every_problem_is_reported_at_once() -> None:
     assert len(said) == 4
 
 
-def test_problems_with_which_nodes_can_be_asked_for_others_are_put_off_when_that_is_wanted() -> None:
+def test_problems_that_allow_a_query_of_nodes_are_put_off_on_request() -> None:
     asked = wanted("launcher: {kind: torchrn}", "nonsense", "model.layers=few")
     planned = plan_job(asked, NODES, NAMES, NOW, put_off=True)
     assert [problem.value for problem in planned.problems] == ["'nonsense'", "launcher.kind torchrn"]
@@ -269,7 +269,7 @@ def test_the_nodes_of_a_job_of_slurm_are_not_the_inventorys() -> None:
     assert "launcher.slurm.nodelist" in sentences(refused.value.problems)[0]
 
 
-def test_beside_nodes_a_job_goes_through_slurm_only_when_it_is_its_launcher() -> None:
+def test_with_nodes_a_job_goes_through_slurm_only_when_it_is_its_launcher() -> None:
     run = [*NAMES, "front"]
 
     def way(asked: Wanted, before: Past = NO_PAST) -> tuple[bool, str]:

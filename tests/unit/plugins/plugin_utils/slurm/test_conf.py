@@ -226,7 +226,7 @@ def test_devices_that_are_not_in_a_row_are_listed() -> None:
     assert slurm_conf.device_list(["/dev/nvidia0"]) == "/dev/nvidia0"
 
 
-def test_the_users_options_take_the_place_of_the_roles() -> None:
+def test_the_users_options_replace_the_roles() -> None:
     conf = slurm_conf.slurm_conf(cluster(options={"returntoservice": 0, "SlurmctldParameters": "x"}))
     assert "ReturnToService=0\n" in conf
     assert "ReturnToService=2" not in conf
@@ -376,7 +376,7 @@ def test_another_controller_is_refused_while_the_one_before_runs() -> None:
     assert said(slurm_changes.check_controller("c1", "n2", stopped)) == words
 
 
-def test_jobs_that_no_queue_tells_of_are_seen_by_their_steps() -> None:
+def test_jobs_missing_from_every_queue_are_seen_by_their_steps() -> None:
     dead = {"owner": "c1", "jobs": None, "running": ["slurmd"]}
     node = {"owner": "c1", "jobs": [], "running": ["slurmd", "slurmstepd"]}
     assert slurm_changes.unseen({"n1": dead, "n2": node}) == ["n2"]
@@ -385,7 +385,7 @@ def test_jobs_that_no_queue_tells_of_are_seen_by_their_steps() -> None:
     assert slurm_changes.unseen({"n1": dead, "n2": {**node, "owner": ""}}) == []
 
 
-def test_what_may_end_jobs_that_no_queue_tells_of_is_refused() -> None:
+def test_what_may_end_jobs_missing_from_every_queue_is_refused() -> None:
     old, same = slurm_conf.slurm_conf(cluster()), slurm_conf.slurm_conf(cluster(options={"SlurmdTimeout": 9}))
     assert slurm_changes.endangered(old, same, [], ["n2"]) == []
     one = (Partition("hgx", ("n1", "n2")),)
@@ -427,7 +427,7 @@ def paths(one: dict[str, Any]) -> set[str]:
     return {file["path"] for file in files if file.get("state") != "absent"}
 
 
-def test_the_controller_has_the_configuration_and_the_others_ask_it() -> None:
+def test_the_controller_has_the_configuration_and_the_others_fetch_it() -> None:
     hosts = planned(cluster())
     assert {*hosts["n1"]["daemons"]} == {"munge", "mariadb", "slurmdbd", "slurmctld", "slurmd"}
     assert {*hosts["n2"]["daemons"]} == {"munge", "slurmd"}
