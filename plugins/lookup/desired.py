@@ -10,11 +10,11 @@ from typing import Any
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
 from ansible.utils.display import Display
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import PARTS, desired
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import answer
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_variables import (
     notices,
     with_new_names,
@@ -84,36 +84,27 @@ class LookupModule(LookupBase):
         if "preflight_plan" not in variables:
             for notice in notices(variables):
                 Display().warning(notice)
+        observed = Observed(node, variables)
         entry = PlanEntry.of(variables.get("preflight_plan") or {}, node)
         try:
             if role == "container":
-                entry = entry._replace(engine=_engine(node, variables))
-                entry = entry if absent else entry._replace(keys=_keys(mine, variables, entry))
-            return desired(role, mine, entry, absent=absent)
+                entry = entry._replace(engine=observed.engine)
+                entry = entry if absent else entry._replace(keys=_keys(mine, observed, entry))
+            return desired(role, mine, entry, absent, observed)
         except ValueError as error:
             raise AnsibleError(f"{node}: {error}") from None
 
 
-def _engine(node: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the engine's facts from the role that installed it, or from preflight."""
-    for name in ("__docker_engine_gathered", "preflight_facts"):
-        found = (answer(name, node, variables) or {}).get("node")
-        if found:
-            return found.get("docker") or {}
-    return {}
-
-
-def _keys(mine: NodeVariables, variables: Mapping[str, Any], entry: PlanEntry) -> dict[str, str]:
+def _keys(mine: NodeVariables, observed: Observed, entry: PlanEntry) -> dict[str, str]:
     """Return the node's ssh key files; none in check mode if the keys are not made yet."""
-    checks = bool(variables.get("ansible_check_mode"))
-    if checks and mine.true("preflight_new_ssh_keys"):
+    if observed.check_mode and mine.true("preflight_new_ssh_keys"):
         return {}
     directory = os.path.expanduser(mine.text("container_ssh_key_dir"))
     try:
         keys = cluster_keys.read(directory)
     except PreconditionFailed as refused:
         raise AnsibleError(str(refused)) from None
-    if keys is None and not checks:
+    if keys is None and not observed.check_mode:
         raise AnsibleError(f"the cluster's ssh keys are not in {directory}")
     my_ip = needed("container_my_ip", mine, entry.my_ip)
     return cluster_keys.of_node(keys, mine.text("rdm_cluster"), entry.node, my_ip) if keys else {}

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from ipaddress import IPv4Network
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.network.rails import in_subnet
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import network_of, prefix_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import plugin_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.network_options import driver_options
@@ -99,3 +102,61 @@ def network_options(variables: NodeVariables, parent: str = "", rail: int = 0) -
         pkey=pkey,
         extra=variables.value("network_options") or {},
     )
+
+
+def absent_network(variables: NodeVariables, _entry: PlanEntry) -> dict[str, Any]:
+    """Return how the cluster's networks are removed."""
+    return {
+        "cluster": variables.text("rdm_cluster"),
+        "socket": variables.text("sriov_socket"),
+        "protect_jobs": variables.true("container_protect_jobs", otherwise=True),
+        "stop_timeout": variables.number("container_stop_timeout"),
+    }
+
+
+def network_steps(
+    part: DesiredNetwork, variables: NodeVariables, entry: PlanEntry, observed: Observed
+) -> dict[str, Any]:
+    """Return what the role's tasks read in addition to the part.
+
+    `networks` have labels too, and in `compared` the options to compare. `is_new` is whether preflight found
+    no first network; unknown without preflight, or if no engine ran. `refusal` is why a network that differs
+    is not replaced.
+    """
+    is_podman = observed.engine.get("engine") == "podman"
+    labels = {"rdm.provision.cluster": part.cluster, "rdm.provision.role": "network"}
+    known = observed.preflight.get("docker") is not None
+    return {
+        "networks": [
+            {
+                **one._asdict(),
+                # Podman does not show a network's driver options, so a label holds them for the comparison.
+                "labels": {**labels, "rdm.provision.driver_options": json.dumps(one.options, sort_keys=True)}
+                if is_podman
+                else labels,
+                "compared": {} if is_podman else one.options,
+            }
+            for one in part.networks
+        ],
+        "is_new": known and not entry.observed.get("network_present", True),
+        "refusal": _refusal(part, variables.true("network_replace"), observed.result("__network_compared")),
+    }
+
+
+def _refusal(part: DesiredNetwork, may_replace: bool, compared: Mapping[str, Any]) -> str:
+    """Return why a network is not replaced; empty if it may be, or if there is none."""
+    found = compared.get("network")
+    if not found:
+        return ""
+    other = "choose another network_name"
+    if (found.get("Labels") or {}).get("rdm.provision.cluster") != part.cluster:
+        label = f"rdm.provision.cluster={part.cluster}"
+        return f"that is not ours (it lacks the label {label}): remove it, or {other}"
+    if may_replace:
+        return ""
+    before, after = compared["diff"]["before"], compared["diff"]["after"]
+    differences = "; ".join(
+        f"{what} is {before.get(what) or 'none'}, not {after.get(what, '')}"
+        for what in compared["diff"]["differences"]
+    )
+    return f"with other settings ({differences}): set network_replace: true to replace it, or {other}"

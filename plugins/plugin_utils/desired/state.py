@@ -35,8 +35,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.my_ip import
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network import (
     DesiredNetwork,
     DockerNetwork,
+    absent_network,
     desired_network,
+    network_steps,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import Origin
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov import desired_sriov
@@ -56,6 +59,7 @@ _OF_DEVICES = {
 }
 
 Make = Callable[[NodeVariables, PlanEntry], Any]
+Steps = Callable[[Any, NodeVariables, PlanEntry, Observed], dict[str, Any]]
 
 
 class Part(NamedTuple):
@@ -63,21 +67,24 @@ class Part(NamedTuple):
 
     Attributes:
         make: returns the part; ValueError if the variables contradict each other.
-        absent: returns the list of files that removes it, if a list suffices.
+        absent: returns the list that removes it, if a list suffices.
         version: raise it when a change of the role's tasks or modules leaves something else on a node for the
             same part; then every node has work once.
+        steps: returns what else the role's tasks read: which of them run, from the part and from what was
+            observed on the node. It is not in the digest, since it may differ in each run.
     """
 
     make: Make
     absent: Make | None = None
     version: int = 1
+    steps: Steps | None = None
 
 
 PARTS: Mapping[str, Part] = {
     "docker_engine": Part(desired_docker_engine),
     "images": Part(desired_images),
     "sriov": Part(desired_sriov),
-    "network": Part(desired_network),
+    "network": Part(desired_network, absent_network, steps=network_steps),
     "container": Part(desired_container, absent_container),
     "my_ip": Part(desired_my_ip, absent_my_ip),
     "hostfile": Part(desired_hostfile, absent_hostfile),
@@ -295,14 +302,21 @@ def _run(variables: NodeVariables) -> RunOptions:
     )
 
 
-def desired(role: str, variables: NodeVariables, entry: PlanEntry, absent: bool = False) -> dict[str, Any]:
-    """Return a role's part of a node's desired state as plain data.
+def desired(
+    role: str,
+    variables: NodeVariables,
+    entry: PlanEntry,
+    absent: bool = False,
+    observed: Observed | None = None,
+) -> dict[str, Any]:
+    """Return a role's part of a node's desired state as plain data, with the steps that lead there.
 
     Args:
         role: a name in PARTS.
         variables: the node's variables.
         entry: its part of the plan.
         absent: return the files to remove instead.
+        observed: what was observed on the node; None to return the part alone.
 
     Raises:
         ValueError: the variables contradict each other, or a value of the plan is missing.
@@ -316,6 +330,8 @@ def desired(role: str, variables: NodeVariables, entry: PlanEntry, absent: bool 
     if isinstance(made, DesiredContainer):
         needed("container_image", variables, made.image)
     found: dict[str, Any] = plain(made)
+    if observed and part.steps and not absent:
+        found |= part.steps(made, variables, entry, observed)
     return found
 
 

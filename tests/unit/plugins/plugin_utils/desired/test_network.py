@@ -10,7 +10,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network impo
     DockerNetwork,
     desired_network,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import desired
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 MACVLAN = {"network_driver": "macvlan", "network_parent": "ib0"}
@@ -55,3 +57,73 @@ def test_interfaces_of_rails_keep_their_names_where_the_driver_names_them() -> N
 def test_what_contradicts_is_an_error() -> None:
     with pytest.raises(ValueError, match="means nothing to sriov_plugin upstream"):
         made(network_driver="sriov", network_pkey="0x8001", sriov_plugin="upstream")
+
+
+def steps(present: bool | None = False, **given: Any) -> dict[str, Any]:
+    """Return what the role's tasks read, after preflight found an engine, and perhaps the network."""
+    given = {**MACVLAN, "preflight_facts": {"node": {"docker": {"engine": "docker"}}}, **given}
+    entry = PLANNED._replace(observed={} if present is None else {"network_present": present})
+    variables = NodeVariables(given, given.__getitem__)
+    return desired("network", variables, entry, observed=Observed("n1", given))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({}, True),
+        ({"present": True}, False),
+        ({"present": None}, False),
+        ({"preflight_facts": {"node": {"docker": None}}}, False),
+        ({"preflight_facts": {}}, False),
+    ],
+)
+def test_a_network_is_new_only_if_preflight_found_none(found: dict[str, Any], expected: bool) -> None:
+    assert steps(**found)["is_new"] is expected
+
+
+def test_a_label_holds_the_options_that_podman_does_not_show() -> None:
+    (docker,) = steps()["networks"]
+    (podman,) = steps(__docker_engine_gathered={"node": {"docker": {"engine": "podman"}}})["networks"]
+    labels = {"rdm.provision.cluster": "rdm", "rdm.provision.role": "network"}
+    assert (docker["labels"], docker["compared"]) == (labels, {"parent": "ib0"})
+    assert (podman["labels"], podman["compared"]) == (
+        {**labels, "rdm.provision.driver_options": '{"parent": "ib0"}'},
+        {},
+    )
+
+
+def compared(cluster: str | None) -> dict[str, Any]:
+    """Return what a comparison registers about a network with another driver and no options."""
+    return {
+        "network": {"Labels": cluster and {"rdm.provision.cluster": cluster}},
+        "diff": {
+            "differences": ["driver", "options"],
+            "before": {"driver": "bridge", "options": {}},
+            "after": {"driver": "macvlan", "options": "parent=ib0"},
+        },
+    }
+
+
+def test_only_our_network_is_replaced_and_only_if_the_user_allows_it() -> None:
+    assert steps()["refusal"] == steps(__network_compared={"network": None})["refusal"] == ""
+    assert steps(__network_compared=compared("rdm"), network_replace=True)["refusal"] == ""
+    assert steps(__network_compared=compared("rdm"))["refusal"] == (
+        "with other settings (driver is bridge, not macvlan; options is none, not parent=ib0): set "
+        "network_replace: true to replace it, or choose another network_name"
+    )
+    for owner in (None, "other"):
+        assert steps(__network_compared=compared(owner), network_replace=True)["refusal"] == (
+            "that is not ours (it lacks the label rdm.provision.cluster=rdm): remove it, or choose another "
+            "network_name"
+        )
+
+
+def test_a_removal_needs_no_plan() -> None:
+    variables = NodeVariables(MACVLAN, MACVLAN.__getitem__)
+    gone = desired("network", variables, PlanEntry("n1"), absent=True)
+    assert gone == {
+        "cluster": "rdm",
+        "socket": "/run/docker/plugins/sriov.sock",
+        "protect_jobs": True,
+        "stop_timeout": 10,
+    }
