@@ -270,8 +270,11 @@ class Master:
         while missing := [name for name in self._others if self._server.silent_for(name) is None]:
             self._tick()
             if self._agent.directory.stop_requested() is not None:
-                if self._agent.directory.stop_requested_by() == SLURM:
+                by = self._agent.directory.stop_requested_by()
+                if by == SLURM:
                     self._end("stopping", "Slurm ended it before it began.")
+                elif by == TIME:
+                    self._end_before_time_limit("It had not begun")
                 else:
                     self._end("stopped", "It was stopped before it began.")
                 return False
@@ -361,7 +364,9 @@ class Master:
         agent.write(state="stopping")
         if self._grace():
             self._send({"order": "save", "attempt": self._attempt})
-        while (self._grace() or 0.0) > time.monotonic() - began and self._is_running():
+        # Earlier reports may lack processes that have started since.
+        beat = self._replies.beat + 1
+        while (self._grace() or 0.0) > time.monotonic() - began and self._is_running(beat):
             # Again, for processes that have started since.
             agent.part.request_end()
             self._tick()
@@ -373,17 +378,27 @@ class Master:
         if by == SLURM:
             # Slurm knows why, and whether it requeues the job.
             self._end("stopping", f"{how} when Slurm ended it.")
-        elif by != TIME:
+        elif by == TIME:
+            self._end_before_time_limit(how)
+        else:
             self._end("stopped", f"{how}, as asked.")
-        elif self._attempt - self._first < agent.restarts_left:
+
+    def _end_before_time_limit(self, how: str) -> None:
+        if self._attempt - self._first < self._agent.restarts_left:
             self._requeue(f"{how} before its time limit, and goes on when Slurm starts it again.")
         else:
             self._end("stopped", f"{how} before its time limit, and no restarts are left: resume it.")
 
-    def _is_running(self) -> bool:
-        """Whether any process that could save still runs; a launcher without processes has none."""
+    def _is_running(self, beat: int) -> bool:
+        """Whether any process that could save still runs; a launcher without processes has none.
+
+        Args:
+            beat: The processes are known once all nodes have reported since this beat.
+        """
         if any(self._is_lost(name) for name in self._others) or self._done():
             return False
+        if self._replies.beat < beat or not self._replies.have_replied(beat):
+            return True
         states = [state for report in self._reports.values() for state in report["ranks"].values()]
         # All done, but not every launcher has ended: it may report its processes' end late.
         return "running" in states or set(states) == {"done"}

@@ -250,14 +250,15 @@ class JobDirectory:
 
     # Stop requests.
 
-    def request_stop(self, grace: float, by: str = "") -> None:
+    def request_stop(self, grace: float, by: str = "", run: str = "") -> None:
         """Request the agent to let the processes save and end.
 
         Args:
             grace: How many seconds they have for it.
             by: The source of the request, if not the user: ``TIME`` or ``SLURM``.
+            run: The run of the job under Slurm that is to end; empty for a user's request.
         """
-        write_atomically(self._stop, json.dumps({"grace": grace, "by": by}))
+        write_atomically(self._stop, json.dumps({"grace": grace, "by": by, "run": run}))
 
     def stop_requested(self) -> float | None:
         """Return the seconds that the processes have to save and end; None without a stop request."""
@@ -268,8 +269,15 @@ class JobDirectory:
 
     def stop_requested_by(self) -> str:
         """Return the source of a stop request, ``TIME`` or ``SLURM``; empty for a user's, or without one."""
+        return self._of_stop("by")
+
+    def run_to_stop(self) -> str:
+        """Return the run of the job under Slurm that ``TIME`` or ``SLURM`` stops; empty without one."""
+        return self._of_stop("run")
+
+    def _of_stop(self, key: str) -> str:
         try:
-            return str(json.loads(self._stop.read_text()).get("by") or "")
+            return str(json.loads(self._stop.read_text()).get(key) or "")
         except (OSError, ValueError):
             return ""
 

@@ -29,7 +29,7 @@ job={job}
 agent=({python} -m rdm_trainer job)
 export {run}="$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
 
-{image}{trap}{tasks}\
+{trap}{image}{tasks}\
 # One agent on each node. They find each other in the job's directory; the first node has rank 0.
 srun {srun} {step} "$job" &
 agents=$!

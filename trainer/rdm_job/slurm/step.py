@@ -144,8 +144,15 @@ def before_this_run(known: State, run_before: bool, most_restarts: int, now: flo
 
 def _request_stop(job: JobDirectory, who: str, grace: float) -> None:
     """Request the agents to stop, unless the user has."""
+    _forget_earlier_stop(job)
     if job.stop_requested() is None:
-        job.request_stop(grace, who)
+        job.request_stop(grace, who, os.environ[RUN_VARIABLE])
+
+
+def _forget_earlier_stop(job: JobDirectory) -> None:
+    """Remove Slurm's request to stop an earlier run; one to stop this run may come before its agents."""
+    if job.stop_requested_by() and job.run_to_stop() != os.environ[RUN_VARIABLE]:
+        job.forget_stop()
 
 
 def _lead(
@@ -182,8 +189,7 @@ def _begin(job: JobDirectory, members: Sequence[Member], config: configuration.J
     before = JobDirectory.of_master(job.path).read_state()
     runs = int(os.environ[RUN_VARIABLE].rpartition(".")[2])
     before = before_this_run(before, runs > 0, config.launcher.max_restarts, time.time())
-    if job.stop_requested_by():
-        job.forget_stop()
+    _forget_earlier_stop(job)
     request = job.stored()
     nodes = tuple(Node(member.name, member.address, member.gpus) for member in members)
     number = int(os.environ[RUN_VARIABLE].partition(".")[0])

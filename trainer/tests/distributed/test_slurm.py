@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from rdm_job.directory import JobDirectory
+from rdm_job.directory import TIME, JobDirectory
 from rdm_job.slurm import container
 from tests.distributed.places import reaches, state, tiny, trains
 from tests.distributed.registry import serving
@@ -328,6 +328,18 @@ def test_what_is_told_of_its_time_limit_saves_and_goes_on_as_often_as_it_may(slu
     slurm.reaches("returns", "running")
     slurm.let_end("returns")
     assert slurm.reaches("returns", "finished", "failed")["state"] == "finished"
+
+
+def test_a_time_limit_that_is_announced_before_the_agents_begin_ends_the_job(slurm: Slurm) -> None:
+    slurm.submit("before", "launcher.slurm.nodelist=t3", "launcher.slurm.gres=gpu:a10:4", RANKS)
+    slurm.submit("early", "launcher.slurm.nodelist=t3", "launcher.slurm.gres=gpu:a10:4", RANKS)
+    # As the batch script's trap does it while the image is made ready or the nodes wait for each other.
+    early = JobDirectory.of_master(slurm.jobs / "early")
+    early.request_stop(3600.0, TIME, f"{slurm.number('early')}.0")
+    slurm.let_end("before")
+    told = slurm.reaches("early", "stopped", "failed")
+    # Its process saves if it has begun by then.
+    assert told["reason"].endswith(" before its time limit, and no restarts are left: resume it."), told
 
 
 def test_what_slurm_cannot_say_is_not_taken_for_an_end(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,44 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The state with which a restarted agent continues its job."""
+"""The state with which a restarted agent continues its job, and a stop while processes begin."""
 
 from __future__ import annotations
 
+import os
+import zlib
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from rdm_job.agent import after_restart
-from rdm_job.protocol import Failure
-from tests.unit.job.two_nodes import STATE
+import pytest
+
+from rdm_core import config as configuration
+from rdm_job import network
+from rdm_job.agent import Agent, after_restart
+from rdm_job.directory import JobDirectory
+from rdm_job.part import Part
+from rdm_job.protocol import Failure, Node, Offer, Request
+from tests.unit.job.two_nodes import STATE, config
+
+
+class Beginning(Part):
+    """Stands in for a node whose process begins, and is stopped, just after the node's first report."""
+
+    process = ""
+
+    def start(self, number: int, port: int, network_cidr: str) -> None:
+        self.attempt = number
+
+    def report(self) -> dict[str, Any]:
+        ended = 0 if self.process == "done" else None
+        ranks = {"0": self.process} if self.process else {}
+        found = {**super().report(), "ranks": ranks, "launcher": ended}
+        if not self.process:
+            self.process = "running"
+            self.directory.request_stop(60.0)
+        return found
+
+    def request_end(self) -> None:
+        self.process = "done"
 
 
 def test_the_master_s_restart_is_one_more_failure_and_all_others_are_kept() -> None:
@@ -20,3 +51,19 @@ def test_the_master_s_restart_is_one_more_failure_and_all_others_are_kept() -> N
     assert "container was restarted" in found.failures[1].reason
     # The master records the restarts of other nodes.
     assert after_restart(known, "n2") == known
+
+
+def test_a_process_that_began_after_the_last_report_may_still_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_text("shared by the nodes")
+    monkeypatch.setenv("RDM_CLUSTER_KEY", str(tmp_path / "key"))
+    ports = network.take_free_ports("127.0.0.1", 1, zlib.crc32(f"{os.getpid()} agent".encode()))
+    assert ports
+    job = JobDirectory(tmp_path / "gpt", "n1")
+    job.make(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),), offer=Offer(agent_port=ports[0], mark="x")))
+    job.write_resolved(configuration.dump(config(tmp_path)))
+    agent = Agent(job)
+    agent.part = Beginning(job)
+    agent.run()
+    assert (agent.state.state, agent.state.reason) == ("stopped", "It saved and ended, as asked.")
