@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ranks that compute on the machine's first GPU.
+"""Ranks that compute on the machine's GPUs.
 
 The tests' own process never does: what a test finds on the GPU is of the processes that it started.
 """
@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ TIMEOUT_S = 180.0
 """After which a launch is given up, in seconds."""
 
 
-def run(world: int, target: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run(world: int, target: Callable[..., Any], *arguments: Any, gpus: int = 1) -> list[Any]:
     """Call ``target(*arguments)`` in the ranks of one process group; return what each returned.
 
     Args:
-        world: Number of ranks. One talks through NCCL; several of one GPU only can through gloo.
+        world: Number of ranks. Several ranks of one GPU communicate through gloo, others through NCCL.
         target: A function at the top level of a module.
         arguments: Of the function; they and what it returns must be picklable.
+        gpus: Number of GPUs: one, or one for each rank.
 
     Raises:
         TimeoutError: A rank did not answer within ``TIMEOUT_S``.
@@ -36,21 +38,25 @@ def run(world: int, target: Callable[..., Any], *arguments: Any) -> list[Any]:
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(world, mp_context=context) as pool,
     ):
-        ranks = [pool.submit(_rank, rank, world, folder, target, arguments) for rank in range(world)]
+        ranks = [pool.submit(_rank, rank, world, gpus, folder, target, arguments) for rank in range(world)]
         return [rank.result(TIMEOUT_S) for rank in ranks]
 
 
-def _rank(rank: int, world: int, folder: str, target: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    os.environ.update(DS_ACCELERATOR="cuda", RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world))
+def _rank(
+    rank: int, world: int, gpus: int, folder: str, target: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
+    local = rank % gpus
+    os.environ.update(DS_ACCELERATOR="cuda", RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(world))
     import torch
     import torch.distributed as dist
 
-    device = torch.device("cuda", 0)
+    device = torch.device("cuda", local)
     torch.cuda.set_device(device)
-    alone = {"backend": "nccl", "device_id": device}
+    own: dict[str, Any] = {"backend": "nccl", "device_id": device}
     dist.init_process_group(
-        **(alone if world == 1 else {"backend": "gloo"}),
+        **(own if world == gpus else {"backend": "gloo"}),
         init_method=f"file://{Path(folder) / 'meeting'}",
+        timeout=timedelta(seconds=TIMEOUT_S),
         rank=rank,
         world_size=world,
     )

@@ -71,7 +71,8 @@ def bounds(config: Config, layers: Sequence[Layer]) -> list[int]:
 
 # Options that overlap a compiled block's compute with its all-reduces over tensor ranks. These begin early
 # and end late. The halves of a batch share the norms' weights. Such small shared tensors must not fuse the
-# kernels of both halves, or each half would wait for both all-reduces.
+# kernels of both halves, or each half would wait for both all-reduces. No pass of Inductor exchanges two
+# collectives, so that ranks begin them in the order of the code although context ranks have different graphs.
 _OVERLAP: dict[str, Any] = {
     "reorder_for_compute_comm_overlap": True,
     "reorder_for_compute_comm_overlap_passes": ["sink_waits", "raise_comms"],

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""All ranks begin a compiled block's collectives in one order, though each rank's graph differs.
+
+A rank's chunks determine the blocks of its attention. Ranks that began the collectives of a tensor and of a
+context group in different orders would wait for each other forever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._inductor import async_compile
+from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from rdm_core import config as configuration
+from rdm_core.partition import is_block
+from rdm_trainer import models
+from rdm_trainer.distributed.pipeline_parallel.pipeline import Maker
+from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.models import transformer
+
+TENSOR, CONTEXT = 2, 2
+JOB: dict[str, Any] = {
+    "name": "tiny",
+    "engine": "native",
+    "model": {"layers": 1, "hidden_size": 16, "attention_heads": 2, "seq_length": 64, "vocab_size": 64},
+    "parallel": {"tensor": TENSOR, "context": CONTEXT},
+    "optimisation": {"micro_batch_size": 2, "global_batch_size": 2, "precision": "fp32", "compile": True},
+}
+
+
+def begun(context_rank: int) -> tuple[list[list[tuple[str, str]]], str]:
+    """Return what a rank's compiled forward and backward pass begin, by axis, and their code."""
+    world, rank = TENSOR * CONTEXT, TENSOR * context_rank
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        config = configuration.from_dict(JOB)
+        topology = Topology.create(TENSOR, 1, context=CONTEXT)
+        axes = {topology.tensor_group.group_name: "tensor", topology.context_group.group_name: "context"}
+        device = torch.device("cpu")
+        layers = models.layers(config, topology, models.padding_of(config), device)
+        index, layer = next((place, one) for place, one in enumerate(layers) if is_block(one.kind))
+        block = Maker(config, device, torch.float32)(layer, index)
+        # Two samples, which the block computes in halves whose collectives interleave.
+        states = torch.randn(2, config.model.seq_length // CONTEXT, 16, requires_grad=True)
+
+        def step() -> None:
+            block(states).sum().backward()
+
+        with fresh_cache():
+            _, passes = run_and_get_code(step)
+    finally:
+        dist.destroy_process_group()
+        torch.compiler.reset()
+    call = re.compile(r"torch\.ops\._c10d_functional\.(\w+)\.default\(.*'(\w+)'\)")
+    return [[(name, axes[group]) for name, group in call.findall(code)] for code in passes], "".join(passes)
+
+
+@pytest.fixture(autouse=True)
+def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile no kernel, because the order stands in the code that calls them."""
+
+    def made(*_: object, **__: object) -> Callable[..., None]:
+        return lambda *_: None
+
+    monkeypatch.setattr(async_compile.AsyncCompile, "cpp_pybinding", made)
+
+
+@pytest.mark.parametrize(
+    "fused", [True, pytest.param(False, marks=pytest.mark.long)], ids=["fused kernel", "any kernel"]
+)
+def test_ranks_begin_collectives_in_one_order(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fused:
+        monkeypatch.setattr(transformer, "kernel_for", lambda *_: None)
+    (first, code), (second, other) = (begun(rank) for rank in range(CONTEXT))
+    assert [sorted(set(one)) for one in first] == [
+        [("all_gather_into_tensor", "context"), ("all_reduce_", "tensor")],
+        [("all_reduce_", "tensor"), ("reduce_scatter_tensor", "context")],
+    ]
+    assert second == first
+    assert other != code
