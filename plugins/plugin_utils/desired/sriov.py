@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import PROGRAM, STATE
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_programs import program_digest
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
     OWN,
+    UPSTREAM,
     UPSTREAM_IMAGE,
     vf_parents,
 )
@@ -153,6 +155,62 @@ def desired_sriov(variables: NodeVariables, entry: PlanEntry) -> DesiredSriov:
         else _upstream_container(variables),
         vfs=_vfs(variables, entry),
     )
+
+
+def sriov_steps(
+    part: DesiredSriov, variables: NodeVariables, entry: PlanEntry, observed: Observed
+) -> dict[str, Any]:
+    """Return what the role's tasks read in addition to the part.
+
+    `in_place` is the plugin that the cluster has on the node. `replaces` is whether it is not the desired
+    one, `container_goes` whether a unit replaces its container, and `claims` whether the container's name and
+    socket must be free. `labels` are the container's. `refusal` is why it is not started. `waiting` lists in
+    sentences what waits for a reboot, and `reboots` is whether there has to be one.
+    """
+    seen, unit = observed.container(part.container_name), observed.preflight.get("network_plugin") or {}
+    labels = seen.get("labels") or {}
+    ours = labels.get("rdm.provision.cluster") == part.cluster
+    in_place = labels.get("rdm.provision.plugin", UPSTREAM) if ours else ""
+    if unit.get("unit") and unit.get("cluster") == part.cluster:
+        in_place = OWN
+    becomes_unit = part.run_as == "unit" or (part.run_as == "auto" and unit.get("systemd", False))
+    prepared = [observed.result(f"__sriov_{name}") for name in ("firmware", "kernel")]
+    # A new program needs a new container.
+    program = {"rdm.provision.program": observed.result("__sriov_installed").get("digest", "")}
+    return {
+        "in_place": in_place,
+        "replaces": in_place not in ("", part.plugin),
+        "container_goes": part.plugin == OWN and becomes_unit and ours,
+        "claims": not ours or seen.get("state") != "running" or in_place != part.plugin,
+        "labels": {
+            "rdm.provision.cluster": part.cluster,
+            "rdm.provision.role": "plugin",
+            "rdm.provision.plugin": part.plugin,
+            **(program if part.plugin == OWN else {}),
+        },
+        "refusal": _refusal(part.container.image, part.plugin, variables, observed.planned),
+        "prepares": variables.true("sriov_firmware") or variables.true("sriov_kernel_parameters"),
+        "waiting": [reason for one in prepared for reason in one.get("reasons") or ()],
+        "reboots": any(one.get("reboot_required") for one in prepared),
+        "functions_end": entry.observed.get("functions_end") or {},
+    }
+
+
+def _refusal(image: str, plugin: str, variables: NodeVariables, planned: bool) -> str:
+    """Return why the plugin's container is not started; empty if it is."""
+    # Preflight has a stricter check.
+    pinned = planned or variables.true("sriov_allow_tag") or "@sha256:" in image
+    if plugin == UPSTREAM and not pinned:
+        return (
+            f"sriov_image {image} names no digest, and what it names runs with all rights on the node: write "
+            "repository@sha256:..., or set sriov_allow_tag to true"
+        )
+    if not image:
+        return (
+            "systemd does not run here, so the plugin needs a container: set sriov_image to an image with "
+            "Python 3.8 or newer and the command ip"
+        )
+    return ""
 
 
 def _own_container(variables: NodeVariables, places: _Places, socket: str) -> PluginContainer:

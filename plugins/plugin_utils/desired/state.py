@@ -42,7 +42,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network impo
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import Origin
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov import desired_sriov
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov import desired_sriov, sriov_steps
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
     DRIVERS_ON_A_PARENT,
     OWN,
@@ -83,7 +83,7 @@ class Part(NamedTuple):
 PARTS: Mapping[str, Part] = {
     "docker_engine": Part(desired_docker_engine),
     "images": Part(desired_images),
-    "sriov": Part(desired_sriov),
+    "sriov": Part(desired_sriov, steps=sriov_steps),
     "network": Part(desired_network, absent_network, steps=network_steps),
     "container": Part(desired_container, absent_container),
     "my_ip": Part(desired_my_ip, absent_my_ip),

@@ -1,0 +1,100 @@
+"""What the roles' tasks read in addition to the desired state, from what was observed on the node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import desired
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+
+OURS = {"rdm.provision.cluster": "rdm"}
+UNIT = {"network_plugin": {"unit": True, "cluster": "rdm", "systemd": True}}
+
+
+def steps(role: str, facts: dict[str, Any] | None = None, **given: Any) -> dict[str, Any]:
+    """Return a role's part and steps; variables and registered results have one name space, as in Ansible."""
+    given |= {} if facts is None else {"preflight_facts": {"node": facts}}
+    entry = PlanEntry.of(given.get("preflight_plan") or {}, "n1")
+    return desired(role, NodeVariables(given, given.__getitem__), entry, observed=Observed("n1", given))
+
+
+def plugin(**found: Any) -> dict[str, Any]:
+    """Return facts of a node on which the plugin's container was found."""
+    return {"docker": {"containers": [{"name": "rdm-sriov-plugin", "state": "running", **found}]}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "in_place", "replaces", "container_goes", "claims"),
+    [
+        (None, "", False, False, True),
+        ({"docker": None}, "", False, False, True),
+        (plugin(labels={}), "", False, False, True),
+        (plugin(labels={"rdm.provision.cluster": "other"}), "", False, False, True),
+        (plugin(labels=OURS), "upstream", True, False, True),
+        (plugin(labels={**OURS, "rdm.provision.plugin": "rdm-sriov"}), "rdm-sriov", False, False, False),
+        (
+            plugin(labels={**OURS, "rdm.provision.plugin": "rdm-sriov"}, state="exited"),
+            "rdm-sriov",
+            False,
+            False,
+            True,
+        ),
+        (UNIT, "rdm-sriov", False, False, True),
+        ({**plugin(labels=OURS), **UNIT}, "rdm-sriov", False, True, False),
+        ({"network_plugin": {"unit": True, "cluster": "other"}}, "", False, False, True),
+    ],
+)
+def test_what_happens_to_the_plugin_that_is_there(
+    facts: dict[str, Any] | None, in_place: str, replaces: bool, container_goes: bool, claims: bool
+) -> None:
+    found = steps("sriov", facts)
+    assert found["in_place"] == in_place
+    assert (found["replaces"], found["container_goes"], found["claims"]) == (replaces, container_goes, claims)
+
+
+@pytest.mark.parametrize(("run_as", "goes"), [("unit", True), ("auto", False), ("container", False)])
+def test_a_unit_replaces_the_container_where_the_user_chose_it(run_as: str, goes: bool) -> None:
+    assert steps("sriov", plugin(labels=OURS), sriov_run_as=run_as)["container_goes"] is goes
+
+
+def test_our_plugins_container_is_named_by_its_program_too() -> None:
+    installed = {"__sriov_installed": {"digest": "abc"}}
+    labels = {**OURS, "rdm.provision.role": "plugin"}
+    assert steps("sriov", **installed)["labels"] == {
+        **labels,
+        "rdm.provision.plugin": "rdm-sriov",
+        "rdm.provision.program": "abc",
+    }
+    theirs = steps("sriov", sriov_plugin="upstream", **installed)["labels"]
+    assert theirs == {**labels, "rdm.provision.plugin": "upstream"}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"sriov_image": "a:1"}, ""),
+        ({}, "systemd does not run here, so the plugin needs a container: set sriov_image"),
+        ({"sriov_plugin": "upstream"}, "sriov_image rdma/sriov-plugin:latest names no digest"),
+        ({"sriov_plugin": "upstream", "sriov_allow_tag": True}, ""),
+        ({"sriov_plugin": "upstream", "preflight_plan": {}}, ""),
+        ({"sriov_plugin": "upstream", "sriov_image": "a@sha256:1"}, ""),
+    ],
+)
+def test_which_container_of_the_plugin_is_refused(given: dict[str, Any], reason: str) -> None:
+    refusal = steps("sriov", **given)["refusal"]
+    assert refusal.startswith(reason)
+    assert bool(refusal) is bool(reason)
+
+
+def test_what_waits_for_a_reboot_is_listed() -> None:
+    assert steps("sriov")["waiting"] == []
+    assert not steps("sriov", __sriov_firmware={"skipped": True})["reboots"]
+    found = steps(
+        "sriov",
+        __sriov_firmware={"reasons": ["the firmware"], "reboot_required": False},
+        __sriov_kernel={"reasons": ["the kernel"], "reboot_required": True},
+    )
+    assert (found["waiting"], found["reboots"]) == (["the firmware", "the kernel"], True)
