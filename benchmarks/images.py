@@ -91,14 +91,11 @@ def measure(options: argparse.Namespace) -> None:
         rows = [["way", "nodes", "seconds", "of one node", "sent by the source / size", "CPU s"]]
         alone: dict[str, float] = {}
         for way in ways:
-            cpu = os.times()
-            seconds, sent = run(way, archive, directory, options)
-            used = os.times()
+            seconds, sent, processors = run(way, archive, directory, options)
             alone.setdefault(way.name, seconds)
             words = (
                 f"{way.nodes}" + (", have 95 %" if way.present else "") + (", one more killed" * way.killed)
             )
-            processors = used.children_user + used.children_system - cpu.children_user - cpu.children_system
             share = sent / (options.size * 1e6)
             ratio = f"{seconds / alone[way.name]:.2f}"
             rows.append([way.name, words, f"{seconds:.1f}", ratio, f"{share:.2f}", f"{processors:.0f}"])
@@ -106,8 +103,8 @@ def measure(options: argparse.Namespace) -> None:
         print(markdown(rows, 2))
 
 
-def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -> tuple[float, int]:
-    """Return the seconds until the last node has everything, and the bytes that the source sent."""
+def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -> tuple[float, int, float]:
+    """Return the seconds until the last node has everything, the source's bytes, and CPU seconds of all."""
     count = way.nodes + way.killed
     with network(count, options.rate):
         for old in directory.glob("n*"):
@@ -126,7 +123,7 @@ def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -
             # The start of Python is not measured.
             for node in nodes if way.name in ("peers", "direct") else ():
                 wait_for_line(node)
-            before, began = sent_bytes(), time.monotonic()
+            cpu, before, began = cpu_s(processes), sent_bytes(), time.monotonic()
             for node in nodes:
                 assert node.stdin is not None
                 node.stdin.write("go\n")
@@ -137,7 +134,7 @@ def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -
                 victim.kill()
             for node in nodes:
                 wait_for_line(node)
-            return time.monotonic() - began, sent_bytes() - before
+            return time.monotonic() - began, sent_bytes() - before, cpu_s(processes) - cpu
         finally:
             for process in processes:
                 process.kill()
@@ -258,6 +255,13 @@ def wait_for_line(process: subprocess.Popen[str]) -> None:
     line = process.stdout.readline()
     timer.cancel()
     assert line, "a program has ended"
+
+
+def cpu_s(processes: Sequence[subprocess.Popen[str]]) -> float:
+    """Return the CPU seconds that programs, and their children that have ended, have used."""
+    texts = [Path(f"/proc/{process.pid}/stat").read_text() for process in processes]
+    ticks = sum(int(field) for text in texts for field in text.rpartition(")")[2].split()[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def sent_bytes() -> int:

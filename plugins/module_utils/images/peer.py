@@ -62,13 +62,14 @@ _SLOWEST_RATE = 256 * 1024
 _STRIKES = 3
 """Failures in a row after which a neighbour is reported."""
 _STUCK_S = 1.0
-_NEWS_S = 0.05
+_NEWS_S = 0.1
 """Seconds between two reports of the pieces that a node has."""
 _TICK_S = 0.5
 _BODY_MAX = 1 << 20
 _LIST_MAX = 1 << 24
 _HAVE_MAX = 1 << 16
 _CHUNK = 1 << 18
+"""Bytes that are sent, and received, at a time: each wake of a thread costs CPU time."""
 _ANNOUNCED = {
     "name": str,
     "port": int,
@@ -124,6 +125,7 @@ class _Neighbour:
         self.not_before = 0.0
         self.dropped = False
         self.current = True
+        self.kept: List[http.client.HTTPConnection] = []
 
 
 class _Fetch:
@@ -286,7 +288,6 @@ class Peer:
         self._direct = False
         self._every_s = 0.5
         self._source = _Neighbour("the source", *settings.source) if settings.source else None
-        self._thread = threading.local()
         self._moved = time.monotonic()
         self._growing = growing
         if pieces is None:
@@ -598,15 +599,35 @@ class Peer:
             length = self.pieces.span(fetch.number)[1]
             if answer.headers.get("Content-Length") != str(length):
                 raise WrongPiece("a piece has another length")
-            data = bytearray(length)
-            view = memoryview(data)
-            while view:
-                got = answer.readinto(view[:_CHUNK])
-                if not got:
-                    raise http.client.IncompleteRead(b"", len(view))
-                self.fetched += got
-                view = view[got:]
-            return data
+            sock = fetch.connection.sock if fetch.connection is not None else None
+            if sock is None:  # its response has announced the end of the connection
+                raise http.client.NotConnected
+            return self._received(answer, sock, length)
+
+    def _received(self, answer: http.client.HTTPResponse, sock: socket.socket, length: int) -> bytearray:
+        """Return the body of a response, read from its socket without waking up for every packet."""
+        data = bytearray(length)
+        first = answer.read1(length)  # what came with the header
+        data[: len(first)] = first
+        self.fetched += len(first)
+        view = memoryview(data)[len(first) :]
+        least = _CHUNK
+        while view:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(least, len(view)))
+            try:
+                got = sock.recv_into(view[:_CHUNK])
+            except socket.timeout:
+                if least == 1:
+                    raise
+                least = 1  # a slow node: whatever arrives shows that it is alive
+                continue
+            if not got:
+                raise http.client.IncompleteRead(b"", len(view))
+            self.fetched += got
+            view = view[got:]
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        answer.close()
+        return data
 
     def _ask(self, at: Tuple[str, int], path: str, body: str = "", most: int = _BODY_MAX) -> bytes:
         with self._connection(at, path, body) as answer:
@@ -616,7 +637,7 @@ class Peer:
     def _connection(
         self, at: Tuple[str, int], path: str, body: str = "", fetch: Optional[_Fetch] = None
     ) -> Any:
-        """Yield the response to a request; a thread keeps the connection of its last fetch."""
+        """Yield the response to a request; a fetch keeps its connection for the next from the same node."""
         headers = {"Authorization": "Bearer " + self.settings.token}
         if fetch is None:
             headers["Connection"] = "close"
@@ -633,38 +654,36 @@ class Peer:
                 answer = connection.getresponse()
             if answer.status >= 400:
                 answer.read(_BODY_MAX)
-                if fetch is not None and answer.isclosed():
-                    self._thread.kept = (at, connection)
-                    connection = None
-                raise Busy
-            yield answer
+            else:
+                yield answer
             if fetch is not None and answer.isclosed():
-                self._thread.kept = (at, connection)
+                fetch.one.kept.append(connection)
                 connection = None
+            if answer.status >= 400:
+                raise Busy
         finally:
             if connection is not None:
                 connection.close()
 
     def _kept(self, fetch: _Fetch, request: Tuple[Any, ...]) -> Tuple[Any, Any]:
-        """Return this thread's connection and its response, unless the other side has closed it meanwhile."""
-        kept_at, connection = getattr(self._thread, "kept", (None, None))
-        self._thread.kept = (None, None)
-        if connection is None:
+        """Return a kept connection and its response, unless the other side has closed it meanwhile."""
+        try:
+            connection = fetch.one.kept.pop()
+        except IndexError:
             return None, None
         answer = None
         try:
-            if kept_at == fetch.one.at:
-                fetch.connection = connection
-                connection.request(*request)
-                answer = connection.getresponse()
-                return connection, answer
+            fetch.connection = connection
+            connection.request(*request)
+            answer = connection.getresponse()
+            return connection, answer
         except (ConnectionError, http.client.HTTPException):
             if fetch.cut:
                 raise
+            return None, None
         finally:
             if answer is None:
                 connection.close()
-        return None, None
 
     # ---- serving
 
@@ -702,11 +721,11 @@ class Peer:
         request.close_connection = True
         request.begin(None)
         while not self.ended.is_set():
-            have = self.file.have
+            have, until = self.file.have, time.monotonic() + 1
             request.wfile.write("{0:x}\n".format(have).encode())
-            with self._news:
-                self._news.wait_for(lambda: self.file.have != have or self.ended.is_set(), 1)  # noqa: B023
-            self.ended.wait(_NEWS_S)
+            time.sleep(_NEWS_S)
+            while self.file.have == have and not self.ended.is_set() and time.monotonic() < until:
+                time.sleep(_NEWS_S)
 
     def _send(self, request: _Request, number: int) -> bool:
         """Send a piece, and return whether all of it was sent."""

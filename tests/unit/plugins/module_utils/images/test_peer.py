@@ -335,6 +335,46 @@ def test_a_piece_that_the_archive_does_not_have_is_not_kept(
             node._piece(peers._Fetch(peers._Neighbour("liar", *liar.getsockname())), "/next", "0")
 
 
+def test_a_slow_piece_arrives_and_its_connection_serves_the_next(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_QUIET_S", 0.4)
+    node = alone(tmp_path, archive)
+    data = os.urandom(PIECE)
+    with socket.create_server((HOME, 0)) as slow:
+
+        def answer() -> None:
+            connection, _ = slow.accept()
+            with connection:
+                for parts in (10, 1):
+                    connection.recv(1000)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % PIECE)
+                    step = PIECE // parts
+                    for begin in range(0, PIECE, step):
+                        connection.sendall(data[begin : begin + step])
+                        time.sleep(0.1)
+
+        threading.Thread(target=answer, daemon=True).start()
+        one = peers._Neighbour("slow", *slow.getsockname())
+        assert [node._piece(peers._Fetch(one, number), f"/piece/{number}") for number in (0, 1)] == [data] * 2
+        assert node.fetched == 2 * PIECE
+
+
+def test_a_response_that_ends_its_connection_is_no_piece(tmp_path: Path, archive: Path) -> None:
+    node = alone(tmp_path, archive)
+    with socket.create_server((HOME, 0)) as other:
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % PIECE)
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(http.client.HTTPException):
+            node._piece(peers._Fetch(peers._Neighbour("other", *other.getsockname()), 0), "/piece/0")
+
+
 def test_what_is_no_announcement_is_not_taken_for_one(tmp_path: Path, archive: Path) -> None:
     source = alone(tmp_path, archive)
     right = {"name": "a", "port": 1, "have": "0", "wanted": 3, "done": False, "error": "", "trouble": {}}
