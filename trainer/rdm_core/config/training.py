@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rdm_core.config.schema import Config
 from rdm_core.errors import TrainerError, Unfit, as_far_as_it_fits
 
-__all__ = ["MOST_TRACED", "check", "check_program", "has_sound_data"]
+__all__ = ["MOST_TRACED", "check", "check_program", "has_sound_data", "unsupported"]
 
 MOST_TRACED = 100
 """The most steps to trace. More would take much memory, and nobody could view so many events."""
@@ -28,7 +28,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _t5,
         _bert,
         _layout,
-        _engine,
+        unsupported,
         _length,
         _warmups,
         _rampup,
@@ -135,11 +135,6 @@ def _context(config: Config) -> Iterator[str]:
     ranks = parallel.context
     if ranks == 1:
         return
-    if config.engine != "native":
-        yield (
-            f"parallel.context {ranks} needs the native engine, but engine is {config.engine}; set engine to "
-            "native, or take context 1."
-        )
     if model.kind != "gpt":
         yield f"parallel.context {ranks} is for a decoder, but model.kind is {model.kind}; take context 1."
     if model.experts:
@@ -165,20 +160,10 @@ def _sequence_parallel(config: Config) -> Iterator[str]:
     model, parallel = config.model, config.parallel
     if not parallel.sequence_parallel:
         return
-    if config.engine != "native":
-        yield (
-            f"parallel.sequence_parallel needs the native engine, but engine is {config.engine}; set engine "
-            "to native, or sequence_parallel to false."
-        )
     if parallel.tensor == 1:
         yield (
             "parallel.sequence_parallel shares tokens between tensor ranks, but parallel.tensor is 1; take a "
             "larger one, or set sequence_parallel to false."
-        )
-    if model.experts:
-        yield (
-            "parallel.sequence_parallel is not combined with model.experts, whose router takes all tokens; "
-            "set it to false."
         )
     shards, ranks = parallel.token_shards * parallel.context, f"parallel.tensor {parallel.tensor}"
     if parallel.context > 1:
@@ -335,28 +320,36 @@ def _layout(config: Config) -> Iterator[str]:
         )
 
 
-def _engine(config: Config) -> Iterator[str]:
-    if config.engine != "native":
-        if config.parallel.reduce_dtype != "fp32":
-            yield (
-                f"parallel.reduce_dtype {config.parallel.reduce_dtype} needs the native engine, but engine "
-                f"is {config.engine}; set engine to native, or take reduce_dtype fp32."
-            )
-        if config.parallel.virtual_pipeline > 1:
-            yield (
-                f"parallel.virtual_pipeline {config.parallel.virtual_pipeline} needs the native engine, but "
-                f"engine is {config.engine}; set engine to native, or take virtual_pipeline 1."
-            )
-        return
-    if config.parallel.zero_stage > 1:
+def unsupported(config: Config) -> Iterator[str]:
+    """Yield the problems of keys that the engine, or a model with experts, has in no layout."""
+    parallel = config.parallel
+    if parallel.sequence_parallel and config.model.experts:
         yield (
-            f"parallel.zero_stage {config.parallel.zero_stage} needs DeepSpeed, but engine is native; set "
-            "engine to deepspeed, or take zero_stage 1."
+            "parallel.sequence_parallel is not combined with model.experts, whose router takes all tokens; "
+            "set it to false."
+        )
+    if config.engine != "native":
+        for key, value, other in (
+            ("context", parallel.context, 1),
+            ("sequence_parallel", parallel.sequence_parallel, False),
+            ("reduce_dtype", parallel.reduce_dtype, "fp32"),
+            ("virtual_pipeline", parallel.virtual_pipeline, 1),
+        ):
+            if value != other:
+                yield (
+                    f"parallel.{key} {str(value).lower()} needs the native engine, but engine is "
+                    f"{config.engine}; set engine to native, or {key} to {str(other).lower()}."
+                )
+        return
+    if parallel.zero_stage > 1:
+        yield (
+            f"parallel.zero_stage {parallel.zero_stage} needs DeepSpeed, but engine is native; set engine to "
+            "deepspeed, or zero_stage to 1."
         )
     if config.optimisation.precision == "fp16":
         yield (
             "optimisation.precision fp16 needs DeepSpeed, but engine is native; set engine to deepspeed, or "
-            "take bf16."
+            "precision to bf16."
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rdm_core import config as configuration
 from rdm_core.config.schema import Config
+from rdm_core.config.training import unsupported
 from rdm_core.cost import flops
 from rdm_core.errors import FAILED, TrainerError
 from rdm_planner import report
@@ -132,7 +133,8 @@ def read_job(options: TuneOptions) -> Config:
     """Return the job to search a layout for.
 
     Raises:
-        TrainerError: The file is not a job, or an override sets a key that is searched.
+        TrainerError: The file is not a job, an override sets a key that is searched, or
+            no layout supports a key.
     """
     job = configuration.load(options.config, options.overrides)
     for override in options.overrides:
@@ -143,7 +145,21 @@ def read_job(options: TuneOptions) -> Config:
             f"parallel.context is {job.parallel.context}, and no layout is searched for sequences that ranks "
             "share; give the layout itself, or add parallel.context=1."
         )
+    # The search ignores the file's values of these keys.
+    held = _held(options)
+    parallel = dataclasses.replace(
+        job.parallel,
+        zero_stage=job.parallel.zero_stage if "parallel.zero_stage" in held else 1,
+        virtual_pipeline=job.parallel.virtual_pipeline if "parallel.virtual_pipeline" in held else 1,
+    )
+    for problem in unsupported(dataclasses.replace(job, parallel=parallel)):
+        raise TrainerError(problem)
     return job
+
+
+def _held(options: TuneOptions) -> set[str]:
+    """Return the keys on the command line, which are fixed."""
+    return {override.partition("=")[0] for override in options.overrides}
 
 
 def answer(
@@ -175,8 +191,7 @@ def answer(
         fleet.measured(nodes) if fleet.profiles else published_peaks(job, nodes, peaks, options.efficiency)
     )
     described = Job(job, times, statement)
-    # Keys on the command line are fixed.
-    held = {override.partition("=")[0] for override in options.overrides}
+    held = _held(options)
     if "parallel.zero_stage" in held:
         described.zero_stages = [job.parallel.zero_stage]
     if "parallel.activation_checkpointing" in held:
@@ -188,11 +203,6 @@ def answer(
             raise TrainerError(
                 f"parallel.virtual_pipeline is {job.parallel.virtual_pipeline}, and no layout of a T5, whose "
                 "blocks are of two kinds, is searched for it; leave it out."
-            )
-        if job.parallel.virtual_pipeline > 1 and job.engine != "native":
-            raise TrainerError(
-                f"parallel.virtual_pipeline is {job.parallel.virtual_pipeline}, which needs the native "
-                f"engine, but engine is {job.engine}; add engine=native, or leave it out."
             )
         described.virtual_degrees = [job.parallel.virtual_pipeline]
     elif len(set(nodes)) > 1:

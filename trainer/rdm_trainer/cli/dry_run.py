@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
 import json
@@ -292,7 +291,7 @@ def _changed(job: Config, report: Report, changes: Mapping[str, Any]) -> Report 
 
 
 def _recomputed(job: Config, report: Report, accelerator: Accelerator) -> dict[str, Any]:
-    """Return the keys that let as few blocks of each stage compute again as fit; all where none do."""
+    """Return the keys that let as few blocks of each stage compute again as fit; the smallest if none do."""
 
     def keys(blocks: int) -> dict[str, Any]:
         found: dict[str, Any] = {"parallel.activation_checkpointing": "full"}
@@ -300,12 +299,16 @@ def _recomputed(job: Config, report: Report, accelerator: Accelerator) -> dict[s
             found["parallel.activation_checkpointing_blocks"] = blocks if blocks < most else "null"
         return found
 
-    def fits(blocks: int) -> bool:
-        smaller = _changed(job, report, keys(blocks))
-        return smaller is not None and smaller.fits(accelerator)
-
     most = max(stage.blocks for stage in report.stages)
-    return keys(1 + bisect.bisect_left(range(1, most), True, key=fits))
+    sizes: dict[int, int] = {}
+    # More blocks can need more memory: the backward pass computes a whole interval of blocks again.
+    for blocks in range(1, most + 1):
+        smaller = _changed(job, report, keys(blocks))
+        if smaller is not None:
+            if smaller.fits(accelerator):
+                return keys(blocks)
+            sizes[blocks] = smaller.peak.memory.total
+    return keys(min(sizes, key=lambda blocks: sizes[blocks], default=most))
 
 
 def _count(number: int) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 import yaml
 
 from rdm_core.config import from_dict, load
+from rdm_core.cost import dry_run, flops
 from rdm_trainer import cli
+from rdm_trainer.cli.dry_run import _recomputed
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 XL = str(CONFIGS / "gpt2-xl.yaml")
@@ -121,6 +124,27 @@ def test_dry_run_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture
     for blocks, expected in ((2, 1), (3, 0)):
         keys = (full, f"parallel.activation_checkpointing_blocks={blocks}")
         assert run(capsys, "dry-run", XL, "--gpu", "A10", *batch, *keys)[0] == expected
+
+
+def test_dry_run_finds_the_fewest_blocks_to_recompute_in_intervals() -> None:
+    keys = ("pipeline=2", "data=8", "activation_checkpointing_interval=12")
+    job = load(
+        CONFIGS / "gpt-345m.yaml", ["optimisation.micro_batch_size=16", *(f"parallel.{key}" for key in keys)]
+    )
+    plain, a10 = dry_run.dry_run(job, 16), flops.find_accelerator("A10")
+    assert a10 is not None
+    sizes = []
+    for blocks in range(1, 13):
+        full = ("activation_checkpointing=full", f"activation_checkpointing_blocks={blocks}")
+        other = from_dict(job.to_dict(), [f"parallel.{key}" for key in full])
+        sizes.append(dry_run.dry_run(other, 16).peak.memory.total / dry_run.GIB)
+    # The more blocks compute again at once, the more memory the last stage needs.
+    smallest = min(sizes)
+    assert sizes[0] > smallest < sizes[-1]
+    for limit in (*sizes, smallest / 2):
+        expected = next(number for number, size in enumerate(sizes, 1) if size <= max(limit, smallest))
+        found = _recomputed(job, plain, dataclasses.replace(a10, memory_gib=limit))
+        assert found.get("parallel.activation_checkpointing_blocks", 12) == expected
 
 
 @pytest.mark.parametrize("name", ["t5-11b", "t5-23b", "gpt-345m", "gpt2-xl"])

@@ -22,7 +22,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 def test_what_cannot_be_is_one_sentence() -> None:
     assert check(JOB, 2) == []
     for changes, words in (
-        ({"engine": "deepspeed"}, "parallel.sequence_parallel needs the native engine"),
+        ({"engine": "deepspeed"}, "parallel.sequence_parallel true needs the native engine"),
         ({"parallel.tensor": 1}, "but parallel.tensor is 1"),
         ({"model.experts": 4, "model.biases": "none"}, "not combined with model.experts"),
         ({"model.seq_length": 17}, "model.seq_length 17 is not a multiple of parallel.tensor 2,"),

@@ -373,6 +373,13 @@ def test_a_layout_without_tensor_ranks_is_given_without_sequence_parallelism() -
         assert ("parallel.sequence_parallel=false" in row["overrides"]) == (row["tensor"] == 1)
 
 
+def test_sequence_parallelism_of_a_model_with_experts_is_refused() -> None:
+    keys = ["--nodes", "1xH100:8", "engine=native", "parallel.sequence_parallel=true"]
+    code, output = _tune(str(CONFIGS / "qwen3-30b-a3b.yaml"), *keys)
+    assert code == 3
+    assert "parallel.sequence_parallel is not combined with model.experts" in output
+
+
 def test_zero_and_checkpointing_make_room() -> None:
     small = NodeKind("A10", gpus=4, inter=40e9, intra=128e9, memory_gib=15.0)
     model = _model("gpt2-xl", small)
@@ -472,6 +479,14 @@ def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
             "the nearest that one divides is 8.",
         ),
         ([*CHUNKS, "--nodes", "2xA10:2"], 3, "needs the native engine, but engine is deepspeed"),
+        (
+            ["--nodes", "2xA10:2", "parallel.sequence_parallel=true"],
+            3,
+            "parallel.sequence_parallel true needs the native engine, but engine is deepspeed; set engine to",
+        ),
+        (["--nodes", "2xA10:2", "parallel.reduce_dtype=bf16"], 3, "bf16 needs the native engine"),
+        (["--nodes", "2xA10:2", "engine=native", "parallel.zero_stage=3"], 3, "zero_stage 3 needs DeepSpeed"),
+        (["--nodes", "2xA10:2", "engine=native", "optimisation.precision=fp16"], 3, "fp16 needs DeepSpeed"),
         (["--nodes", "1xA10:1", "model.hidden_size=4800"], 1, "any layout; 13 of them would do"),
         (["--nodes", "1xA10:1", "model.hidden_size=64000"], 1, "take GPUs with more memory"),
         (["--nodes", "2xA10:4", "--pareto", "--price", "A11=2"], 3, "'A11' of --price is not known"),
