@@ -71,7 +71,8 @@ options:
     type: path
   brought:
     description:
-      - What M(rdm.provision.image_distribution) says of this archive on this node, with its C(index).
+      - What M(rdm.provision.image_distribution) says of this archive on this node, with its C(index), and
+        C(keep) if another image is loaded from it afterwards.
     type: dict
 attributes:
   check_mode:

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.docker import registry_mirrors
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 
-from tests.image_archives import MadeImage, layer, saved
+from tests.image_archives import Layout, MadeImage, layer, saved
 from tests.integration.engine import Engine, net, private_engine, wait_until
-from tests.integration.plays import Played, run_plays
+from tests.integration.plays import HOST, Played, run_plays
 
 
 @pytest.fixture
@@ -182,6 +183,33 @@ def test_nothing_is_loaded_if_one_archive_is_bad(engine: Engine, tmp_path: Path)
     assert (played.status, played.changes) == (2, [0])
     assert f"{tmp_path}/none.tar does not exist: put it there" in played.output
     assert "rdm-test/good:1" not in names(engine)
+
+
+def test_two_images_of_one_archive_that_came_from_other_nodes(engine: Engine, tmp_path: Path) -> None:
+    layout = Layout()
+    wanted = ["rdm-test/first:1", "rdm-test/second:1"]
+    for name in wanted:
+        key = {"org.opencontainers.image.ref.name": name}
+        layout.entries.append(layout.manifest(MadeImage([layer(name)], [name]), annotations=key))
+    path, copy = tmp_path / "two.tar", tmp_path / "peers" / "two.tar"
+    copy.parent.mkdir()
+    path.write_bytes(layout.tar())
+    copy.write_bytes(layout.tar())
+    brought = {
+        "nodes": {HOST: {str(path): {"copy": str(copy)}}},
+        "indexes": {str(path): index_archive(str(path)).to_json()},
+    }
+    images = [{"name": name, "source": "archive", "path": str(path)} for name in wanted]
+    played = play(
+        engine,
+        tmp_path,
+        images_list=images,
+        images_cache_dir=str(tmp_path / "cache"),
+        __images_brought=brought,
+    )
+    assert played.status == 0, played.output
+    assert set(wanted) <= names(engine)
+    assert not copy.exists()
 
 
 def test_an_image_that_goes_and_comes_in_one_run(engine: Engine, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ _ANNOUNCED = {
     "port": int,
     "have": str,
     "wanted": int,
-    "done": bool,
+    "missing": int,
     "error": str,
     "trouble": dict,
     "fetched": int,
@@ -192,7 +192,7 @@ class _Members:
             alive = self._alive()
             turn = int((time.monotonic() - self.began) / max(TURN_S, self.every_s))
             chosen = [self.known[other] for other in neighbours(list(alive), name, turn)]
-            fetching = [other for other, one in alive.items() if not one["done"]]
+            fetching = [other for other, one in alive.items() if one["missing"]]
             return {
                 "neighbours": [[one["name"], one["address"], one["port"]] for one in chosen],
                 "direct": name in fetching[:DIRECT] and bool(self._unsent(alive)),
@@ -241,8 +241,10 @@ class _Members:
         with self.lock:
             return {
                 name: {
-                    **{key: one[key] for key in ("wanted", "done", "error", "trouble", "fetched")},
-                    "have": count(one["have"]),
+                    **{key: one[key] for key in ("wanted", "error", "trouble", "fetched")},
+                    # A node may have more than it needs, from an earlier run.
+                    "have": one["wanted"] - one["missing"],
+                    "done": not one["missing"],
                     "silent_s": round(now - one["at"], 1),
                 }
                 for name, one in self.known.items()
@@ -392,7 +394,7 @@ class Peer:
             "port": self.port,
             "have": "{0:x}".format(self.file.have),
             "wanted": count(self.wanted),
-            "done": not self.missing,
+            "missing": count(self.missing),
             "error": self.error,
             "trouble": dict(self.trouble),
             "fetched": self.fetched,
