@@ -6,7 +6,8 @@ docs/performance.md. On one device, rounds of our steps and the plain loop's alt
 both have the same clocks and the same load; the figures are medians over the rounds. With two, four or eight
 devices, data, tensor and pipeline parallelism and their products follow, each with the same number of tokens
 per step and device, and are compared with our figures and the plain loop's on one device.
-`--engine deepspeed,native` measures both engines, one after the other, each with a plain loop of its own.
+`--engine deepspeed,native` measures both engines, one after the other, each with a plain loop of its own;
+`--rivals megatron-core,torchtitan` then measures those likewise on one device, where they are installed.
 
 `--set parallel.virtual_pipeline=2` interleaves the pipelines of the native engine.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -38,6 +40,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 from benchmarks.tables import markdown  # noqa: E402
 
 LEG_TIMEOUT_S = 900.0
+RIVALS = {"megatron-core": "0.19.2", "torchtitan": "0.2.2"}  # with the versions that were tried
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ class Leg:
     overrides: dict[str, Any]
     engine: str = "deepspeed"
     profile: str | None = None
+    rival: str | None = None  # measured instead of our engine
 
     @property
     def virtual_pipeline(self) -> int:
@@ -222,6 +226,7 @@ class Leg:
 def measure(leg: Leg) -> dict[str, Any]:
     """Measure a leg in this process, one of its ranks, and return the report of rank 0."""
     import torch
+    import torch.distributed as dist
 
     accelerated = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if accelerated else torch.device("cpu")
@@ -242,17 +247,29 @@ def measure(leg: Leg) -> dict[str, Any]:
     report: dict[str, Any] = {}
     ways: dict[str, Callable[[], object]] = {}
     begin = time.perf_counter()
-    ours_step, batches, loss = our_engine(leg, device)
-    ways["ours"] = ours_step
+    way = leg.rival or "ours"
+    if accelerated:
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    if leg.rival:
+        held = hold(leg, device, micro_batches(leg))
+        rival = create_rival(leg, device, held)
+        report["about"] = rival.about
+        step, loss = rival.step, rival.loss
+    else:
+        step, batches, loss = our_engine(leg)
+        held = hold(leg, device, batches) if leg.plain else []
+    ways[way] = step
     for _ in range(leg.warm_up):
-        ours_step()
+        step()
     synchronise()
-    report["ours_warm_up_s"] = time.perf_counter() - begin
-    report["ours_peak_gib"] = peak()
+    report[f"{way}_warm_up_s"] = time.perf_counter() - begin
+    report[f"{way}_peak_gib"] = peak()
     if leg.plain:
         begin = time.perf_counter()
         resident = torch.cuda.memory_allocated() / 2**30 if accelerated else 0.0
-        loop = plain_loop(leg, device, batches)
+        loop = plain_loop(leg, device, held)
         ways["plain"] = loop.step
         for _ in range(leg.warm_up):
             loop.step()
@@ -276,45 +293,60 @@ def measure(leg: Leg) -> dict[str, Any]:
     return report
 
 
-def our_engine(leg: Leg, device: Any) -> tuple[Callable[[], object], Iterator[Any], Callable[[], float]]:
-    """Return our engine's step, an iterator of micro-batches of the same data, and the last loss."""
-    import torch.distributed as dist
-
+def micro_batches(leg: Leg, data_rank: int = 0, data_size: int = 1) -> Iterator[Any]:
+    """Return the trainer's micro-batches of a data-parallel rank, on the host."""
     from rdm_core import config as configuration
     from rdm_trainer.data import loaders
+
+    train = loaders.build(
+        configuration.from_dict(leg.configuration()),
+        data_rank=data_rank,
+        data_size=data_size,
+        consumed_samples=0,
+    ).train
+    assert train is not None
+    return iter(train)
+
+
+def hold(leg: Leg, device: Any, batches: Iterator[Any]) -> list[tuple[Any, Any]]:
+    """Return the tokens and labels of a step's micro-batches on the device."""
+    held = []
+    for _ in range(leg.accumulation):
+        tokens, (labels, _mask) = next(batches)
+        held.append((tokens.to(device), labels.to(device)))
+    return held
+
+
+def our_engine(leg: Leg) -> tuple[Callable[[], object], Iterator[Any], Callable[[], float]]:
+    """Return our engine's step, an iterator of micro-batches of the same data, and the last loss."""
+    from rdm_core import config as configuration
     from rdm_trainer.engines import create
 
-    if device.type == "cuda":
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
     config = configuration.from_dict(leg.configuration())
     topology = create.create_topology(config)
     engine = create.create(config, topology)
     engine.lr = 1e-4
-
-    def micro_batches() -> Iterator[Any]:
-        train = loaders.build(
-            config,
-            data_rank=topology.data_rank,
-            data_size=topology.data,
-            consumed_samples=0,
-        ).train
-        assert train is not None
-        return iter(train)
-
-    data = micro_batches()
+    data = micro_batches(leg, topology.data_rank, topology.data)
     last: list[Any] = []
 
     def step() -> None:
         # As in training, the loss stays on the device until a line is logged.
         last[:] = [engine.train_step(data)]
 
-    return step, micro_batches(), lambda: float(last[0].loss)
+    return step, micro_batches(leg, topology.data_rank, topology.data), lambda: float(last[0].loss)
 
 
-def plain_loop(leg: Leg, device: Any, batches: Iterator[Any]) -> Any:
-    """Return the plain loop on a device, with a few micro-batches of our engine's."""
+def create_rival(leg: Leg, device: Any, held: list[tuple[Any, Any]]) -> Any:
+    """Return the rival on a device, with the micro-batches of a step."""
+    from benchmarks.rivals import RIVALS as TRAINERS
+
+    return TRAINERS[str(leg.rival)](
+        leg.shape, held, leg.accumulation, device, mixed=leg.precision == "bf16", compiled=leg.compiled
+    )
+
+
+def plain_loop(leg: Leg, device: Any, held: list[tuple[Any, Any]]) -> Any:
+    """Return the plain loop on a device, with the micro-batches of a step."""
     import torch
 
     from benchmarks.plain_loop import PlainGPT, PlainLlama, PlainLoop
@@ -327,10 +359,6 @@ def plain_loop(leg: Leg, device: Any, batches: Iterator[Any]) -> Any:
     else:
         model = PlainGPT(shape.layers, shape.hidden, shape.heads, *ends)
     model = model.to(device, torch.bfloat16 if leg.precision == "bf16" else torch.float32)
-    held = []
-    for _ in range(leg.accumulation):
-        tokens, (labels, _mask) = next(batches)
-        held.append((tokens.to(device), labels.to(device)))
     return PlainLoop(model, held, leg.accumulation, compiled=leg.compiled, masters=leg.masters)
 
 
@@ -404,16 +432,15 @@ def run_leg(leg: Leg, directory: Path) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """Return the machine's devices and versions."""
-    from importlib.metadata import version
-
     import torch
 
     accelerated = torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if accelerated else platform.processor() or platform.machine(),
         "devices": torch.cuda.device_count() if accelerated else os.cpu_count() or 1,
+        "accelerated": accelerated,
         "torch": torch.__version__,
-        "deepspeed": version("deepspeed"),
+        "deepspeed": importlib.metadata.version("deepspeed"),
         "python": platform.python_version(),
     }
 
@@ -461,7 +488,7 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
             return f"{100 * (max(rates) - min(rates)) / medians[way]:.1f} %"
 
         if layout == "one":
-            if "plain" in medians:
+            if "plain" in medians and "ours" in medians:
                 singles[name, engine] = medians
             for way in medians:
                 ratio = f"{medians[way] / medians['plain']:.3f}" if "plain" in medians else "-"
@@ -493,6 +520,7 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
                 ]
             )
     parts = [markdown(rows, words=2) for rows in (one_rows, two_rows) if len(rows) > 1]
+    parts += dict.fromkeys(result["report"]["about"] for result in results if "about" in result["report"])
     return "\n\n".join(parts)
 
 
@@ -502,6 +530,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shapes", help="names, separated by commas; all")
     parser.add_argument("--layouts", default=",".join(LAYOUTS), help="of those with as many devices; all")
     parser.add_argument("--engine", default="deepspeed", help="deepspeed, native, or both with a comma")
+    parser.add_argument("--rivals", default="", help=f"measured as well: {', '.join(RIVALS)}")
     parser.add_argument("--accumulation", type=int, default=8, help="micro-batches in a step on one device")
     parser.add_argument("--sequence", type=int, help="tokens of a sample, instead of the shape's")
     parser.add_argument("--micro-batch", type=int, help="samples of it on one device, instead of the shape's")
@@ -521,11 +550,41 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--leg", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.rivals = [name for name in args.rivals.split(",") if name]
+    for name in args.rivals:
+        if name not in RIVALS:
+            parser.error(f"--rivals {name} is unknown; {' and '.join(RIVALS)} can be measured")
+    return args
 
 
-def legs(args: argparse.Namespace, devices: int) -> Iterator[Leg]:
-    """Yield the wanted legs for which there are enough devices."""
+def missing(rival: str) -> str | None:
+    """Return why a rival cannot be measured here, if it is not installed."""
+    try:
+        importlib.metadata.version(rival)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{rival} is not installed here; `pip install {rival}=={RIVALS[rival]}` installs it"
+    return None
+
+
+def unfit(rival: str, shape: Shape, accelerated: bool) -> str | None:
+    """Return why an installed rival cannot train a shape on this machine, if so."""
+    if rival == "megatron-core" and not accelerated:
+        return "megatron-core trains on GPUs only"
+    if rival == "torchtitan" and not shape.groups:
+        return "torchtitan has no GPT with learned positions; a Llama's shape works"
+    return None
+
+
+def legs(args: argparse.Namespace, devices: int, accelerated: bool) -> Iterator[Leg]:
+    """Yield the wanted legs for which there are enough devices, and print why others are left out."""
+    rivals = []
+    for rival in args.rivals:
+        reason = missing(rival)
+        if reason:
+            print(f"Left out: {reason}.", flush=True)
+        else:
+            rivals.append(rival)
     shapes = QUICK if args.quick else SHAPES
     names = args.shapes.split(",") if args.shapes else list(shapes)
     overrides = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in args.set)}
@@ -545,7 +604,14 @@ def legs(args: argparse.Namespace, devices: int) -> Iterator[Leg]:
                     flush=True,
                 )
                 continue
-            for engine in args.engine.split(","):
+            measured: list[tuple[str, str | None]] = [(engine, None) for engine in args.engine.split(",")]
+            for rival in rivals if layout.world == 1 else ():
+                reason = unfit(rival, shape, accelerated)
+                if reason:
+                    print(f"{name}: left out, {reason}.", flush=True)
+                else:
+                    measured.append((measured[0][0], rival))
+            for engine, rival in measured:
                 leg = Leg(
                     shape_name=name,
                     shape=shape,
@@ -561,6 +627,7 @@ def legs(args: argparse.Namespace, devices: int) -> Iterator[Leg]:
                     overrides=overrides,
                     engine=engine,
                     profile=str(args.profile.resolve()) if args.profile else None,
+                    rival=rival,
                 )
                 if args.quick:
                     leg = replace(
@@ -594,7 +661,7 @@ def main() -> int:
     if args.profile:
         args.profile.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
-        for leg in legs(args, facts["devices"]):
+        for leg in legs(args, facts["devices"], facts["accelerated"]):
             begin = time.perf_counter()
             report = run_leg(leg, Path(directory))
             results.append(
@@ -607,7 +674,8 @@ def main() -> int:
             )
             took = time.perf_counter() - begin
             print(
-                f"{leg.shape_name}, {leg.layout.name}, {leg.engine} ({took:.0f} s): {json.dumps(report)}",
+                f"{leg.shape_name}, {leg.layout.name}, {leg.rival or leg.engine} ({took:.0f} s): "
+                f"{json.dumps(report)}",
                 flush=True,
             )
             if args.json:

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The benchmark of training measures other trainers where installed, and says why it leaves one out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+
+from benchmarks import train_throughput
+from benchmarks.train_throughput import Leg
+
+
+def wanted(monkeypatch: pytest.MonkeyPatch, *options: str, accelerated: bool = True) -> list[Leg]:
+    """Return the legs that the options ask for on one device."""
+    monkeypatch.setattr("sys.argv", ["train_throughput.py", *options])
+    return list(train_throughput.legs(train_throughput.arguments(), 1, accelerated))
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let only these distributions be installed."""
+
+    def version(name: str) -> str:
+        if name not in names:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_a_rival_that_is_not_installed_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed(monkeypatch)
+    without = wanted(monkeypatch, "--quick")
+    assert capsys.readouterr().out == ""
+    assert wanted(monkeypatch, "--quick", "--rivals", "megatron-core,torchtitan") == without
+    assert capsys.readouterr().out.splitlines() == [
+        "Left out: megatron-core is not installed here; `pip install megatron-core==0.19.2` installs it.",
+        "Left out: torchtitan is not installed here; `pip install torchtitan==0.2.2` installs it.",
+    ]
+
+
+def test_rivals_follow_the_engines_on_one_device(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed(monkeypatch, "megatron-core", "torchtitan")
+    options = ("--quick", "--engine", "native", "--rivals", "megatron-core,torchtitan")
+    legs = wanted(monkeypatch, *options)
+    assert [(leg.shape_name, leg.rival) for leg in legs] == [
+        ("tiny", None),
+        ("tiny", "megatron-core"),
+        ("tiny Llama", None),
+        ("tiny Llama", "megatron-core"),
+        ("tiny Llama", "torchtitan"),
+    ]
+    assert all(leg.plain for leg in legs)
+    assert capsys.readouterr().out.startswith("tiny: left out, torchtitan has no GPT")
+    assert wanted(monkeypatch, *options, "--layouts", "DP 2") == []
+    assert {leg.rival for leg in wanted(monkeypatch, *options, accelerated=False)} == {None, "torchtitan"}
+
+
+def test_an_unknown_rival_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        wanted(monkeypatch, "--rivals", "megatron")
+    assert "--rivals megatron is unknown; megatron-core and torchtitan can be measured" in (
+        capsys.readouterr().err
+    )
+
+
+def test_the_table_has_a_rival_beside_its_plain_loop() -> None:
+    shape = train_throughput.QUICK["tiny"]
+    leg = {
+        "shape": vars(shape),
+        "shape_name": "tiny",
+        "layout": {"name": "one"},
+        "engine": "native",
+        "accumulation": 8,
+    }
+    report = {
+        "about": "megatron-core 0.19.2: its parts",
+        "tokens_per_second": {"megatron-core": [900.0, 900.0], "plain": [1000.0, 1000.0]},
+        "megatron-core_peak_gib": 3.0,
+        "plain_peak_gib": 2.0,
+    }
+    result = {"leg": leg, "micro_batches": "4 x 8", "flops_per_token": 1e9, "report": report}
+    lines = train_throughput.tables([result, result], 1.0).splitlines()
+    cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
+    assert cells == ["tiny", "megatron-core", "4 x 8", "900", "0.0 %", "90.0", "0.900", "3"]
+    assert lines[-1] == report["about"] != lines[-3]
