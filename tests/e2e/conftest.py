@@ -54,8 +54,8 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Product:
     (wheel,) = wheels.glob("*.whl")
     venv.create(home / "venv", with_pip=False)
     python = home / "venv" / "bin" / "python"
-    asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    site = Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip())
+    command = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
     subprocess.run(
         [*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], check=True
     )

@@ -95,8 +95,8 @@ class MachineLab(Lab):
 
     def at_home(self, node: str, parent: str = "ib0") -> list[str]:
         """Return the interfaces of a card's virtual functions that no container has."""
-        looked = self.on(node, "sh", "-c", f"ls -d /sys/class/net/{parent}/device/virtfn*/net/*", check=False)
-        return [path.rpartition("/")[2] for path in looked.split()]
+        listed = self.on(node, "sh", "-c", f"ls -d /sys/class/net/{parent}/device/virtfn*/net/*", check=False)
+        return [path.rpartition("/")[2] for path in listed.split()]
 
     def all_reach(self, addresses: Mapping[str, str] = ADDRESSES) -> None:
         """Assert that each container reaches that of the other node."""

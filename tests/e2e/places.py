@@ -88,15 +88,15 @@ class Containers(Place):
             ["down"],
             ["up", "--tags", "container", "--extra-vars", "container_env={NOTE: other}"],
         ):
-            told = self.json(verb, *words, expect=2)
-            assert [(problem["node"], problem["value"]) for problem in told["problems"]] == [
+            result = self.json(verb, *words, expect=2)
+            assert [(problem["node"], problem["value"]) for problem in result["problems"]] == [
                 (node, f"the job {job}") for node in NODES
             ]
-            assert changed(told) == []
+            assert changed(result) == []
         # A verb that would not end it is accepted.
         assert changed(self.json("up", "--tags", "container")) == []
         assert [self.container(node, "{{.Id}} {{.State.StartedAt}}") for node in NODES] == before
-        return problems(told)
+        return problems(result)
 
 
 def jobs(place: Place, *argv: str) -> dict[str, Any]:

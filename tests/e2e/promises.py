@@ -64,10 +64,10 @@ class Promises:
         self, place: Place, trained: Trained
     ) -> None:
         more = [f"optimisation.train_iterations={STEPS + 2}", *trained.layout]
-        told = place.json("train", "--resume", trained.job, *more)["job"]
-        assert told["state"] == "finished"
+        resumed = place.json("train", "--resume", trained.job, *more)["job"]
+        assert resumed["state"] == "finished"
         expected = {step: loss for step, loss in LOSSES.items() if step <= STEPS + 2}
-        assert dict(told["losses"]) == pytest.approx(expected, abs=1e-4)
+        assert dict(resumed["losses"]) == pytest.approx(expected, abs=1e-4)
 
     def test_nobody_has_to_watch_and_two_jobs_do_not_meet(
         self, place: Place, launcher: str, config: str
@@ -85,9 +85,9 @@ class Promises:
             # While it watches a job, a control process does not hold the cluster's lock.
             wait_until(lambda: not (place.inventory / ".rdm" / "lock").read_text(), "the lock is given back")
         watchers[one].interrupt()
-        said = watchers[one].end(expect=130)
-        assert f"{one} goes on" in said
-        assert f"rdm-provision stop -i inventory/{place.inventory.name} {one}" in said
+        output = watchers[one].end(expect=130)
+        assert f"{one} goes on" in output
+        assert f"rdm-provision stop -i inventory/{place.inventory.name} {one}" in output
         watchers[two].kill()
 
         found = jobs(place)
@@ -101,12 +101,12 @@ class Promises:
         # It has saved its last step.
         assert stopped["checkpoint"] == stopped["iteration"]
         assert gone(place, one)
-        told = place.spares(two)
+        message = place.spares(two)
         for node, process in zip(NODES, theirs, strict=True):
             assert process in processes(place, node, two)
         assert jobs(place, two)[two]["state"] == "running"
         # It has nothing to save.
-        assert follow(told, "stop", place.json, "--now", JOB=two)["changed"]
+        assert follow(message, "stop", place.json, "--now", JOB=two)["changed"]
         assert not place.json("stop", two)["changed"]
         assert gone(place, two)
 
@@ -136,9 +136,9 @@ class Promises:
         start_waiting(place, config, job, "--launcher", launcher)
         place.lab("stop", "n2")
         nothing_left(place, job, ["n1"])
-        told = place.json("jobs", job, "--watch", expect=1)
+        result = place.json("jobs", job, "--watch", expect=1)
         # The master's agent reports it: no other node is queried.
-        assert (list(told["nodes"]), told["unreachable"]) == (["n1"], [])
-        (ended,) = told["jobs"]
+        assert (list(result["nodes"]), result["unreachable"]) == (["n1"], [])
+        (ended,) = result["jobs"]
         assert ended["state"] == "failed"
         assert [failure["node"] for failure in ended["failures"]] == ["n2"]

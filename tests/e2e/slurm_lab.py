@@ -55,8 +55,8 @@ class SlurmLab(Lab):
 
     def state(self, job: str) -> str:
         """The state of a job in the accounting; empty until it is there."""
-        said = self.user("sacct", "-X", "-n", "-P", "-D", "-j", job, "-o", "State", check=False)
-        return said.splitlines()[-1].split()[0] if said.strip() else ""
+        output = self.user("sacct", "-X", "-n", "-P", "-D", "-j", job, "-o", "State", check=False)
+        return output.splitlines()[-1].split()[0] if output.strip() else ""
 
     def ends(self, job: str, state: str = "COMPLETED") -> None:
         """Wait until a job is in a state."""
@@ -64,8 +64,8 @@ class SlurmLab(Lab):
 
     def nodes(self) -> dict[str, str]:
         """The state of each node."""
-        said = self.user("sinfo", "-h", "-N", "-o", "%N %T", check=False)
-        return dict(line.split() for line in said.splitlines())
+        output = self.user("sinfo", "-h", "-N", "-o", "%N %T", check=False)
+        return dict(line.split() for line in output.splitlines())
 
     def idle(self) -> None:
         """Cancel all jobs in the queue, and wait until all nodes are idle."""
@@ -79,8 +79,8 @@ class SlurmLab(Lab):
 @contextmanager
 def running_slurm(product: Product, name: str) -> Iterator[SlurmLab]:
     """Yield a lab with a running Slurm cluster; the remains of a killed run are removed first."""
-    asked = ("--nodes", str(len(NODES)), "--slurm", "--trainer", "--extra", "finetune")
-    with running_lab(product, name, *asked) as lab:
+    command = ("--nodes", str(len(NODES)), "--slurm", "--trainer", "--extra", "finetune")
+    with running_lab(product, name, *command) as lab:
         made = SlurmLab(lab.product, lab.name)
         made.json("slurm", "up")
         yield made

@@ -49,8 +49,8 @@ def test_all_problems_of_an_inventory_come_at_once(product: Product, tmp_path: P
     reasons = [problem["reason"] for problem in result["problems"]]
     assert len(reasons) >= 3
     played = product.run("ansible-playbook", "rdm.provision.site", "--inventory", tmp_path, expect=2)
-    said = " ".join((played.stdout + played.stderr).split())
-    assert [reason for reason in reasons if reason not in said] == []
+    output = " ".join((played.stdout + played.stderr).split())
+    assert [reason for reason in reasons if reason not in output] == []
 
 
 def test_an_inventory_that_is_not_there(product: Product) -> None:
@@ -89,12 +89,12 @@ def refusal(lab: Lab) -> dict[str, list[str]]:
     done = lab.rdm("up", "--json", expect=2)
     result = json.loads(done.stdout)
     assert result["refused"] == "nodes"
-    said: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for problem in result["problems"]:
         assert problem["hint"], problem
         sentence = f"{problem['value']} {problem['reason']}: {problem['hint']}"
-        said.setdefault(problem["node"], []).append(sentence)
-    return said
+        messages.setdefault(problem["node"], []).append(sentence)
+    return messages
 
 
 def find(sentences: list[str], *words: str) -> bool:
@@ -156,13 +156,13 @@ def test_settings_that_the_nodes_do_not_allow_are_refused_in_one_report(bare: La
     assert find(problems["n2"], "172.17.0.0/16 overlaps", "ib0", "172.17.4.5/24")
     assert find(problems["n3"], "172.17.0.0/16 overlaps", "172.17.64.0/20")
     assert find(problems["n3"], "Kubernetes (k3s", "services (172.17.8.0/22)")
-    for said in problems.values():
-        assert find(said, "ib7", "ib0")
-        assert find(said, "172.17.0.0/16 overlaps", "Docker network bridge", "for example 10.")
-        assert find(said, "/srv/none.tar")
-        assert find(said, "/tmp/cut.tar", "truncated")
-        assert find(said, "/etc/passwd", "not an image archive")
-        assert find(said, "/srv/rdm/images/cpu.tar", "0" * 64)
+    for message in problems.values():
+        assert find(message, "ib7", "ib0")
+        assert find(message, "172.17.0.0/16 overlaps", "Docker network bridge", "for example 10.")
+        assert find(message, "/srv/none.tar")
+        assert find(message, "/tmp/cut.tar", "truncated")
+        assert find(message, "/etc/passwd", "not an image archive")
+        assert find(message, "/srv/rdm/images/cpu.tar", "0" * 64)
 
 
 @contextmanager

@@ -66,11 +66,11 @@ class BareHosts(Place):
         return self.on(node, *argv, check=check)
 
     def spares(self, job: str) -> str:
-        told = str(self.json("env", "down", expect=1)["nodes"]["n1"]["why"])
-        assert f"/home/{self.user}/.rdm/n1/python" in told
-        assert "is in use by process" in told
-        assert job in [one["job"] for one in follow(told, "jobs", self.json)["jobs"]]
-        return told
+        reason = str(self.json("env", "down", expect=1)["nodes"]["n1"]["why"])
+        assert f"/home/{self.user}/.rdm/n1/python" in reason
+        assert "is in use by process" in reason
+        assert job in [one["job"] for one in follow(reason, "jobs", self.json)["jobs"]]
+        return reason
 
     def plug_in(self, node: str) -> None:
         """Give a restarted node its address on the fabric and its firewall."""
@@ -203,8 +203,10 @@ def test_this_machines_own_ssh_goes_through_the_jump_host(hosts: BareHosts, tmp_
     hosts.json("env", "up")
 
     def run(verb: str) -> Any:
-        asked = hosts.argv("env", verb, "--json", "--tags", "ssh_config", "-e", "ssh_config_controller=true")
-        return json.loads(hosts.product.run("rdm-provision", *asked, HOME=str(tmp_path)).stdout)
+        command = hosts.argv(
+            "env", verb, "--json", "--tags", "ssh_config", "-e", "ssh_config_controller=true"
+        )
+        return json.loads(hosts.product.run("rdm-provision", *command, HOME=str(tmp_path)).stdout)
 
     own = tmp_path / ".ssh"
     own.mkdir()
@@ -224,8 +226,8 @@ def test_this_machines_own_ssh_goes_through_the_jump_host(hosts: BareHosts, tmp_
     believed = f"UserKnownHostsFile={own}/rdm-provision/bare/known_hosts"
     for node in ADDRESSES:
         ssh = ["ssh", "-F", str(config), "-o", "BatchMode=yes", "-o", believed]
-        said = subprocess.run([*ssh, node, "uname", "-n"], capture_output=True, text=True, timeout=120)
-        assert said.stdout == f"{node}\n", said.stderr
+        output = subprocess.run([*ssh, node, "uname", "-n"], capture_output=True, text=True, timeout=120)
+        assert output.stdout == f"{node}\n", output.stderr
         # Without the jump host it fails.
         past = subprocess.run([*ssh, "-o", "ProxyJump=none", node, "true"], capture_output=True, timeout=120)
         assert past.returncode == 255
@@ -305,11 +307,11 @@ def test_data_that_were_brought_are_named_as_in_containers(
     hosts.on("n1", *rdm, "-c", WRITE_TOKENS, f"{made}/text")
     source = f"rdm-lab-{hosts.name}-n1:{made}"
     subprocess.run(["docker", "cp", "--quiet", source, str(tmp_path)], check=True)
-    said = hosts.rdm("data", str(tmp_path / "tokens")).stdout
-    assert "to n1, n2: /jobs/data in a job's configuration" in " ".join(said.split())
+    output = hosts.rdm("data", str(tmp_path / "tokens")).stdout
+    assert "to n1, n2: /jobs/data in a job's configuration" in " ".join(output.split())
     data = ["data.mock=false", "data.blend=[/jobs/data/text]"]
-    told = hosts.json("train", config, *data, "optimisation.train_iterations=2", "--name", "data")["job"]
-    assert (told["state"], told["iteration"]) == ("finished", 2)
+    job = hosts.json("train", config, *data, "optimisation.train_iterations=2", "--name", "data")["job"]
+    assert (job["state"], job["iteration"]) == ("finished", 2)
     refused = hosts.json("train", config, "data.mock=false", "data.blend=[/jobs/data/txt]", expect=2)
     assert "/home/rdm/.rdm/n1/jobs/data/txt" in json.dumps(refused["problems"])
 
@@ -334,8 +336,8 @@ def test_bad_input_is_a_sentence_and_nothing_has_changed(
     hosts: BareHosts, curves: dict[str, dict[str, Any]], config: str
 ) -> None:
     wrong = ("-e", "python_env_version=3.10.10", "-e", "python_env_method=pyen")
-    told = hosts.json("env", "up", *wrong, expect=3)
-    assert {(problem["node"], problem["value"].split()[0]) for problem in told["problems"]} == {
+    result = hosts.json("env", "up", *wrong, expect=3)
+    assert {(problem["node"], problem["value"].split()[0]) for problem in result["problems"]} == {
         (node, f"python_env_{what}") for node in ADDRESSES for what in ("method", "version")
     }
 
@@ -349,16 +351,16 @@ def test_bad_input_is_a_sentence_and_nothing_has_changed(
 
     other = "/home/rdm/other"
     there = ("-e", f"python_env_directory={other}/env")
-    for word, said in (
+    for word, message in (
         (
             "python_env_space=100000",
             "free, and the environment needs 97.7 TiB there: make room, or set",
         ),
         ("python_env_method=pyenv", "there is no pyenv in /home/rdm/.pyenv or on the PATH: install it, set"),
     ):
-        told = hosts.json("env", "up", *there, "-e", word, expect=1)
-        assert [said in one["why"] for one in told["nodes"].values()] == [True, True], told
-        assert changed(told) == []
+        result = hosts.json("env", "up", *there, "-e", word, expect=1)
+        assert [message in one["why"] for one in result["nodes"].values()] == [True, True], result
+        assert changed(result) == []
         assert not hosts.there("n1", other)
 
 
@@ -375,10 +377,10 @@ def test_an_environment_that_does_not_do_is_refused_with_what_makes_one(
         *("n2", "deepspeed 0.0.1", f"is not {before}, as on n1")
     ]
     assert "differs" not in jobs(hosts)
-    told = problems({"problems": [lacks]})
-    assert changed(follow(told, "env up", hosts.json, "--limit", "n1")) == ["n1"]
-    told = problems({"problems": [differs]})
-    assert changed(follow(told, "env up", hosts.json)) == ["n2"]
+    found = problems({"problems": [lacks]})
+    assert changed(follow(found, "env up", hosts.json, "--limit", "n1")) == ["n1"]
+    found = problems({"problems": [differs]})
+    assert changed(follow(found, "env up", hosts.json)) == ["n2"]
     assert hosts.json("train", config, "--check")["ok"]
 
 
@@ -387,7 +389,7 @@ def test_a_jump_host_that_refuses_is_named(hosts: BareHosts, tmp_path: Path) -> 
     hosts.on(JUMP, "sh", "-c", f"echo AllowTcpForwarding no >{closed}; pkill -HUP -o -x sshd")
     try:
         # A new connection, not an existing one.
-        told = hosts.json("env", "up", "-e", f"ansible_control_path_dir={tmp_path}", expect=1)
+        result = hosts.json("env", "up", "-e", f"ansible_control_path_dir={tmp_path}", expect=1)
     finally:
         hosts.on(JUMP, "sh", "-c", f"rm {closed}; pkill -HUP -o -x sshd")
     for node in ADDRESSES:
@@ -396,8 +398,8 @@ def test_a_jump_host_that_refuses_is_named(hosts: BareHosts, tmp_path: Path) -> 
             "its jump host does not let it through: ",
             "its jump host cannot be reached or does not let it through, and ssh does not tell why: ",
         )
-        assert told["nodes"][node]["why"].startswith(refused)
-    assert changed(told) == []
+        assert result["nodes"][node]["why"].startswith(refused)
+    assert changed(result) == []
 
 
 @pytest.fixture
@@ -442,8 +444,8 @@ def test_two_users_do_not_meet_and_need_no_root(hosts: BareHosts, alice: BareHos
 def test_env_down_takes_away_what_env_up_made_and_keeps_what_jobs_left(
     hosts: BareHosts, curves: dict[str, dict[str, Any]]
 ) -> None:
-    said = hosts.rdm("env", "down").stdout
-    assert f"Kept, because something is in it: {hosts.directory('n1', '').rstrip('/')}" in said
+    output = hosts.rdm("env", "down").stdout
+    assert f"Kept, because something is in it: {hosts.directory('n1', '').rstrip('/')}" in output
     assert not hosts.there("n1", "/home/rdm/.rdm/n1/python")
     assert not hosts.there("n1", "/home/rdm/.rdm/n1/ssh")
     for left in ("config", "authorized_keys", "rdm-provision"):

@@ -43,9 +43,9 @@ def test_a_check_of_empty_nodes_lists_changes_and_makes_none(lab: Lab, nasty: st
     changes = [change for node in result["nodes"].values() for change in node["changes"]]
     assert {change["phase"] for change in changes} >= {"images", "network", "container"}
     # What one module call writes.
-    told = "".join(change["diff"] for change in changes if change["phase"] == "container")
+    diff = "".join(change["diff"] for change in changes if change["phase"] == "container")
     for path in ("/etc/rdm/nodes", "/etc/environment", "/etc/rdm/ssh/config", "/etc/rdm/job/hostfile"):
-        assert f"+++ {path}" in told, told
+        assert f"+++ {path}" in diff, diff
     assert not (lab.inventory / "address_plan.cfg").exists()
     for node in NODES:
         assert not lab.there(node, "/etc/rdm")
@@ -54,8 +54,8 @@ def test_a_check_of_empty_nodes_lists_changes_and_makes_none(lab: Lab, nasty: st
 
 
 def test_up_provisions_every_node_and_shows_the_fabric(lab: Lab, nasty: str) -> None:
-    told = lab.json("jobs", expect=1)["nodes"]["n1"]["why"]
-    result = follow(told, "up", lab.json)
+    reason = lab.json("jobs", expect=1)["nodes"]["n1"]["why"]
+    result = follow(reason, "up", lab.json)
     assert result["ok"]
     assert changed(result) == list(NODES)
     assert {name: node["my_ip"] for name, node in result["plan"]["nodes"].items()} == ADDRESSES
@@ -104,8 +104,8 @@ def test_exec_gives_its_words_to_no_shell_and_its_exit_code_back(lab: Lab) -> No
 
 
 def test_a_value_of_the_inventory_reaches_no_shell(lab: Lab, nasty: str) -> None:
-    (told,) = {warning.partition(": ")[2] for warning in lab.json("plan")["warnings"] if "NOTE" in warning}
-    result = follow(told, "exec", lab.json, "--", "printenv", "NOTE")
+    (message,) = {warning.partition(": ")[2] for warning in lab.json("plan")["warnings"] if "NOTE" in warning}
+    result = follow(message, "exec", lab.json, "--", "printenv", "NOTE")
     assert {out["stdout"] for out in result["nodes"].values()} == {nasty + "\n"}
     for node in NODES:
         assert not lab.there(node, "/tmp/pwned")
@@ -147,9 +147,9 @@ def test_a_changed_variable_is_the_work_of_its_role_alone(lab: Lab, nasty: str) 
 
 
 def test_no_training_container_is_privileged(lab: Lab) -> None:
-    look = "{{.HostConfig.Privileged}} {{.HostConfig.CapAdd}} {{.HostConfig.SecurityOpt}}"
+    template = "{{.HostConfig.Privileged}} {{.HostConfig.CapAdd}} {{.HostConfig.SecurityOpt}}"
     expected = ["false [] [no-new-privileges label=disable]"] * 3
-    assert [lab.container(node, look) for node in NODES] == expected
+    assert [lab.container(node, template) for node in NODES] == expected
     # The node's users cannot reach a setuid program that the container's root leaves in its jobs.
     assert lab.on("n1", "stat", "--format", "%a %U", "/var/lib/rdm").split() == ["700", "root"]
 

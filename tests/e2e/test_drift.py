@@ -95,7 +95,10 @@ def test_manual_changes_are_found_and_repaired(right: Lab, name: str) -> None:
     assert done(result, "container") == done(predicted, "container")
     assert changed(result) == changed(predicted)
     for node, _, sentence, phase in ROUNDS[name]:
-        assert any(said.startswith(sentence) for said in reasons(result, node, phase)), (node, result["work"])
+        assert any(reason.startswith(sentence) for reason in reasons(result, node, phase)), (
+            node,
+            result["work"],
+        )
     assert set(result["work"]) == touched
     assert set(changed(result)) <= touched
     # The next round's check shows that nothing is left to do: it finds only that round's changes.
@@ -116,7 +119,7 @@ def test_an_older_export_goes_on_request_and_another_versions_digests_are_checke
     shell = ("n2", "su", "-", "rdm", "-c", "bash -ic 'printenv MY_IP'")
     assert right.on(*shell).split() == ["10.9.9.9"]
     result = right.json("up", "-e", "my_ip_repair_strays=true")
-    assert any("sets MY_IP to 10.9.9.9, which wins" in said for said in reasons(result, "n2", "my_ip"))
+    assert any("sets MY_IP to 10.9.9.9, which wins" in reason for reason in reasons(result, "n2", "my_ip"))
     assert [node for node in NODES if reasons(result, node, "hostfile")] == ["n2"]
     assert {(node, phase) for node, phase, _ in done(result)} == {("n2", "my_ip")}
     assert right.on(*shell).split() == [ADDRESSES["n2"]]

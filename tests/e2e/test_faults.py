@@ -54,16 +54,16 @@ def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
     run = lab.start("up", *note, "--extra-vars", "ansible_timeout=20")
     run.after("preflight")
     lab.pull_the_plug("n3")
-    said = run.end(expect=1)
-    assert "1 node unreachable" in said
+    output = run.end(expect=1)
+    assert "1 node unreachable" in output
     # The hint has the variables of this run; without them n3 would get other values.
     hint = rf"rdm-provision up -i inventory/{lab.name} .*container_env=.* --limit n3"
-    assert re.search(hint, " ".join(said.split())), said
+    assert re.search(hint, " ".join(output.split())), output
     for node in ("n1", "n2"):
         assert "NOTE=of this run" in lab.container(node, "{{.Config.Env}}")
     # A node that is down before a run does not stop it on the others, either.
-    said = lab.json("up", *note, "--extra-vars", "ansible_timeout=20", expect=1)
-    assert (said["unreachable"], said["failed"]) == (["n3"], [])
+    output = lab.json("up", *note, "--extra-vars", "ansible_timeout=20", expect=1)
+    assert (output["unreachable"], output["failed"]) == (["n3"], [])
     lab.lab("start", "n3")
     assert_mended(lab, *note)
     assert "NOTE=of this run" in lab.container("n3", "{{.Config.Env}}")
@@ -87,9 +87,9 @@ def test_ctrl_c_stops_in_an_orderly_way(lab: Lab) -> None:
     run = lab.start("up", "--recheck")
     run.after("images")
     run.interrupt()
-    said = run.end(expect=130)
-    assert "Stopped." in said
-    assert "Traceback" not in said
+    output = run.end(expect=130)
+    assert "Stopped." in output
+    assert "Traceback" not in output
     assert_mended(lab)
 
 
@@ -144,8 +144,8 @@ def test_what_another_inventory_or_another_run_has_in_hand_is_refused(lab: Lab, 
     hosts = (lab.inventory / "hosts.yml").read_text(encoding="utf-8")
     (tmp_path / "hosts.yml").write_text(hosts.replace("{{ inventory_dir }}", str(lab.inventory)))
     for verb in ("up", "down"):
-        said = lab.product.rdm(verb, "-i", str(tmp_path), expect=2).stderr
-        assert f"n1, n2, n3: the cluster {lab.name} in /etc/rdm was made from another inventory" in said
+        output = lab.product.rdm(verb, "-i", str(tmp_path), expect=2).stderr
+        assert f"n1, n2, n3: the cluster {lab.name} in /etc/rdm was made from another inventory" in output
     # A run from elsewhere, whose call on n2 does not end.
     leader = {"what": "rdm-provision up", "pid": 7, "started": 1, "user": "eve", "host": "ctl", "space": ""}
     began = int(lab.on("n2", "cut", "-d", " ", "-f", "22", "/proc/1/stat"))
@@ -174,9 +174,9 @@ def test_a_peer_dies_while_it_fetches_an_image_and_an_engine_while_it_loads_it(l
     script = f'until [ -s {fetched} ]; do sleep 0.02; done; kill -9 "$(cut -d " " -f 1 {fetched[:-3]}lock)"'
     lab.on("n3", "timeout", "200", "sh", "-c", script)
     lab.kill_engine("n1", "KILL", when="ls /var/lib/docker/tmp/docker-import-* >/dev/null 2>&1")
-    said = " ".join(run.end(expect=1).split())
-    assert "2 nodes failed" in said
-    assert re.search(r"cpu.tar did not reach n3, which was no longer heard at [1-9]?[0-9]%", said), said
+    output = " ".join(run.end(expect=1).split())
+    assert "2 nodes failed" in output
+    assert re.search(r"cpu.tar did not reach n3, which was no longer heard at [1-9]?[0-9]%", output), output
     assert [lab.container(node) for node in NODES] == ["", "running", ""]
     assert lab.on("n3", "sh", "-c", f"ls {fetched}"), "the next run goes on with what has arrived"
     assert_mended(lab, *peers)
@@ -202,8 +202,8 @@ def sriov(product: Product) -> Iterator[Lab]:
 def test_the_sriov_plugin_is_killed(sriov: Lab) -> None:
     assert_mended(sriov)
     sriov.on("n1", "docker", "kill", "rdm-sriov-plugin")
-    look = ["docker", "inspect", "--format", "{{.State.Status}}", "rdm-sriov-plugin"]
-    wait_until(lambda: sriov.on("n1", *look).strip() == "exited", "the plugin has ended")
+    command = ["docker", "inspect", "--format", "{{.State.Status}}", "rdm-sriov-plugin"]
+    wait_until(lambda: sriov.on("n1", *command).strip() == "exited", "the plugin has ended")
     status = sriov.json("status", expect=1)
     assert status["nodes"]["n1"]["remarks"] == ["the SR-IOV plugin is exited"]
     assert not status["healthy"]

@@ -42,7 +42,7 @@ def test_the_cycle(product: Product) -> None:
         assert "parent is eth0, not ib0" in str(refused["problems"])
         repaired = lab.json("up", "-e", "network_replace=true")
         assert sorted(changed(repaired)) == ["n1", "n2"]
-        assert any("exited" in said for said in repaired["work"]["n2"]["container"])
+        assert any("exited" in reason for reason in repaired["work"]["n2"]["container"])
         # Another policy recreates the container.
         other = lab.json("up", "-e", "container_restart_policy=unless-stopped")
         assert sorted(changed(other)) == ["n1", "n2"]

@@ -148,9 +148,9 @@ def test_down_takes_away_what_up_made(slurm: SlurmLab) -> None:
     # As on a host that never had Slurm.
     slurm.on("n1", "mv", "/usr/bin/sinfo", "/usr/bin/kept")
     try:
-        told = slurm.json("slurm", "status", expect=1)["nodes"]["n1"]["why"]
+        reason = slurm.json("slurm", "status", expect=1)["nodes"]["n1"]["why"]
     finally:
         slurm.on("n1", "mv", "/usr/bin/kept", "/usr/bin/sinfo")
-    assert changed(follow(told, "slurm up", slurm.json)) == [*NODES]
+    assert changed(follow(reason, "slurm up", slurm.json)) == [*NODES]
     # The accounting continues where it was.
     assert "COMPLETED" in slurm.user("sacct", "-n", "-X", "-S", "now-1days", "-o", "State")

@@ -115,16 +115,16 @@ def test_a_fine_tuning_has_the_losses_of_one_process(trained: SlurmLab) -> None:
     file = trained.product.directory / "tune.json"
     file.write_text(json.dumps(tuning.CONFIG), encoding="utf-8")
     trained.on("n1", "sh", "-c", f"rm -r {PEFT}")
-    told = trained.json("train", str(file), "--launcher", "slurm", "--name", "tuned", expect=2)
+    result = trained.json("train", str(file), "--launcher", "slurm", "--name", "tuned", expect=2)
     # One node makes it on the shared disk.
-    assert changed(follow(problems(told), "env up", trained.json)) == [*NODES]
+    assert changed(follow(problems(result), "env up", trained.json)) == [*NODES]
     tuning.made(*place)
     expected = tuning.alone(*place)
     data = [one for one in OPTIONS if not one.startswith("data.")]
     trained.rdm("train", str(file), "--launcher", "slurm", "--name", "tuned", "--detach", *data)
-    told = reaches(trained, "tuned", "finished", "failed")
-    assert (told["state"], told["iteration"]) == ("finished", len(expected)), told
-    assert dict(told["losses"]) == pytest.approx(expected, rel=1e-3)
+    result = reaches(trained, "tuned", "finished", "failed")
+    assert (result["state"], result["iteration"]) == ("finished", len(expected)), result
+    assert dict(result["losses"]) == pytest.approx(expected, rel=1e-3)
     assert trained.there("n1", "/shared/jobs/tuned/model/model.safetensors")
 
 
@@ -153,20 +153,20 @@ def enforced(trained: SlurmLab) -> Iterator[SlurmLab]:
 def refused(lab: SlurmLab, *more: str) -> list[str]:
     """Why a job of two nodes is refused; nothing is in the queue or on the disk then."""
     words = ("--launcher", "slurm", "--name", "refused", "--detach", *OPTIONS, *more)
-    told = lab.json("train", str(CONFIG), *words, expect=2)
+    result = lab.json("train", str(CONFIG), *words, expect=2)
     assert lab.user("squeue", "--noheader") == ""
     assert not lab.there("n1", "/shared/jobs/refused")
-    return [problem["reason"] for problem in told["problems"]]
+    return [problem["reason"] for problem in result["problems"]]
 
 
 def waits(lab: SlurmLab, why: str, *options: str) -> None:
     """Submit a job without our checks, and wait until Slurm holds it for this reason."""
     number = lab.sbatch("true", "-pgpu2", *options)
 
-    def said() -> str:
+    def reported() -> str:
         return lab.user("squeue", "--noheader", "--format=%T %r", f"--jobs={number}").strip()
 
-    wait_until(lambda: said() == f"PENDING {why}", f"job {number} waits: {why}", seen=said)
+    wait_until(lambda: reported() == f"PENDING {why}", f"job {number} waits: {why}", seen=reported)
 
 
 def test_what_accounting_would_never_let_run_is_refused(enforced: SlurmLab) -> None:

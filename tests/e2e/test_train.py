@@ -180,9 +180,9 @@ def test_nodes_fine_tune_when_their_image_has_the_packages(cluster: Containers) 
     file = cluster.product.directory / "tune.json"
     file.write_text(json.dumps(tuning.CONFIG), encoding="utf-8")
     train = ("train", "tune.json", "--name", "e2e-tuned")
-    told = cluster.json(*train, expect=2)["problems"]
+    problems = cluster.json(*train, expect=2)["problems"]
     # A message from all nodes is reported once.
-    assert [one["node"] for one in told if "EXTRAS=finetune" in json.dumps(one)] == [None]
+    assert [one["node"] for one in problems if "EXTRAS=finetune" in json.dumps(one)] == [None]
     assert not cluster.there("n1", cluster.directory("n1", "e2e-tuned"))
 
     cluster.lab("up", *AS_ASKED, "--extra", "finetune")
@@ -193,17 +193,17 @@ def test_nodes_fine_tune_when_their_image_has_the_packages(cluster: Containers) 
     # Watched to its end.
     shown = cluster.rdm(*train).stdout
     assert "e2e-tuned  finished   6/6" in shown
-    (told,) = cluster.json("jobs", "e2e-tuned")["jobs"]
-    assert dict(told["losses"]) == pytest.approx(expected, rel=1e-3)
-    assert told["tokens_per_second"] > 0
+    (problems,) = cluster.json("jobs", "e2e-tuned")["jobs"]
+    assert dict(problems["losses"]) == pytest.approx(expected, rel=1e-3)
+    assert problems["tokens_per_second"] > 0
     page = cluster.product.directory / "tuned.html"
     assert "e2e-tuned: finished" in cluster.rdm("report", "e2e-tuned", "-o", str(page)).stdout
     assert cluster.there("n1", f"{cluster.directory('n1', 'e2e-tuned')}/model/model.safetensors")
 
     # ZeRO-2 with members that have no inventory.
     data = f"{cluster.directory('n1', 'data')}:/jobs/data:ro"
-    said = said_by_members(cluster, tuning.CONFIG, "finetune", "/files/tiny.yaml", volumes=[data])
-    assert losses_in(said["m3"]) == pytest.approx(expected, abs=1e-3)
+    outputs = said_by_members(cluster, tuning.CONFIG, "finetune", "/files/tiny.yaml", volumes=[data])
+    assert losses_in(outputs["m3"]) == pytest.approx(expected, abs=1e-3)
 
 
 # --- one loss curve -------------------------------------------------------------------------------------
@@ -255,10 +255,10 @@ def curves(cluster: Containers, config: str) -> dict[str, list[list[float]]]:
         train(cluster, way, config, NAMES[launcher], [*layout, f"launcher.kind={launcher}"])
     found = {}
     for launcher, job in NAMES.items():
-        told = read(cluster, job, "state.json")
-        assert (told["state"], told["launcher"]) == ("finished", launcher)
-        assert [*told["nodes"]] == list(NODES)
-        found[launcher] = told["progress"]["losses"]
+        state = read(cluster, job, "state.json")
+        assert (state["state"], state["launcher"]) == ("finished", launcher)
+        assert [*state["nodes"]] == list(NODES)
+        found[launcher] = state["progress"]["losses"]
     return found
 
 
@@ -335,12 +335,12 @@ def said_by_members(
             seen=lambda: cluster.on(MEMBERS["m0"], "docker", "logs", "m0"),
         )
         codes = exit_codes(cluster)
-        said = {name: cluster.on(node, "docker", "logs", name) for name, node in MEMBERS.items()}
+        outputs = {name: cluster.on(node, "docker", "logs", name) for name, node in MEMBERS.items()}
     finally:
         for name, node in MEMBERS.items():
             cluster.on(node, "docker", "rm", "--force", name, check=False)
-    assert codes == ["0"] * len(MEMBERS), said
-    return said
+    assert codes == ["0"] * len(MEMBERS), outputs
+    return outputs
 
 
 def losses_in(log: str) -> dict[int, float]:
@@ -354,11 +354,11 @@ def losses_in(log: str) -> dict[int, float]:
 def test_containers_that_know_only_the_launcher_and_a_secret_start_and_end_together(
     cluster: Containers, command: tuple[str, ...]
 ) -> None:
-    said = said_by_members(cluster, TINY, *command)
+    outputs = said_by_members(cluster, TINY, *command)
     if command == SAY_RANK:
-        assert said == {name: f"rank {name[1]} of 4 at {LAUNCHER}\n" for name in MEMBERS}
+        assert outputs == {name: f"rank {name[1]} of 4 at {LAUNCHER}\n" for name in MEMBERS}
     else:
-        assert losses_in(said["m3"]) == pytest.approx(FIRST, abs=1e-3)
+        assert losses_in(outputs["m3"]) == pytest.approx(FIRST, abs=1e-3)
 
 
 # --- refused before anything starts ---------------------------------------------------------------------
@@ -371,36 +371,36 @@ def test_every_problem_is_reported_at_once_and_nothing_starts(cluster: Container
     sockets = ["docker", "exec", "rdm", "cat", "/proc/net/tcp"]
     wait_until(lambda: ":7451 " in cluster.on("n1", *sockets), "something has the port")
     words = ["launcher.master_port=29777", "--name", "e2e-refused"]
-    told = cluster.json("train", config, *words, expect=2)
+    result = cluster.json("train", config, *words, expect=2)
     cluster.on("n2", "docker", "start", "rdm")
-    said = {problem["node"]: problem["reason"] for problem in told["problems"]}
-    assert "29777" in said["n1"]
-    assert "does not run" in said["n2"]
+    reasons = {problem["node"]: problem["reason"] for problem in result["problems"]}
+    assert "29777" in reasons["n1"]
+    assert "does not run" in reasons["n2"]
     assert "e2e-refused" not in jobs(cluster, "--limit", "n1")
 
 
 def test_data_that_are_not_there_are_named(cluster: Containers, config: str) -> None:
-    told = cluster.json("train", config, "data.mock=false", "data.blend=[/jobs/data/nothing]", expect=2)
-    assert "/jobs/data/nothing" in " ".join(problem["reason"] for problem in told["problems"])
+    result = cluster.json("train", config, "data.mock=false", "data.blend=[/jobs/data/nothing]", expect=2)
+    assert "/jobs/data/nothing" in " ".join(problem["reason"] for problem in result["problems"])
 
 
 def test_a_configuration_can_be_checked_before(cluster: Containers, config: str) -> None:
     shown = yaml.safe_load(cluster.rdm("train", config, "--print-config", "optimisation.lr=0.5").stdout)
     assert (shown["optimisation"]["lr"], shown["model"]["layers"]) == (0.5, TINY["model"]["layers"])
-    told = cluster.json("train", config, "--print-config", "model.layer=2", expect=2)
-    assert "did you mean model.layers?" in told["problems"][0]["reason"]
+    result = cluster.json("train", config, "--print-config", "model.layer=2", expect=2)
+    assert "did you mean model.layers?" in result["problems"][0]["reason"]
 
 
 def test_an_all_reduce_is_timed_and_rdma_is_missed_in_one_sentence(cluster: Containers) -> None:
     noise = ("-e", "verify_collective_slow_share=0.02")  # the two nodes share two processors
-    told = cluster.json("verify", "--collective", "--max-size", "4M", *noise)["collective"]
-    assert (told["ok"], told["backend"], told["nodes"]) == (True, "gloo", list(NODES))
-    assert [size["bytes"] >> 20 for size in told["sizes"]] == [1, 4]
-    for size in told["sizes"]:
-        assert size["busbw"] == pytest.approx(size["algbw"] * 2 * (told["ranks"] - 1) / told["ranks"])
-    assert [link[:2] for link in told["links_gbit"]] == [list(NODES)]
-    assert jobs(cluster)[told["job"]]["state"] == "finished"
-    nothing_left(cluster, told["job"])
+    result = cluster.json("verify", "--collective", "--max-size", "4M", *noise)["collective"]
+    assert (result["ok"], result["backend"], result["nodes"]) == (True, "gloo", list(NODES))
+    assert [size["bytes"] >> 20 for size in result["sizes"]] == [1, 4]
+    for size in result["sizes"]:
+        assert size["busbw"] == pytest.approx(size["algbw"] * 2 * (result["ranks"] - 1) / result["ranks"])
+    assert [link[:2] for link in result["links_gbit"]] == [list(NODES)]
+    assert jobs(cluster)[result["job"]]["state"] == "finished"
+    nothing_left(cluster, result["job"])
 
     (finding,) = cluster.json("verify", "--rdma", expect=1)["rdma"]["findings"]
     assert finding.startswith("n1, n2: it has no RDMA device")
@@ -489,8 +489,8 @@ def test_a_full_disk_of_one_node_loses_no_checkpoint(cluster: Containers, config
         log = f"{directory}/e2e-full/logs/n1.out"
         wait_until(lambda: "No space left on device" in cluster.on("n1", "cat", log), "a save fails")
         full = saved()
-        told = jobs(cluster, "e2e-full")["e2e-full"]
-        assert (told["state"], told["failures"]) == ("running", [])
+        job = jobs(cluster, "e2e-full")["e2e-full"]
+        assert (job["state"], job["failures"]) == ("running", [])
         cluster.on("n2", "rm", f"{directory}/filler")
         wait_until(lambda: saved() > full, "it saves again")
         cluster.json("stop", "--now", "e2e-full")
@@ -552,7 +552,7 @@ class TestContainers(Promises):
 def test_down_keeps_what_jobs_left_and_says_so(
     cluster: Containers, curves: dict[str, list[list[float]]]
 ) -> None:
-    said = cluster.rdm("down").stdout
-    assert f"Kept, because something is in it: /var/lib/rdm/{cluster.name} (n1, n2)" in said
+    output = cluster.rdm("down").stdout
+    assert f"Kept, because something is in it: /var/lib/rdm/{cluster.name} (n1, n2)" in output
     assert cluster.there("n1", f"/var/lib/rdm/{cluster.name}/e2e-curve-no-ssh/checkpoints")
     assert not cluster.there("n1", "/etc/rdm")

@@ -153,7 +153,9 @@ def test_a_vf_that_loses_its_driver_is_named_hurts_no_other_and_is_repaired(
         machines.on("n2", "sh", "-c", f"echo {pci} > {virtual}/driver/unbind")
         found = machines.json("check")["work"]
         assert list(found) == ["n2"]
-        assert [said for said in found["n2"]["sriov"] if said.startswith(f"VF {before['vf']} of ib0 is unb")]
+        assert [
+            reason for reason in found["n2"]["sriov"] if reason.startswith(f"VF {before['vf']} of ib0 is unb")
+        ]
         lost = f"the container rdm is without its interface ({ADDRESSES['n2']}), not running"
         assert found["n2"]["container"] == [lost]
         # The plugin hands it to no container, and reports why none is free.
@@ -221,9 +223,9 @@ def test_soft_roce_on_a_function_is_found_as_its_rdma_device_and_carries_data(
             assert "/dev/infiniband/uverbs0" in found["paths"]
         machines.on("n1", "systemd-run", "--unit=perftest", *PERFTEST)
         wait_until(lambda: ":18515 " in machines.on("n1", "ss", "-ltn"), "perftest listens")
-        said = machines.on("n2", *PERFTEST, "10.77.0.1")
-        measured = re.search(r"^ *65536 +[0-9]+ +[0-9.]+ +([0-9.]+) ", said, re.MULTILINE)
-        assert measured, said
+        output = machines.on("n2", *PERFTEST, "10.77.0.1")
+        measured = re.search(r"^ *65536 +[0-9]+ +[0-9.]+ +([0-9.]+) ", output, re.MULTILINE)
+        assert measured, output
         assert float(measured[1]) > 0
     finally:
         for node in NODES:

@@ -125,9 +125,9 @@ def test_the_upstream_plugin_is_refused_where_it_forgets_its_networks(new: Machi
     refused = reasons(told(new, **upstream(new)).json("up", expect=2))
     assert set(refused) == set(NODES)
     for why in refused.values():
-        (said,) = [one for one in why if one.startswith("sriov_plugin upstream ")]
-        assert "it asks the engine in API version 1.12" in said
-        assert "refuses those below 1." in said
+        (reason,) = [one for one in why if one.startswith("sriov_plugin upstream ")]
+        assert "it asks the engine in API version 1.12" in reason
+        assert "refuses those below 1." in reason
     for node in NODES:
         assert networks(new, node) == set()
         assert new.on(node, "docker", "ps", "--all", "--quiet") == ""

@@ -93,28 +93,28 @@ def slow_link(lab: MachineLab, node: str, rate: str) -> Iterator[None]:
 
 
 def test_perftest_runs_between_the_containers_and_each_node_gets_a_verdict(rdma: MachineLab) -> None:
-    told = rdma.json("verify", "--rdma", *NOISE)["rdma"]
-    assert (told["ok"], told["findings"]) == (True, [])
-    assert {node: one["ok"] for node, one in told["verdicts"].items()} == dict.fromkeys(NODES, True)
+    result = rdma.json("verify", "--rdma", *NOISE)["rdma"]
+    assert (result["ok"], result["findings"]) == (True, [])
+    assert {node: one["ok"] for node, one in result["verdicts"].items()} == dict.fromkeys(NODES, True)
     for node, other in (NODES, NODES[::-1]):
-        assert told["bandwidth_gbit"][node][other] > 0
-    assert told["latency_us"]["n1"]["n2"] > 0
+        assert result["bandwidth_gbit"][node][other] > 0
+    assert result["latency_us"]["n1"]["n2"] > 0
 
 
 def test_a_slow_link_is_named_with_its_direction(rdma: MachineLab) -> None:
     with slow_link(rdma, "n2", "4mbit"):
-        told = rdma.json("verify", "--rdma", *NOISE, expect=1)["rdma"]
-    (finding,) = told["findings"]
+        result = rdma.json("verify", "--rdma", *NOISE, expect=1)["rdma"]
+    (finding,) = result["findings"]
     assert finding.startswith("n1 <-> n2: n2 sends n1 ")
-    assert told["bandwidth_gbit"]["n2"]["n1"] < 0.3 * told["bandwidth_gbit"]["n1"]["n2"]
+    assert result["bandwidth_gbit"]["n2"]["n1"] < 0.3 * result["bandwidth_gbit"]["n1"]["n2"]
     assert rdma.json("verify", "--rdma", *NOISE)["rdma"]["ok"]
 
 
 def test_a_container_without_its_device_is_named(rdma: MachineLab) -> None:
     rdma.on("n2", *namespace(rdma, "n2"), "rdma", "link", "delete", "rxe0")
-    told = rdma.json("verify", "--rdma", *NOISE, expect=1)["rdma"]
-    assert not told["verdicts"]["n2"]["ok"]
-    assert any(finding.startswith("n2: ") for finding in told["findings"]), told["findings"]
+    result = rdma.json("verify", "--rdma", *NOISE, expect=1)["rdma"]
+    assert not result["verdicts"]["n2"]["ok"]
+    assert any(finding.startswith("n2: ") for finding in result["findings"]), result["findings"]
     soft_roce(rdma, "n2", interface(rdma, "n2"), inside=namespace(rdma, "n2"))
     assert rdma.json("verify", "--rdma", *NOISE)["rdma"]["ok"]
 
@@ -207,5 +207,5 @@ def test_in_the_mode_exclusive_a_device_follows_its_container_and_comes_back(
         wait_until(partial(moved, machines, before), f"it has it again after {restart[0]}", BOOT_S)
     machines.on("n1", "docker", "rm", "-f", APART)
     wait_until(lambda: devices(machines, "n1") == ["rxe0"], "the device is the node's again", BOOT_S)
-    said = machines.on("n1", "journalctl", "--unit", "rdm-sriov", "--output", "cat")
-    assert "the RDMA device" not in said
+    output = machines.on("n1", "journalctl", "--unit", "rdm-sriov", "--output", "cat")
+    assert "the RDMA device" not in output

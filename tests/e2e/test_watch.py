@@ -144,20 +144,20 @@ def test_each_planted_fault_is_named(cluster: Containers) -> None:
         assert culprit not in verdict().get("culprits", [])
         before = delays(cluster)
         planted()
-        began = looked = time.monotonic()
+        began = queried = time.monotonic()
 
         def is_named() -> bool:
-            nonlocal looked
-            looked = time.monotonic()
+            nonlocal queried
+            queried = time.monotonic()
             return culprit in verdict().get("culprits", [])
 
         wait_until(is_named, f"{culprit} is named", GIVEN_UP_S, verdict)
-        took, look = time.monotonic() - began, time.monotonic() - looked
+        took, query = time.monotonic() - began, time.monotonic() - queried
         now = delays(cluster)
-        delayed = look + max(others_delay(before[node], now[node], took + look) for node in NODES)
-        told = f"{took:5.1f} s, {delayed:.1f} of delay: {kind}"
-        print(f"{told}: {verdict()['evidence']}")
-        assert took <= PROMISED_S + delayed, told
+        delayed = query + max(others_delay(before[node], now[node], took + query) for node in NODES)
+        output = f"{took:5.1f} s, {delayed:.1f} of delay: {kind}"
+        print(f"{output}: {verdict()['evidence']}")
+        assert took <= PROMISED_S + delayed, output
 
     def forgets(kind: str) -> None:
         wait_until(
@@ -200,9 +200,9 @@ def test_each_planted_fault_is_named(cluster: Containers) -> None:
     forgets("disk")
 
     names("nan", "n1", 0, lambda: plant(cluster, "n1", "nan.0", "1"))
-    told = cluster.rdm("jobs", JOB, "--verdict", expect=4).stdout
-    assert told.startswith("suspect: ")
-    assert "The loss of rank 0 on n1 was not a number first" in told
+    output = cluster.rdm("jobs", JOB, "--verdict", expect=4).stdout
+    assert output.startswith("suspect: ")
+    assert "The loss of rank 0 on n1 was not a number first" in output
 
     names("failure", "n2", None, lambda: lose_agent(cluster))
     assert cluster.rdm("jobs", JOB, "--verdict", expect=1).stdout.startswith("failed: ")

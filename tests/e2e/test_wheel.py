@@ -41,8 +41,8 @@ def test_the_collection_comes_with_the_wheel(product: Product) -> None:
 
 
 def test_the_wheel_can_be_installed_with_others(product: Product) -> None:
-    said = "import importlib.metadata as m; print(*m.requires('rdm-provision'), sep='\\n')"
-    needs = product.run("python", "-c", said).stdout.splitlines()
+    program = "import importlib.metadata as m; print(*m.requires('rdm-provision'), sep='\\n')"
+    needs = product.run("python", "-c", program).stdout.splitlines()
     assert len(needs) > 5
     assert [one for one in needs if "==" in one.partition(";")[0]] == []
 

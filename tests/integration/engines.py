@@ -117,9 +117,9 @@ class _Relay(socketserver.BaseRequestHandler):
             if not (part := self.request.recv(65536)):
                 return
             head += part
-        asked = re.match(rb"\w+ /v(\d+)\.(\d+)/", head)
-        if asked and tuple(map(int, asked.groups())) < self.server.oldest:
-            self._refuse(asked[1].decode(), asked[2].decode())
+        version = re.match(rb"\w+ /v(\d+)\.(\d+)/", head)
+        if version and tuple(map(int, version.groups())) < self.server.oldest:
+            self._refuse(version[1].decode(), version[2].decode())
             return
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as engine:
             engine.connect(self.server.engine)
@@ -132,8 +132,8 @@ class _Relay(socketserver.BaseRequestHandler):
 
     def _refuse(self, major: str, minor: str) -> None:
         oldest = ".".join(map(str, self.server.oldest))
-        said = f"client version {major}.{minor} is too old. Minimum supported API version is {oldest}"
-        body = f'{{"message":"{said}"}}'
+        message = f"client version {major}.{minor} is too old. Minimum supported API version is {oldest}"
+        body = f'{{"message":"{message}"}}'
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         self.request.sendall(f"{head}\r\nConnection: close\r\n\r\n{body}".encode())
 

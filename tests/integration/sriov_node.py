@@ -135,8 +135,8 @@ class Node:
 
         names = [f"race{number}" for number in range(count)]
         with ThreadPoolExecutor(count) as pool:
-            said = dict(zip(names, pool.map(run, names), strict=True))
-        return [name for name in names if not said[name]], [words for words in said.values() if words]
+            errors = dict(zip(names, pool.map(run, names), strict=True))
+        return [name for name in names if not errors[name]], [words for words in errors.values() if words]
 
     def remove(self, *names: str) -> None:
         """Remove containers."""

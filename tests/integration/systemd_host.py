@@ -120,10 +120,10 @@ def booted(directory: Path) -> Iterator[Host]:
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
         with contextlib.suppress(OSError):
             wait_until(lambda: outer.poll() is not None or bool(children.read_text().split()), BOOT_S)
-        said = (directory.parent / "boot.log").read_text()
-        assert outer.poll() is None, said
+        output = (directory.parent / "boot.log").read_text()
+        assert outer.poll() is None, output
         host = Host(int(children.read_text().split()[0]))
-        assert wait_until(host.is_up, BOOT_S, 0.5), said + host.run("systemctl", "--failed", check=False)
+        assert wait_until(host.is_up, BOOT_S, 0.5), output + host.run("systemctl", "--failed", check=False)
         yield host
     finally:
         outer.kill()

@@ -65,8 +65,8 @@ def test_output_is_kept_apart_and_need_not_be_text(container: str) -> None:
 
 def test_standard_input_is_what_it_was_and_else_empty(container: str) -> None:
     given = b"two\nlines\xff\0"
-    told = run("md5sum", stdin=base64.b64encode(given).decode())["stdout"]
-    assert told.split()[0] == hashlib.md5(given).hexdigest()
+    result = run("md5sum", stdin=base64.b64encode(given).decode())["stdout"]
+    assert result.split()[0] == hashlib.md5(given).hexdigest()
     assert run("cat")["stdout"] == ""
 
 

@@ -117,8 +117,8 @@ def api(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
         vfs.still_there,
         vfs.stayed_behind,
     )
-    for looks in looking:
-        monkeypatch.setattr(vfs, looks.__name__, functools.partial(looks, root=str(fabric.sys)))
+    for read in looking:
+        monkeypatch.setattr(vfs, read.__name__, functools.partial(read, root=str(fabric.sys)))
     fabric.number([*range(FUNCTIONS)])
     yield fabric.engine.api
     for one in fabric.engine.api.get("/containers/json", all=True):
@@ -223,17 +223,17 @@ def test_devices_that_a_boot_renumbered_are_found_and_repaired(
         **{"cluster": "c", "job_directory": "", "system": False, "paths": {}, "plugin": {}},
     }
 
-    def look() -> state_file.Found:
+    def gather() -> state_file.Found:
         return state_file.observe(watch, "hardware", api, sysfs_root=str(fabric.sys))
 
     up(fabric)
-    seen = look()
-    assert state_file.drift(seen, look()) == {}
+    seen = gather()
+    assert state_file.drift(seen, gather()) == {}
     mine = has(fabric)
     # As after a boot: the devices came up in another order.
     fabric.number([*reversed(range(FUNCTIONS))])
     now = FUNCTIONS - 1 - mine
-    why = state_file.drift(seen, look())
+    why = state_file.drift(seen, gather())
     sentence = (
         f"the container rdm (RDMA devices on {NETWORK}) is uverbs{FIRST + now}, not uverbs{FIRST + mine}"
     )
@@ -259,9 +259,9 @@ def test_a_device_that_its_move_renamed_recreates_the_container(
     monkeypatch.setattr(rdma_namespace, "printed", move)
     fabric.keep_apart()
     namespaces = rdma_namespace.RdmaNamespaces(str(fabric.sys), str(fabric.engine.root / "netns"))
-    with pytest.raises(FunctionProblem, match="for programs since it moved, and was uverbs") as told:
+    with pytest.raises(FunctionProblem, match="for programs since it moved, and was uverbs") as caught:
         namespaces.lend(f"0000:41:00.{mine + 1}", True, "/proc/self/ns/net")
-    assert follow(str(told.value), "up", lambda _: up(fabric))["actions"] == ["replace"]
+    assert follow(str(caught.value), "up", lambda _: up(fabric))["actions"] == ["replace"]
     assert found(api)["Id"] != before
     assert uverbs(api) == [FUNCTIONS - 1 - has(fabric)]
     assert not up(fabric)["changed"]
@@ -355,9 +355,9 @@ def test_one_that_was_stopped_does_not_start_with_the_devices_of_another(
     for name in others:
         fabric.run(name)
     fabric.remove(*(name for name in others if has(fabric, name) != mine))
-    with pytest.raises(RuntimeError, match="is another container's now, or gone") as told:
+    with pytest.raises(RuntimeError, match="is another container's now, or gone") as caught:
         fabric.docker("start", "rdm")
-    assert follow(str(told.value), "up", lambda _: up(fabric))["actions"] == ["replace"]
+    assert follow(str(caught.value), "up", lambda _: up(fabric))["actions"] == ["replace"]
     assert uverbs(api) == [has(fabric)] != [mine]
     assert not up(fabric)["changed"]
     # A container started by hand with the same address requests no function and gets any.
@@ -366,18 +366,18 @@ def test_one_that_was_stopped_does_not_start_with_the_devices_of_another(
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         ("class/infiniband/*_[1-7]", "must have one, since its physical function 0000:41:00.0 has mlx5_0"),
         ("class/infiniband_verbs/*", "cannot be used from programs: load the module ib_uverbs"),
     ],
 )
 def test_unknown_devices_fail_before_anything_is_created(
-    fabric: Fabric, api: DockerAPI, broken: str, said: str
+    fabric: Fabric, api: DockerAPI, broken: str, message: str
 ) -> None:
     for path in fabric.sys.glob(broken):
         shutil.rmtree(path)
-    with pytest.raises(Failed, match=said):
+    with pytest.raises(Failed, match=message):
         up(fabric)
     assert api.get("/containers/json", all=True) == []
 

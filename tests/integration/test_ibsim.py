@@ -139,7 +139,7 @@ def test_ports_and_subnet_manager_as_the_tools_see_them(
     for name, value in {**subnet.environment, "SIM_HOST": "H2"}.items():
         monkeypatch.setenv(name, value)
 
-    def asked() -> str:
+    def query() -> str:
         return rdma_tools.subnet_manager(DEVICE, 1)["answer"]
 
     assert (field(subnet.ibstat("H2"), "State"), field(subnet.ibstat("H2"), "SM lid")) == (
@@ -148,24 +148,24 @@ def test_ports_and_subnet_manager_as_the_tools_see_them(
     )
     before = subnet.port("H2")
     assert (before["state"], before["physical_state"], before["sm_lid"]) == ("INIT", "LinkUp", 0)
-    assert asked() == "no"
+    assert query() == "no"
     assert rdma_tools.subnet_manager("mlx5_7", 1)["answer"] == "unknown"
 
     with manager(subnet):
         wait_until(lambda: field(subnet.ibstat("H2"), "State") == "Active", "opensm brings the subnet up")
         after = subnet.port("H2")
-        told = subnet.ibstat("H2")
+        output = subnet.ibstat("H2")
         assert (after["state"], after["lid"], after["sm_lid"]) == (
             "ACTIVE",
-            int(field(told, "Base lid")),
-            int(field(told, "SM lid")),
+            int(field(output, "Base lid")),
+            int(field(output, "SM lid")),
         )
-        wait_until(lambda: asked() == "yes", "sminfo is answered")
+        wait_until(lambda: query() == "yes", "sminfo is answered")
         assert "SMINFO_MASTER" in rdma_tools.subnet_manager(DEVICE, 1)["text"]
 
     # The port stays active without its subnet manager: only a query shows that.
     assert field(subnet.ibstat("H2"), "State") == "Active"
-    assert asked() == "no"
+    assert query() == "no"
 
 
 def field(text: str, name: str) -> str:

@@ -276,10 +276,10 @@ def test_an_inspection_reports_what_is_needed_and_changes_nothing(
     path = put(tmp_path, packing(saved(image)))
     sizes = dict(zip(image.diff_ids, map(len, image.layers), strict=True))
     for check in (True, False):
-        told = inspect(engine, tmp_path, path=path, name=NAME, check=check)
-        assert (told["problem"], told["needed"], told["load"]) == ("", True, True)
-        assert told["new_layers"] == sizes
-        assert told["unpacked"] > sum(sizes.values())
+        found = inspect(engine, tmp_path, path=path, name=NAME, check=check)
+        assert (found["problem"], found["needed"], found["load"]) == ("", True, True)
+        assert found["new_layers"] == sizes
+        assert found["unpacked"] > sum(sizes.values())
     assert image_id(engine, NAME) == ""
 
     run(engine, tmp_path, path=path)
@@ -291,8 +291,8 @@ def test_an_inspection_reports_what_is_needed_and_changes_nothing(
     assert inspect(engine, tmp_path, path=path, name=NAME) == {**nothing, "needed": True}
 
     more = MadeImage([*image.layers, layer("more")], ["rdm-test/more:1"])
-    told = inspect(engine, tmp_path, path=put(tmp_path, saved(more), "more.tar"))
-    assert told["new_layers"] == {more.diff_ids[-1]: len(more.layers[-1])}
+    found = inspect(engine, tmp_path, path=put(tmp_path, saved(more), "more.tar"))
+    assert found["new_layers"] == {more.diff_ids[-1]: len(more.layers[-1])}
 
 
 def test_an_inspection_does_not_read_again_what_has_not_changed(

@@ -30,15 +30,15 @@ def registry(tmp_path: Path) -> Iterator[str]:
         "log": {"level": "info"},
     }
     (tmp_path / "registry.yml").write_text(yaml.safe_dump(config))
-    said = tmp_path / "registry.log"
-    with said.open("w") as log:
+    file = tmp_path / "registry.log"
+    with file.open("w") as log:
         process = subprocess.Popen(
             ["docker-registry", "serve", str(tmp_path / "registry.yml")], stdout=log, stderr=log
         )
     try:
-        assert wait_until(lambda: bool(listening(said)), 120), said.read_text()
-        address = listening(said)
-        assert wait_until(lambda: answers(address), 120), said.read_text()
+        assert wait_until(lambda: bool(listening(file)), 120), file.read_text()
+        address = listening(file)
+        assert wait_until(lambda: answers(address), 120), file.read_text()
         yield address
     finally:
         process.terminate()
@@ -240,9 +240,9 @@ def test_a_registry_that_does_not_answer(engine: Engine, tmp_path: Path) -> None
             engine, tmp_path, images_list=[{"name": f"{registry}/rdm-test/x:1", "source": "registry"}]
         )
     assert played.status == 2
-    said = played.results["rdm.provision.images : Report which image could not be pulled, and why"]["msg"]
-    assert said.startswith(f"node1: registry {registry} cannot be reached for {registry}/rdm-test/x:1 (")
-    assert said.endswith("let the node reach it, or bring the image as an archive (source: archive).")
+    file = played.results["rdm.provision.images : Report which image could not be pulled, and why"]["msg"]
+    assert file.startswith(f"node1: registry {registry} cannot be reached for {registry}/rdm-test/x:1 (")
+    assert file.endswith("let the node reach it, or bring the image as an archive (source: archive).")
 
 
 # ---- after preflight, which inspects the archives

@@ -236,9 +236,9 @@ def test_a_stopped_node_comes_back_with_the_same_address_key_and_cable(lab: Lab)
     assert lab.json("stop", "n2")["changed"] == {"n2": True}
     assert lab.nodes()["n2"] == ("exited", "unplugged", "")
     assert lab.ssh("n2", "true", timeout=5).returncode == 255
-    said = lab.run("heal", "n2", expect=1).stderr
-    assert "is not plugged in" in said
-    started = follow(said, "lab start", lab.program, "--json").stdout
+    output = lab.run("heal", "n2", expect=1).stderr
+    assert "is not plugged in" in output
+    started = follow(output, "lab start", lab.program, "--json").stdout
     assert json.loads(started)["changed"] == {"n2": True}
     assert lab.ready(2)
     assert lab.json("heal", "n2")["changed"] == {"n2": False}
@@ -273,8 +273,8 @@ def test_it_grows_is_repaired_and_shrinks(lab: Lab) -> None:
 def test_two_labs_side_by_side(lab: Lab, tmp_path: Path) -> None:
     other = Lab(tmp_path, f"{NAME}-2")
     try:
-        said = other.run("stop", "n1", expect=3).stderr
-        made = follow(said, "lab up", other.program, "--nodes", "1", "--json").stdout
+        output = other.run("stop", "n1", expect=3).stderr
+        made = follow(output, "lab up", other.program, "--nodes", "1", "--json").stdout
         addresses = {node["address"] for node in json.loads(made)["nodes"]}
         assert addresses.isdisjoint(node["address"] for node in lab.json("status")["nodes"])
         assert other.ssh("n1", "hostname").stdout.split() == ["n1"]
@@ -377,9 +377,9 @@ def test_nothing_is_left_of_a_killed_build_of_the_images(tmp_path: Path) -> None
     ],
 )
 def test_bad_input_gets_one_clear_sentence(lab: Lab, argv: tuple[str, ...], sentence: str, code: int) -> None:
-    said = lab.run(*argv, expect=code).stderr
-    assert sentence in said
-    assert len(said.strip().splitlines()) <= 2
+    output = lab.run(*argv, expect=code).stderr
+    assert sentence in output
+    assert len(output.strip().splitlines()) <= 2
 
 
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
@@ -433,9 +433,9 @@ def test_images_that_a_lab_uses_go_after_it(engine: Engine, tmp_path: Path) -> N
     used = {"Image": made_image(api, "u"), "Cmd": ["sleep", "infinity"], "Labels": labels}
     api.post(f"/containers/{api.post('/containers/create', used)['Id']}/start")
     cache = tmp_path / "cache"
-    with pytest.raises(LabProblem) as told:
+    with pytest.raises(LabProblem) as caught:
         images.remove(client, cache, check=False)
-    follow(str(told.value), "lab down", lab.program)
+    follow(str(caught.value), "lab down", lab.program)
     assert images.remove(client, cache, check=False)
     assert not image_id(client, f"{lab_recipe.NODE_REPOSITORY}:u")
 

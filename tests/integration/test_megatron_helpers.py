@@ -61,9 +61,9 @@ def test_the_role_checks_a_branch_out_and_builds_for_the_environments_python(
         assert code == 0, output
         # They share it.
         assert [stats[name]["changed"] for name in ("n1", "n2")] == [expected, 0], output
-    asked = [f"{ENVIRONMENT}/bin/python", "-Bc", "import helpers; print(helpers.samples(4097, 1024))"]
+    command = [f"{ENVIRONMENT}/bin/python", "-Bc", "import helpers; print(helpers.samples(4097, 1024))"]
     data = there / "megatron" / "data"
-    assert subprocess.run(asked, cwd=data, capture_output=True, text=True, check=True).stdout == "4\n"
+    assert subprocess.run(command, cwd=data, capture_output=True, text=True, check=True).stdout == "4\n"
     # Another branch may have different helpers.
     (built,) = data.glob("*.so")
     was, later = built.stat().st_mtime_ns, built.stat().st_mtime_ns + 10**9

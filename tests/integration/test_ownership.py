@@ -171,14 +171,14 @@ def test_a_stopped_plugin_is_started_for_the_removal(node: Node) -> None:
 
 
 def test_a_started_plugin_is_queried_at_the_given_socket(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(docker_owned, "plugin_answers", asked.append)
+    queried: list[str] = []
+    monkeypatch.setattr(docker_owned, "plugin_answers", queried.append)
     for socket, expected in (("", "/run/docker/plugins/bridge.sock"), ("/run/other.sock", "/run/other.sock")):
-        plugin = node.run(f"plugin-{len(asked)}", SLEEP, labels("c", "plugin"))
+        plugin = node.run(f"plugin-{len(queried)}", SLEEP, labels("c", "plugin"))
         node.api.post(f"/containers/{plugin}/kill")
         node.network("net", labels("c", "network"))
         assert owned("network", socket=socket) == ["net"]
-        assert asked[-1] == expected
+        assert queried[-1] == expected
 
 
 def test_a_node_without_an_engine_has_nothing_to_remove(
@@ -238,16 +238,16 @@ def plugin_socket(tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
 def test_waits_for_the_line_and_for_the_plugin(
     node: Node, plugin_socket: Callable[[bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = []
+    results = []
 
-    def look(*arguments: Any, **options: Any) -> str:
+    def last(*arguments: Any, **options: Any) -> str:
         """Make the container ready at the third check."""
-        looks.append(last_words(*arguments, **options))
-        if len(looks) == 3:
+        results.append(last_words(*arguments, **options))
+        if len(results) == 3:
             (tmp_path / "go").touch()
-        return looks[-1]
+        return results[-1]
 
-    monkeypatch.setattr(readiness, "last_words", look)
+    monkeypatch.setattr(readiness, "last_words", last)
     script = "echo starting; until test -e /there/go; do sleep 0.1; done; echo 'Ready to accept.' >&2"
     node.run(
         "our",
@@ -257,11 +257,11 @@ def test_waits_for_the_line_and_for_the_plugin(
     )
     socket = plugin_socket(b'{"Scope": "local"}')
     ready("our", ready_line="Ready to accept.", socket=socket)
-    assert ["Ready to accept." in seen for seen in looks] == [False] * (len(looks) - 1) + [True]
-    assert len(looks) > 3
-    looks.clear()
+    assert ["Ready to accept." in seen for seen in results] == [False] * (len(results) - 1) + [True]
+    assert len(results) > 3
+    results.clear()
     ready("our", ready_line="Ready to accept.", socket=socket)
-    assert len(looks) == 1
+    assert len(results) == 1
 
 
 @pytest.mark.usefixtures("just_started")
@@ -378,8 +378,8 @@ def test_ssh_takes_the_images_configuration_whoever_owns_it(
     binds = [f"{tmp_path}:/etc/rdm:ro", f"{tmp_path}/sbin:/usr/sbin:ro"]
     made = node.run("rdm", ["sh", "/etc/rdm/ssh/start"], HostConfig={"Binds": binds})
     status = node.api.post(f"/containers/{made}/wait")["StatusCode"]
-    said = last_words(node.api, node.api.get(f"/containers/{made}/json"), ever=True)
-    assert (status, "owner 0\n" in said, "hostname 10.9.9.9\n" in said) == (0, True, True), said
+    last = last_words(node.api, node.api.get(f"/containers/{made}/json"), ever=True)
+    assert (status, "owner 0\n" in last, "hostname 10.9.9.9\n" in last) == (0, True, True), last
 
 
 def test_a_session_has_the_containers_environment_and_no_value_reaches_a_shell(

@@ -56,7 +56,7 @@ def test_pyenv_builds_a_python_or_says_why_not(source: Path, tmp_path: Path) -> 
     built = base_python.build_python(str(root), VERSION, variables)
     assert built == f"{root}/versions/{VERSION}/bin/python3"
     subprocess.run([built, "-m", "venv", str(tmp_path / "env")], check=True)
-    said = subprocess.run(
+    result = subprocess.run(
         [tmp_path / "env" / "bin" / "python", "-V"], capture_output=True, text=True, check=True
     )
-    assert said.stdout == f"Python {VERSION}\n"
+    assert result.stdout == f"Python {VERSION}\n"

@@ -134,8 +134,8 @@ def test_the_role_makes_and_activates_an_environment_and_takes_it_away(tmp_path:
     assert run() == 0
     shell = ["bash", "-ic", "command -v rdm-trainer"]
     env = {"HOME": str(home), "PATH": os.environ["PATH"]}
-    said = subprocess.run(shell, env=env, capture_output=True, text=True, check=True)
-    assert said.stdout == f"{home}/env/bin/rdm-trainer\n"
+    shown = subprocess.run(shell, env=env, capture_output=True, text=True, check=True)
+    assert shown.stdout == f"{home}/env/bin/rdm-trainer\n"
     assert run(python_env_state="absent") > 0
     assert left() == [".bashrc"]
     assert (home / ".bashrc").read_text() == "# mine\n"
@@ -146,8 +146,8 @@ def test_one_node_makes_a_shared_environment_for_all(tmp_path: Path) -> None:
     code, stats, output = play(node, directory)
     assert code == 0, output
     assert {name: stats[name]["changed"] for name in NODES} == {"n1": 1, "n2": 0}
-    said = subprocess.run([f"{directory}/bin/rdm-trainer"], capture_output=True, text=True, check=True)
-    assert said.stdout == "it runs\n"
+    shown = subprocess.run([f"{directory}/bin/rdm-trainer"], capture_output=True, text=True, check=True)
+    assert shown.stdout == "it runs\n"
     code, stats, output = play(node, directory)
     assert (code, [stats[name]["changed"] for name in NODES]) == (0, [0, 0]), output
     code, _, output = play(node, directory, "--limit=n2", part="absent")
@@ -179,12 +179,12 @@ def test_while_a_job_of_one_node_runs_no_node_loses_anything(tmp_path: Path) -> 
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as job:
         code, stats, output = play(node, directory, part="unused", python_env_shared=False)
         assert (code, [stats[name]["failures"] for name in NODES]) == (2, [1, 1])
-        said = f"is in use by process {job.pid}: stop the job first"
+        message = f"is in use by process {job.pid}: stop the job first"
         assert "nothing is taken away: n2: " in output
-        assert said in output
+        assert message in output
         # A node without a job does not remove it from the others, either.
         code, _, output = play(node, directory, part="absent", python_env_shared=True)
-        assert (code, said in output) == (2, True), output
+        assert (code, message in output) == (2, True), output
         assert all((tmp_path / name / "bin" / "rdm-trainer").exists() for name in NODES)
         job.communicate(b"\n")
     code, stats, output = play(node, directory, part="unused", python_env_shared=False)
@@ -192,8 +192,10 @@ def test_while_a_job_of_one_node_runs_no_node_loses_anything(tmp_path: Path) -> 
     # A job may run on a node that does not answer.
     code, stats, output = play(node, directory, part="unused", dead=("n2",))
     assert (code, stats["n1"]["failures"], stats["n2"]["unreachable"]) == (4, 1, 1), output
-    said = "a job may run on n2, which cannot be queried: repair that, or leave it out with --limit 'all,!n2'"
-    assert said in output
+    message = (
+        "a job may run on n2, which cannot be queried: repair that, or leave it out with --limit 'all,!n2'"
+    )
+    assert message in output
     code, _, output = play(node, directory, "--limit=all,!n2", part="unused", dead=("n2",))
     assert code == 0, output
     _, _, output = play(node, directory, "--limit=workers:!n3", part="unused", dead=("n2",))

@@ -64,8 +64,8 @@ def play(host: Host, name: str, **variables: object) -> str:
     hosts = {"cluster": {"children": {"master": {"hosts": {NAME: {}}}}, "vars": mine}}
     host.run(sys.executable, "-c", f"open({inventory!r}, 'w').write({yaml.safe_dump(hosts)!r})")
     collections = f"ANSIBLE_COLLECTIONS_PATH={ROOT / '.collections'}"
-    said = host.run("env", collections, "ansible-playbook", "-i", inventory, f"rdm.provision.{name}")
-    return next(line for line in reversed(said.splitlines()) if line.startswith(NAME))
+    result = host.run("env", collections, "ansible-playbook", "-i", inventory, f"rdm.provision.{name}")
+    return next(line for line in reversed(result.splitlines()) if line.startswith(NAME))
 
 
 @pytest.fixture(scope="module")
@@ -167,11 +167,11 @@ class User:
         assert self.ask("start", **request, offer=checked["offer"])["started"]
 
     def begins(self, job: str) -> None:
-        def said() -> str:
+        def output() -> str:
             return "".join(self.ask("logs", job)["parts"].values())
 
         self.reaches(job, "running")
-        assert wait_until(lambda: said() == f"of {self.name}\n", HANGS_S, 1.0), said()
+        assert wait_until(lambda: output() == f"of {self.name}\n", HANGS_S, 1.0), output()
 
     def state(self, job: str) -> str:
         return str(self.ask("state", job)["job"]["state"])

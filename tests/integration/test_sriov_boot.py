@@ -84,9 +84,18 @@ class Machine:
         # The jobs of other tests are none of the node's; one that it is to see is none of its namespace's.
         alone = [] if docker_host else ["--pid", "--fork", "--mount-proc"]
         inside = ["unshare", "--mount", *alone, "sh", "-c", BIND, "sh", str(self.here)]
-        told = {"sriov_firmware": True, "sriov_kernel_parameters": True, "ansible_connection": "namespace"}
+        settings = {
+            "sriov_firmware": True,
+            "sriov_kernel_parameters": True,
+            "ansible_connection": "namespace",
+        }
         return run_plays(
-            self.directory, [play], *flags, docker_host=docker_host, inside=inside, **{**told, **variables}
+            self.directory,
+            [play],
+            *flags,
+            docker_host=docker_host,
+            inside=inside,
+            **{**settings, **variables},
         )
 
     @property
@@ -101,17 +110,19 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_settings_wait_for_a_reboot_that_somebody_allows(machine: Machine) -> None:
-    looked = machine.run("--check", sriov_reboot_ok=True)
-    assert looked.status == 0, looked.output
-    assert (looked.changes, machine.reboots) == ([3], 0), (
+    checked = machine.run("--check", sriov_reboot_ok=True)
+    assert checked.status == 0, checked.output
+    assert (checked.changes, machine.reboots) == ([3], 0), (
         "firmware, kernel parameters, and the reboot, all to come"
     )
     assert not (machine.here / "default/grub.d/rdm.cfg").exists()
 
     stopped = machine.run(sriov_vfs=16)
     assert stopped.status == 2, stopped.output
-    said = f"{HOST}: ib0 (0000:41:00.0) offers 0 of 16 VFs, and the kernel was booted without intel_iommu=on"
-    assert said in stopped.output, stopped.output
+    message = (
+        f"{HOST}: ib0 (0000:41:00.0) offers 0 of 16 VFs, and the kernel was booted without intel_iommu=on"
+    )
+    assert message in stopped.output, stopped.output
     assert (stopped.changes, machine.reboots) == ([2], 0)
 
     done = machine.run(sriov_vfs=16, sriov_reboot_ok=True)
@@ -125,8 +136,8 @@ def test_what_a_reboot_does_not_repair_is_the_bios(machine: Machine) -> None:
     (machine.here / "bios").touch()
     failed = machine.run(sriov_reboot_ok=True)
     assert (failed.status, machine.reboots) == (2, 1)
-    said = f"{HOST}: after a reboot ib0 (0000:41:00.0) offers 0 of 8 VFs: switch SR-IOV and the IOMMU on"
-    assert said in failed.output, failed.output
+    message = f"{HOST}: after a reboot ib0 (0000:41:00.0) offers 0 of 8 VFs: switch SR-IOV and the IOMMU on"
+    assert message in failed.output, failed.output
 
 
 def test_no_reboot_ends_a_training_job(

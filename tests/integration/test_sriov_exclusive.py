@@ -143,12 +143,12 @@ def test_each_container_has_its_device_in_its_namespace_after_every_start(rdma: 
 def test_a_device_that_cannot_move_is_named(rdma: Rdma) -> None:
     node = rdma.node
     rdma.refusal.write_text("error: Operation not supported\n")
-    said = "cannot move to its container, as the mode exclusive requires: rdma dev set"
+    message = "cannot move to its container, as the mode exclusive requires: rdma dev set"
     if rdma.late:
         node.run("na")
-        assert wait_until(lambda: said in rdma.log(), HANGS_S)
+        assert wait_until(lambda: message in rdma.log(), HANGS_S)
     else:
-        with pytest.raises(RuntimeError, match=said):
+        with pytest.raises(RuntimeError, match=message):
             node.run("na")
     assert "error: Operation not supported. Without it: rdma system set netns shared" in rdma.log()
     node.remove("na")

@@ -154,14 +154,16 @@ def test_a_plugin_without_state_and_engine_socket_is_sent_its_networks(
         (node.state / "state.json").write_text(left)
     # As in a container; the container "plugin" stands for it.
     node.start_plugin(engine="/nowhere.sock")
-    with pytest.raises(RuntimeError, match="unknown here and the engine does not say what it was") as told:
+    with pytest.raises(RuntimeError, match="unknown here and the engine does not say what it was") as caught:
         node.run("nb")
     node.remove("nb")
     node.docker("run", "-d", "--init", "--name", "plugin", "--network", "none", BUSYBOX)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{node.engine.socket}")
     params = {"name": "plugin", "cluster": "rdm", "socket": str(node.socket)}
     # What `up` does in that case.
-    assert follow(str(told.value), "up", lambda _: run_module(container_ready, params))["taught"] == [NETWORK]
+    assert follow(str(caught.value), "up", lambda _: run_module(container_ready, params))["taught"] == [
+        NETWORK
+    ]
     assert not run_module(container_ready, params)["changed"]
     node.run("nb")
     assert node.address("na") != node.address("nb")

@@ -117,9 +117,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def test_it_is_installed_once_and_predicted(node: Node) -> None:
-    said = node.role("--check", "--diff")
-    assert (said.status, said.changes) == (0, [1]), said.output
-    assert "Before=docker.service" in said.output
+    checked = node.role("--check", "--diff")
+    assert (checked.status, checked.changes) == (0, [1]), checked.output
+    assert "Before=docker.service" in checked.output
     assert not node.program.exists()
     assert node.role().changes == [1]
     assert installation.enabled(str(node.unit))
@@ -192,9 +192,9 @@ def test_a_foreign_socket_or_unit_is_refused_in_one_sentence(node: Node) -> None
     with subprocess.Popen([*program, str(node.socket)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        said = node.role()
-        assert said.status != 0
-        assert f"something else serves {node.socket} already" in said.output
+        played = node.role()
+        assert played.status != 0
+        assert f"something else serves {node.socket} already" in played.output
         other.kill()
     node.socket.unlink()
     assert not node.unit.exists(), theirs
@@ -225,8 +225,8 @@ class Card(FakeKernel):
 
     def preflight(self, node: Node, number: int) -> list[str]:
         """Return the problems with this number of VFs on the node."""
-        looked = {"parents": [self.name], "vfs": max(1, number)}
-        facts = node_facts(str(self.sys), "/dev", node.engine.socket, sriov=looked)
+        wanted = {"parents": [self.name], "vfs": max(1, number)}
+        facts = node_facts(str(self.sys), "/dev", node.engine.socket, sriov=wanted)
         for network in facts["docker"]["networks"]:
             if network["driver"] == node.socket.stem:
                 network["driver"] = "sriov"
@@ -265,12 +265,14 @@ def test_a_cluster_leaves_upstream_only_on_request_and_completely(node: Node) ->
         node.make_network()
         ours = ["--label", "rdm.provision.cluster=rdm", "--label", "rdm.provision.role=container"]
         node.docker("run", "-d", "--init", "--name", "rdm", *ours, "--network", NETWORK, BUSYBOX)
-        [said] = card.preflight(node, 0)
-        assert said.startswith("sriov_vfs 0 makes no virtual functions, and rdma/sriov-plugin takes those of")
+        [problem] = card.preflight(node, 0)
+        assert problem.startswith(
+            "sriov_vfs 0 makes no virtual functions, and rdma/sriov-plugin takes those of"
+        )
         assert card.preflight(node, 8) == [], "the VF that is taken is that of the container which is to end"
         card.hold(node.parent, 1)
-        [said] = card.preflight(node, 8)
-        assert said.startswith(
+        [problem] = card.preflight(node, 8)
+        assert problem.startswith(
             f"{node.parent} cannot be changed (it has 4 VFs, not 8) while a container has VF 0"
         )
         seen = {
@@ -280,11 +282,13 @@ def test_a_cluster_leaves_upstream_only_on_request_and_completely(node: Node) ->
         assert refused.status != 0
         assert "the plugin here is upstream, not rdm-sriov: set network_replace: true" in refused.output
         assert node.docker("inspect", "--format", "{{.State.Running}}", "rdm") == "true"
-        told = node.role("--check", "--diff", seen=seen, network_replace=True, container_protect_jobs=False)
-        assert told.status == 0, told.output
+        checked = node.role(
+            "--check", "--diff", seen=seen, network_replace=True, container_protect_jobs=False
+        )
+        assert checked.status == 0, checked.output
         for goes in (NETWORK, "rdm-sriov-plugin"):
-            assert f'"before": "{goes}\\n"' in told.output
-        assert "Before=docker.service" in told.output
+            assert f'"before": "{goes}\\n"' in checked.output
+        assert "Before=docker.service" in checked.output
         both = ("rdm", "rdm-sriov-plugin")
         assert node.docker("inspect", "--format", "{{.State.Running}}", *both).split() == ["true", "true"]
         assert NETWORK in node.docker("network", "ls")
@@ -295,8 +299,8 @@ def test_a_cluster_leaves_upstream_only_on_request_and_completely(node: Node) ->
         old.wait(HANGS_S)
     assert card.number.read_text() == "0", "the upstream plugin takes all VFs with its last network"
     card.obey()
-    [said] = card.preflight(node, 0)
-    assert said.startswith(
+    [problem] = card.preflight(node, 0)
+    assert problem.startswith(
         f"sriov_vfs 0 makes no virtual functions, and {node.parent} has none now: set sriov_vfs"
     )
     assert bring(card, Wanted(node.parent, 8))

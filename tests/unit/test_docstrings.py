@@ -86,6 +86,6 @@ def api() -> Iterator[tuple[str, FunctionType | MethodType]]:
 
 @pytest.mark.parametrize(("name", "method"), list(api()))
 def test_each_argument_of_the_api_is_described(name: str, method: FunctionType | MethodType) -> None:
-    said = inspect.getdoc(method) or ""
+    text = inspect.getdoc(method) or ""
     arguments = [one for one in inspect.signature(method).parameters if one != "self"]
-    assert [one for one in arguments if f"\n    {one}: " not in said] == [], name
+    assert [one for one in arguments if f"\n    {one}: " not in text] == [], name

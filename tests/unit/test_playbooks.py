@@ -97,12 +97,12 @@ def test_a_node_whose_shell_waits_at_login_keeps_no_verb_for_ever() -> None:
     for path in sorted(PLAYBOOKS.glob("*.yml")):
         entries = _read(path)
         play = next((entry for entry in entries if entry.get("hosts", "localhost") != "localhost"), None)
-        looks = entries[0].get("ansible.builtin.import_playbook") == "parts/gather.yml"
-        if looks or play is None or path.name == "plan.yml":  # which connects to no node
+        gathers = entries[0].get("ansible.builtin.import_playbook") == "parts/gather.yml"
+        if gathers or play is None or path.name == "plan.yml":  # which connects to no node
             continue
         roles = [task.get("ansible.builtin.import_role", {}) for task in play["tasks"]]
-        looks = any(role.get("name") == PREFLIGHT and role["tasks_from"] == "gather" for role in roles)
+        gathers = any(role.get("name") == PREFLIGHT and role["tasks_from"] == "gather" for role in roles)
         ends = play.get("timeout") or play["tasks"][0].get("timeout") or play.get("become") is True
-        if not looks and not ends:
+        if not gathers and not ends:
             endless.append(path.name)
     assert endless == []

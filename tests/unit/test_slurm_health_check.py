@@ -39,7 +39,7 @@ def test_a_node_that_has_all_is_healthy(node: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"drivers": ["amdgpu"]}, "the driver amdgpu is not loaded"),
         ({"devices": ["/nowhere/nvidia0"]}, "the device /nowhere/nvidia0 is gone"),
@@ -48,27 +48,27 @@ def test_a_node_that_has_all_is_healthy(node: Path) -> None:
         ({"disks": {"/nowhere": 1}}, "/nowhere cannot be used: No such file or directory"),
     ],
 )
-def test_what_is_missing_is_one_sentence(node: Path, changed: dict[str, Any], said: str) -> None:
-    assert problems(node, **changed) == [said]
+def test_what_is_missing_is_one_sentence(node: Path, changed: dict[str, Any], message: str) -> None:
+    assert problems(node, **changed) == [message]
 
 
 def test_a_full_disk_is_seen(node: Path) -> None:
-    (said,) = problems(node, disks={str(node): 10**12})
-    assert said.startswith(f"{node} has ")
-    assert said.endswith(" MiB free, and needs 1000000000000")
+    (problem,) = problems(node, disks={str(node): 10**12})
+    assert problem.startswith(f"{node} has ")
+    assert problem.endswith(" MiB free, and needs 1000000000000")
 
 
 def test_slurm_gets_the_exit_code_and_the_log(tmp_path: Path) -> None:
     script = tmp_path / "check"
     settings = tmp_path / "health.json"
     script.write_text(SCRIPT.read_text().replace("/etc/slurm/rdm/health.json", str(settings)))
-    for devices, code, said in (
+    for devices, code, message in (
         ([], 0, ""),
         (["/nowhere"], 1, "rdm-provision: the device /nowhere is gone\n"),
     ):
         settings.write_text(json.dumps({"devices": devices}))
         done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (code, said)
+        assert (done.returncode, done.stderr) == (code, message)
 
 
 def test_a_port_that_was_active_is_expected_while_its_card_is_there(node: Path, tmp_path: Path) -> None:

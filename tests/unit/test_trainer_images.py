@@ -54,15 +54,15 @@ def test_a_dockerfile_pins_its_base_and_runs_the_shared_script(path: Path) -> No
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_pips_settings_do_not_stay_in_the_image(path: Path) -> None:
-    stage, told, copied = "", [], []
+    stage, message, copied = "", [], []
     for word, rest in instructions(path):
         if word == "FROM":
             stage = rest.partition(" AS ")[2]
         elif word == "ARG" and rest.startswith("PIP_CONFIG"):
-            told.append(stage)
+            message.append(stage)
         elif word == "COPY" and not stage:
             copied.append(rest)
-    assert told == ["python"]
+    assert message == ["python"]
     assert "--from=python /opt/rdm /opt/rdm" in copied
     for package in ("rdm_core", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer"):
         assert f"{package} /opt/rdm/trainer/{package}" in copied

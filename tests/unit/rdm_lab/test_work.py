@@ -69,8 +69,8 @@ with work.unwinding():
 """
 
 
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
-def test_the_programs_of_a_worker_of_ansible_are_ended_too(told: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_programs_of_a_worker_of_ansible_are_ended_too(number: signal.Signals) -> None:
     """A worker leads a process group; what its programs still wrote would be left behind."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE
@@ -84,5 +84,5 @@ def test_the_programs_of_a_worker_of_ansible_are_ended_too(told: signal.Signals)
     ) as worker:
         assert worker.stdout
         assert worker.stdout.readline() == "builds\n"
-        worker.send_signal(told)
-        assert worker.stdout.readline() == f"{-told}\n"
+        worker.send_signal(number)
+        assert worker.stdout.readline() == f"{-number}\n"

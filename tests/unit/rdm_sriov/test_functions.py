@@ -126,7 +126,7 @@ WITHOUT_RIGHTS = "vlan 0 trust off spoofchk on"
 
 
 @pytest.mark.parametrize(
-    ("shown", "told"),
+    ("shown", "sets_mac"),
     [
         ([{"vf": 0, "address": "02:00:00:00:00:09"}, {"vf": 1, "address": "00:00:00:00:00:00"}], True),
         ([{"vf": 0, "mac": "02:00:00:00:00:09"}, {"vf": 1, "mac": "00:00:00:00:00:00"}], True),
@@ -136,7 +136,7 @@ WITHOUT_RIGHTS = "vlan 0 trust off spoofchk on"
     ],
 )
 def test_a_card_that_knows_no_address_of_a_function_learns_it_before_it_checks_senders(
-    tmp_path: Path, shown: list[dict[str, Any]], told: bool
+    tmp_path: Path, shown: list[dict[str, Any]], sets_mac: bool
 ) -> None:
     physical(tmp_path, "eth0", "0000:3b:00.0", {1: "0000:3b:00.3"})
     interface(tmp_path, "eth0v1", "0000:3b:00.3")
@@ -144,7 +144,7 @@ def test_a_card_that_knows_no_address_of_a_function_learns_it_before_it_checks_s
     function = Function("0000:3b:00.3", "eth0", 1)
     card.isolate(function, 0, trusted=False)
     # The kernel takes the address first of one command's settings (do_setvfinfo).
-    mac = "mac 02:00:00:00:00:03 " if told else ""
+    mac = "mac 02:00:00:00:00:03 " if sets_mac else ""
     assert card.said[1:] == [f"link set dev eth0 vf 1 {mac}{WITHOUT_RIGHTS}"]
     card.said.clear()
     card.isolate(function, 7, trusted=True)

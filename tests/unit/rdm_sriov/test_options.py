@@ -55,9 +55,9 @@ def test_the_key_of_any_partition_is_taken_in_either_case(key: int) -> None:
     )
 )
 def test_any_options_are_a_network_or_one_sentence(options: dict[str, Any]) -> None:
-    said = ""
+    message = ""
     try:
         assert wanted_network(options).parents
     except FunctionProblem as problem:
-        said = str(problem)
-    assert "\n" not in said
+        message = str(problem)
+    assert "\n" not in message

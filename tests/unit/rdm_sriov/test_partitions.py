@@ -53,7 +53,7 @@ class Kernel(Functions):
         (net / "device").symlink_to(device)
         self.count += 1
         number = str(self.count)
-        told = {
+        reported = {
             "type": str(self.kind),
             "address": f"80:00:{self.count:02x}" + ":00" * 17,
             "mtu": "2044",
@@ -61,7 +61,7 @@ class Kernel(Functions):
             "iflink": (net.parent / below / "ifindex").read_text() if below else number,
             "ifalias": "",
         }
-        for file, text in told.items():
+        for file, text in reported.items():
             (net / file).write_text(text)
         (self.root / "class/net").mkdir(parents=True, exist_ok=True)
         (self.root / "class/net" / name).symlink_to(net)

@@ -257,11 +257,11 @@ def test_any_object_is_answered_and_the_state_can_be_read(
             # 500 is a mistake of ours.
             assert (status, isinstance(answer, dict)) == (200, True), answer
         kept = State(str(directory))
-        told = client.post(INFO, b"{}")[1]
+        info = client.post(INFO, b"{}")[1]
         assert (kept.lost, sorted(kept.networks), len(kept.endpoints)) == (
             "",
-            told["Networks"],
-            told["Endpoints"],
+            info["Networks"],
+            info["Endpoints"],
         )
     finally:
         for endpoint in State(str(directory)).endpoints:

@@ -23,8 +23,8 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def decide(said: list[str], **options: Any) -> dict[str, Any]:
-    answers = SimpleNamespace(raw_get=lambda _host: {"asked": {"problems": said}})
+def decide(problems: list[str], **options: Any) -> dict[str, Any]:
+    answers = SimpleNamespace(raw_get=lambda _host: {"asked": {"problems": problems}})
     variables = {"ansible_play_hosts_all": ["n1"], "hostvars": answers}
     return ActionModule.__new__(ActionModule).decide({**OPTIONS, **options}, variables)
 

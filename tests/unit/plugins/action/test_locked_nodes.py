@@ -80,9 +80,9 @@ def play(directory: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
 
 
 def test_nodes_are_locked_until_they_are_released(tmp_path: Path) -> None:
-    rc, (_, looked, _) = play(tmp_path)
+    rc, (_, locked, _) = play(tmp_path)
     assert rc == 0
-    assert looked["holder"]["leader"]["what"] == "ansible-playbook play.yml"
+    assert locked["holder"]["leader"]["what"] == "ansible-playbook play.yml"
     assert node_lock.holder(CLUSTER) == {}
 
 

@@ -261,8 +261,8 @@ def test_bare_hosts_with_amd_gpus_are_not_given_the_torch_for_cuda(cluster: Clus
     assert (problem["node"], problem["value"]) == ("a", "an empty python_env_torch_backend")
     assert "such as rocm6.4" in problem["hint"]
     assert not cluster.plan_file.exists()
-    for told in ({"python_env_torch_backend": "rocm6.4"}, {"python_env_torch": "torch==2.13.0+rocm6.4"}):
-        cluster.write(host, {}, {**rocm, **told})
+    for variables in ({"python_env_torch_backend": "rocm6.4"}, {"python_env_torch": "torch==2.13.0+rocm6.4"}):
+        cluster.write(host, {}, {**rocm, **variables})
         assert cluster.run()[0] == 0
     for accelerator in ("cuda", "rocm"):
         cluster.write(host, {}, {**bare, "rdm_accelerator": accelerator})
@@ -604,9 +604,9 @@ def test_network_as_the_roles_would_make_it_is_no_difference(cluster: Cluster) -
     assert result["nodes"]["a"]["network_differences"] == []
 
 
-def inspected(**told: Any) -> dict[str, Any]:
+def inspected(**more: Any) -> dict[str, Any]:
     """A host's variables with the inspection of one archive, as a loop registers it."""
-    one = {"path": "/srv/a.tar", "problem": "", "hint": "", "unpacked": 0, "new_layers": {}, **told}
+    one = {"path": "/srv/a.tar", "problem": "", "hint": "", "unpacked": 0, "new_layers": {}, **more}
     return {"known_inspection": {"changed": False, "results": [one]}}
 
 
@@ -976,13 +976,13 @@ def test_impossible_vfs_are_refused_at_once(cluster: Cluster) -> None:
     )
     rc, result, output = cluster.run()
     assert rc == 2
-    said = {problem["node"]: f"{problem['value']} {problem['reason']}" for problem in result["problems"]}
-    assert "sriov_vfs 1000 is not between 0 and 256" in said["a"]
-    assert "does not name 1 to 16 physical functions, each of them once" in said["b"]
-    assert "sriov_vf_addresses names ib7, which is none of ib0" in said["c"]
-    assert "mine of ib0 is neither a MAC" in said["d"]
-    assert "of VF 1 of ib0 is that of VF 1 of ib0 of e" in said["f"]
-    assert "sriov_vf_policy" in said["g"]
+    reasons = {problem["node"]: f"{problem['value']} {problem['reason']}" for problem in result["problems"]}
+    assert "sriov_vfs 1000 is not between 0 and 256" in reasons["a"]
+    assert "does not name 1 to 16 physical functions, each of them once" in reasons["b"]
+    assert "sriov_vf_addresses names ib7, which is none of ib0" in reasons["c"]
+    assert "mine of ib0 is neither a MAC" in reasons["d"]
+    assert "of VF 1 of ib0 is that of VF 1 of ib0 of e" in reasons["f"]
+    assert "sriov_vf_policy" in reasons["g"]
     assert "Traceback" not in output
     assert not cluster.plan_file.exists()
 
@@ -1009,7 +1009,7 @@ def test_functions_that_a_node_cannot_have_are_refused_before_anything_is_change
     )
     rc, result, _ = cluster.run(stage="nodes")
     assert rc == 2
-    said = [f"{problem['node']}: {problem['value']} {problem['reason']}" for problem in result["problems"]]
-    assert [line for line in said if line.startswith("a:")] == []
-    assert any("b:  ib0 can have 8 VFs, and 16 are wanted" in line for line in said)
-    assert any("b: sriov_vfs needs root" in line for line in said)
+    reasons = [f"{problem['node']}: {problem['value']} {problem['reason']}" for problem in result["problems"]]
+    assert [line for line in reasons if line.startswith("a:")] == []
+    assert any("b:  ib0 can have 8 VFs, and 16 are wanted" in line for line in reasons)
+    assert any("b: sriov_vfs needs root" in line for line in reasons)

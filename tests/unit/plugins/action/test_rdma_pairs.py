@@ -107,7 +107,7 @@ def test_who_fails_is_named_with_the_reason_and_who_is_away_is_left_out() -> Non
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "says"),
+    ("option", "value", "message"),
     [
         ("seconds", 0, "seconds must be at least 1, not 0"),
         ("timeout", 0.0, "timeout must be at least 0.1, not 0.0"),
@@ -115,6 +115,6 @@ def test_who_fails_is_named_with_the_reason_and_who_is_away_is_left_out() -> Non
         ("rail", "ib7", "there is no rail ib7: choose one of ib0, ib1"),
     ],
 )
-def test_an_option_that_cannot_be_is_one_sentence(option: str, value: Any, says: str) -> None:
-    with pytest.raises(AnsibleActionFail, match=says):
+def test_an_option_that_cannot_be_is_one_sentence(option: str, value: Any, message: str) -> None:
+    with pytest.raises(AnsibleActionFail, match=message):
         decide("schedule", {}, **{option: value})

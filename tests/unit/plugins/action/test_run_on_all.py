@@ -53,9 +53,9 @@ def cluster(tmp_path: Path, settled: Cluster) -> Cluster:
 def lost(figures: Figures) -> dict[str, tuple[str, str]]:
     """Return node -> how it was lost, and the message."""
     found = {}
-    for node, how, said in FATAL.findall(figures.output):
-        message = re.search(r"msg: (.*?)(?=\n {4}\w|\Z)", said, re.DOTALL)
-        found[node] = (how, " ".join(message[1].split()) if message else said)
+    for node, how, reason in FATAL.findall(figures.output):
+        message = re.search(r"msg: (.*?)(?=\n {4}\w|\Z)", reason, re.DOTALL)
+        found[node] = (how, " ".join(message[1].split()) if message else reason)
     return found
 
 
@@ -88,8 +88,8 @@ def test_verify_and_check_query_in_the_same_way(cluster: Cluster) -> None:
     assert (run.unreachable, run.calls["rdm.provision.node_facts"]) == (["n2"], 3)
     cluster.unreachable(["n2"], False)
     cluster.break_node("n3", "broken")
-    told = "n3: could not be queried: n3 is simulated to be broken"
-    assert told in cluster.playbook("preflight").expect(FAILED).output
+    message = "n3: could not be queried: n3 is simulated to be broken"
+    assert message in cluster.playbook("preflight").expect(FAILED).output
 
 
 def test_without_threads_the_run_is_the_same(cluster: Cluster) -> None:

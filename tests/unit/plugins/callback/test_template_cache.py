@@ -89,7 +89,7 @@ def test_what_an_inventory_script_has_printed_is_not_kept(tmp_path: Path) -> Non
 
 def test_the_next_process_finds_what_one_has_compiled(tmp_path: Path) -> None:
     (tmp_path / "play.yml").write_text(PLAY, encoding="utf-8")
-    said = play(tmp_path)
-    assert "a finds 1" in said
-    assert "b finds 1" in said, "the second one has compiled more"
+    output = play(tmp_path)
+    assert "a finds 1" in output
+    assert "b finds 1" in output, "the second one has compiled more"
     assert list((tmp_path / "run").iterdir()) == [], "it is left behind"

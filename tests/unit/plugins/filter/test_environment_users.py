@@ -25,8 +25,14 @@ def test_who_has_answered_that_nothing_uses_it_is_not_reported() -> None:
 
 
 def test_all_who_use_it_and_all_who_are_silent_are_reported() -> None:
-    looks = {"n1": USED, "n2": UNREACHABLE, "n3": USED, "n4": {}, "n5": {"failed": True, "msg": "no Python"}}
-    first, second, silent = environment_users(looks)
+    results = {
+        "n1": USED,
+        "n2": UNREACHABLE,
+        "n3": USED,
+        "n4": {},
+        "n5": {"failed": True, "msg": "no Python"},
+    }
+    first, second, silent = environment_users(results)
     assert first == f"n1: {USED['msg']}"
     assert second == f"n3: {USED['msg']}"
     assert silent == (
@@ -36,8 +42,8 @@ def test_all_who_use_it_and_all_who_are_silent_are_reported() -> None:
 
 
 def test_the_limit_is_one_word_of_a_shell() -> None:
-    (said,) = environment_users({"n2": UNREACHABLE}, "workers:&rack1")
-    assert shlex.split(said)[-2:] == ["--limit", "workers,&rack1,!n2"]
+    (message,) = environment_users({"n2": UNREACHABLE}, "workers:&rack1")
+    assert shlex.split(message)[-2:] == ["--limit", "workers,&rack1,!n2"]
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,10 @@ QUERY = ["-d", "0000:41:00.0", "-e", "query"]
 def test_firmware_is_set_once_and_waits_for_a_reboot(tools: Tools, tree: Path) -> None:
     tools.firmware((0, 0), (0, 0))
     (tree / "sys/bus/pci/devices/0000:41:00.0/sriov_totalvfs").write_text("0\n")
-    looked = firmware(tree, 16, check=True, diff=True)
+    checked = firmware(tree, 16, check=True, diff=True)
     assert tools.calls() == [QUERY]
     done = firmware(tree, 16, diff=True)
-    assert done == looked
+    assert done == checked
     assert (done["changed"], done["reboot_required"]) == (True, True)
     assert done["reasons"] == ["ib0 (0000:41:00.0) offers 0 of 16 VFs"]
     assert done["diff"] == {
@@ -162,10 +162,10 @@ def test_grub_gets_a_drop_in_of_its_own(tools: Tools, tree: Path) -> None:
     booted(tree, "root=/dev/sda1 quiet")
     tools.put("update-grub", f"#!/bin/sh\necho ran >> {tools.directory}/updates\n")
     path = tree / "etc/default/grub.d/rdm.cfg"
-    looked = kernel(tree, check=True, diff=True)
+    checked = kernel(tree, check=True, diff=True)
     assert not path.exists()
     done = kernel(tree, diff=True)
-    assert done == looked
+    assert done == checked
     assert (done["changed"], done["reboot_required"]) == (True, True)
     assert (
         path.read_text().splitlines()[1] == 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX intel_iommu=on iommu=pt"'
@@ -196,8 +196,8 @@ def test_grubby_changes_the_entries_that_lack_something(tools: Tools, tree: Path
     tools.put("grubby", f'#!/bin/sh\necho "$@" >> {tools.directory}/told\n/bin/cat {tools.directory}/menu\n')
     (tools.directory / "menu").write_text(entry)
     assert kernel(tree)["changed"] is True
-    told = (tools.directory / "told").read_text().splitlines()
-    assert told == ["--info=ALL", "--update-kernel=ALL --args=amd_iommu=on"]
+    lines = (tools.directory / "told").read_text().splitlines()
+    assert lines == ["--info=ALL", "--update-kernel=ALL --args=amd_iommu=on"]
     (tools.directory / "menu").write_text(entry.replace("quiet", "quiet amd_iommu=on"))
     again = kernel(tree)
     assert (again["changed"], again["reboot_required"]) == (False, True)

@@ -164,11 +164,11 @@ def test_every_reason_not_to_measure_is_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("state", "asked"),
+    ("state", "queried"),
     [("running", ["10.0.0.2", "10.0.1.2"]), ("exited", [])],
 )
 def test_a_container_that_runs_is_measured_on_every_rail(
-    monkeypatch: pytest.MonkeyPatch, state: str, asked: list[str]
+    monkeypatch: pytest.MonkeyPatch, state: str, queried: list[str]
 ) -> None:
     """It lacks the address of the first one only."""
     seen: list[str] = []
@@ -183,8 +183,8 @@ def test_a_container_that_runs_is_measured_on_every_rail(
     parameters = {name: option.get("default") for name, option in fabric_probe.ARGUMENT_SPEC.items()}
     rails = {"ib0": "10.0.0.0/24", "ib1": "10.0.1.0/24"}
     found = fabric_probe.all_rails({**parameters, "node": "n2", "rails": rails}, NODES)
-    assert (found["measured"], found["container_state"], seen) == (False, state, asked)
+    assert (found["measured"], found["container_state"], seen) == (False, state, queried)
     first, *further = fabric.measurements(found, 2)
     # A container that does not run fails on each of them.
-    assert [one.measured for one in further] == [bool(asked)]
-    assert asked or further == [first]
+    assert [one.measured for one in further] == [bool(queried)]
+    assert queried or further == [first]

@@ -101,8 +101,8 @@ class Environment:
 
     @answer.setter
     def answer(self, answer: ExecResult) -> None:
-        told = [answer.exit_code, answer.stdout.decode(), answer.stderr.decode()]
-        (self.home / "answer").write_text(json.dumps(told), encoding="utf-8")
+        result = [answer.exit_code, answer.stdout.decode(), answer.stderr.decode()]
+        (self.home / "answer").write_text(json.dumps(result), encoding="utf-8")
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -154,8 +154,8 @@ def test_a_request_goes_through_standard_input_and_not_through_the_arguments(age
     agent.says(facts={"torch": "2"}, offer={"agent_port": 5, "master_port": 6})
     result = run("check", agent, plan=PLAN, node="n1")
     assert agent.argv == ["rdm-trainer", "job", "check"]
-    asked = json.loads(agent.stdin or b"")
-    assert asked == {**{k: v for k, v in PLAN.items() if k != "master"}, "version": 1, "node": "n1"}
+    request = json.loads(agent.stdin or b"")
+    assert request == {**{k: v for k, v in PLAN.items() if k != "master"}, "version": 1, "node": "n1"}
     assert (result["problems"], result["offer"]["agent_port"], result["changed"]) == ([], 5, False)
 
 
@@ -451,11 +451,11 @@ def test_the_hosts_agent_has_its_environment_and_not_the_modules(
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     host.says(jobs=[])
     assert run("list", host)["directory"] == host.options["directory"]
-    told = host.asked["environment"]
-    assert told["PATH"].split(":")[0] == str(host.program.parent)
-    assert "PYTHONPATH" not in told
+    variables = host.asked["environment"]
+    assert variables["PATH"].split(":")[0] == str(host.program.parent)
+    assert "PYTHONPATH" not in variables
     names = ("MY_IP", "RDM_CLUSTER_KEY", "RDM_JOBS", "VIRTUAL_ENV")
-    assert [told[name] for name in names] == [
+    assert [variables[name] for name in names] == [
         host.options[key] for key in ("my_ip", "key", "directory", "environment")
     ]
 

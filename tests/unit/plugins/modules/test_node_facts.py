@@ -101,9 +101,9 @@ def test_jobs_that_run_in_the_containers(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(engine_facts, "read", engine)
     params = {"docker_socket": str(tmp_path / "docker.sock")}
     with running_job(tmp_path, "one"):
-        looked = run_module(node_facts, {**params, "node": "n1"})["node"]
+        found = run_module(node_facts, {**params, "node": "n1"})["node"]
         unasked = run_module(node_facts, params)["node"]
-    assert [container["jobs"] for container in looked["docker"]["containers"]] == [["one"], []]
+    assert [container["jobs"] for container in found["docker"]["containers"]] == [["one"], []]
     assert [container["jobs"] for container in unasked["docker"]["containers"]] == [[], []]
 
 

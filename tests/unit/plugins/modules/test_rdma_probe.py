@@ -103,8 +103,8 @@ def test_a_collection_reports_progress_and_queries_without_the_rounds() -> None:
         "pairs": {"n2": [1.0, 2.0, 3.0]},
         "errors": {},
     }
-    asked = json.loads("".join(engine.argv[5:]))
-    assert (asked["rounds"], asked["collect"]) == ([], 5.0)
+    request = json.loads("".join(engine.argv[5:]))
+    assert (request["rounds"], request["collect"]) == ([], 5.0)
     gone: Any = Engine({"problem": "its part of the measurement ended before its time"})
     with pytest.raises(NotMeasuredError, match="ended before its time"):
         rdma_probe.collect(gone, options())

@@ -99,9 +99,9 @@ def test_what_would_have_ended_by_then_stands_against_nothing_in_check_mode(node
         {"check": False, "containers_end": {"ib0": 1}},
         {"check": True, "containers_end": {"ib1": 1}},
     )
-    for told in stand_against:
+    for message in stand_against:
         with pytest.raises(Failed, match=r"cannot be changed .* while a container has VF 0"):
-            node.run(**told)
+            node.run(**message)
     assert node.run(check=True, containers_end={"ib0": 1})["changed"] is True
     node.kernel.hold("ib0", 1)
     with pytest.raises(Failed, match=r"while a container has VF 0 .* and a container has VF 1"):
@@ -146,7 +146,7 @@ def test_pinned_addresses_win(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "said"),
+    ("params", "message"),
     [
         ({"number": 0}, "name at least one PF and one VF"),
         ({"parents": []}, "name at least one PF and one VF"),
@@ -158,10 +158,12 @@ def test_pinned_addresses_win(node: Node) -> None:
         ({"first_mac": "mine"}, "is neither a MAC (6 bytes) nor a GUID (8 bytes)"),
     ],
 )
-def test_bad_input_is_one_sentence_and_nothing_is_done(node: Node, params: dict[str, Any], said: str) -> None:
+def test_bad_input_is_one_sentence_and_nothing_is_done(
+    node: Node, params: dict[str, Any], message: str
+) -> None:
     with pytest.raises(Failed) as failed:
         node.run(**params)
-    assert said in str(failed.value)
+    assert message in str(failed.value)
     assert node.kernel.log == []
     assert node.calls == []
     assert not node.etc.exists()
@@ -272,10 +274,10 @@ def test_the_program_does_what_it_can_and_says_what_it_cannot(
 def test_the_program_waits_for_a_card_that_comes_late(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run()
     restart(node)
-    looks = iter(range(1000))
+    attempts = iter(range(1000))
 
     def late(*arguments: Any, **more: Any) -> Any:
-        if next(looks) < 3:
+        if next(attempts) < 3:
             raise VfProblem("not yet")
         return physical(*arguments, **more)
 

@@ -281,9 +281,9 @@ def test_a_plan_that_cannot_be_made_lists_every_problem(make_inventory: MakeInve
     path = make_inventory(hosts={"node2": {"my_ip": "10.9.9.9"}}, rdm_accelerator="tpu")
     with pytest.raises(InventoryError) as caught:
         Cluster.load(path).plan()
-    told = " ".join(str(problem) for problem in caught.value.problems)
-    assert "10.9.9.9" in told
-    assert "tpu" in told
+    text = " ".join(str(problem) for problem in caught.value.problems)
+    assert "10.9.9.9" in text
+    assert "tpu" in text
 
 
 def test_a_misspelt_group_does_not_drop_its_hosts(make_inventory: MakeInventory) -> None:
@@ -291,10 +291,10 @@ def test_a_misspelt_group_does_not_drop_its_hosts(make_inventory: MakeInventory)
     (path / "hosts-2.yml").write_text("worker: {hosts: {node2: {}}}\n", encoding="utf-8")
     with pytest.raises(InventoryError) as caught:
         Cluster.load(path).plan()
-    said = [str(problem) for problem in caught.value.problems]
-    assert len(said) == 1
-    assert "node2" in said[0]
-    assert "did you mean workers?" in said[0]
+    problems = [str(problem) for problem in caught.value.problems]
+    assert len(problems) == 1
+    assert "node2" in problems[0]
+    assert "did you mean workers?" in problems[0]
 
 
 def test_a_broken_plan_file_is_named(make_inventory: MakeInventory) -> None:
@@ -421,12 +421,12 @@ def facts(**docker: Any) -> dict[str, Any]:
 
 
 def state(
-    told: dict[str, Any] | None, *, why: str = "", my_ip: str = "10.77.0.100", tmp: Path, **planned: Any
+    found: dict[str, Any] | None, *, why: str = "", my_ip: str = "10.77.0.100", tmp: Path, **planned: Any
 ) -> Any:
     # The inventory's value is a template, so it is not the cluster's name.
     cluster = Cluster(tmp, {"master": ("node1",)}, {"node1": {"rdm_cluster": "{{ site }}"}})
     plan = {"cluster": "mine", "nodes": {"node1": {"my_ip": my_ip, "note": "kept"}}, **planned}
-    returned = {FACTS_MODULE: {"node1": [told]}} if told is not None else {}
+    returned = {FACTS_MODULE: {"node1": [found]}} if found is not None else {}
     nodes = {"node1": NodeRecap(ok=1, why=why)}
     (found,) = cluster.states(RunResult(verb="status", nodes=nodes, returned=returned, plan=plan))
     return found
@@ -440,10 +440,10 @@ def test_a_node_on_which_all_is_well(tmp_path: Path) -> None:
 
 
 def test_a_killed_runs_leftover_is_not_the_container(tmp_path: Path) -> None:
-    told = facts()
-    containers = told["node"]["docker"]["containers"]
+    found = facts()
+    containers = found["node"]["docker"]["containers"]
     containers.insert(0, {**containers[1], "name": "rdm.next", "state": "created", "networks": {}})
-    assert state(told, tmp=tmp_path).container == "rdm (running)"
+    assert state(found, tmp=tmp_path).container == "rdm (running)"
 
 
 def test_what_would_be_refused_is_not_as_planned(tmp_path: Path) -> None:

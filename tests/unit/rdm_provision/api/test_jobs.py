@@ -144,7 +144,7 @@ def test_a_job_whose_master_is_silent_is_known_from_the_others(make_inventory: M
 
 
 def test_sections_of_nodes_are_joined_in_their_order(make_inventory: MakeInventory) -> None:
-    def told(name: str, total: int, times: list[str]) -> dict[str, Any]:
+    def reported(name: str, total: int, times: list[str]) -> dict[str, Any]:
         out = {"title": "last output message", "lines": [f"==> {name}.out <=="], "total": total}
         time = {"title": "iteration time", "lines": times, "total": None, "is_whole": True}
         return {"sections": [{**out, "is_whole": False}, time], "known": True}
@@ -156,8 +156,8 @@ def test_sections_of_nodes_are_joined_in_their_order(make_inventory: MakeInvento
     }
     nodes = {name: NodeRecap(ok=1) for name in ("n1", "n2", "n3")}
     returned = {
-        "n2": [told("n2", 4, ["iteration 1 : 2 s"])],
-        "n1": [told("n1", 3, [])],
+        "n2": [reported("n2", 4, ["iteration 1 : 2 s"])],
+        "n1": [reported("n1", 3, [])],
         "n3": [{"known": False}],
     }
     result = RunResult(verb="jobs", nodes=nodes, returned={"rdm.provision.job": returned})
@@ -189,7 +189,7 @@ def test_only_jobs_that_ended_long_ago_by_their_masters_word_are_pruned(
     def job(name: str, state: str, ended: float | None, **more: Any) -> dict[str, Any]:
         return {**TOLD, "job": name, "state": state, "started": NOW - 99 * day, "ended": ended, **more}
 
-    told = [
+    answers = [
         job("old", "finished", NOW - 40 * day),
         job("older", "failed", NOW - 50 * day),
         job("young", "stopped", NOW - 29 * day),
@@ -199,7 +199,7 @@ def test_only_jobs_that_ended_long_ago_by_their_masters_word_are_pruned(
         job("of-n2", "finished", NOW - 60 * day, master="n2"),
         job("submitted", "finished", NOW - 31 * day, master="n7", launcher="slurm"),
     ]
-    heard: dict[str, list[dict[str, Any]]] = {"n1": [{"jobs": told, "directory": "/d"}]}
+    heard: dict[str, list[dict[str, Any]]] = {"n1": [{"jobs": answers, "directory": "/d"}]}
     result = RunResult(verb="jobs", returned={"rdm.provision.job": heard})
     known = cluster.heard_jobs(result)
     assert [one.job for one in prunable(known, age("30d"), NOW)] == ["older", "old", "submitted"]
@@ -235,44 +235,53 @@ def test_prune_shows_what_goes_and_prompts(
     ended = {**TOLD, "state": "finished", "started": NOW - 9e6, "ended": NOW - 8e6}
     size = {"removed": [{"job": "demo-1", "bytes": 3 << 30}], "kept": []}
     kept = {"removed": [], "kept": [{"job": "demo-1", "reason": "its agent is still at work"}]}
-    asked: list[tuple[str, bool]] = []
+    requested: list[tuple[str, bool]] = []
 
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, None]:
-        asked.append((run.spec.verb, run.spec.check))
-        told: dict[str, list[dict[str, Any]]] = {"n1": [size], "n2": [kept]}
+        requested.append((run.spec.verb, run.spec.check))
+        reported: dict[str, list[dict[str, Any]]] = {"n1": [size], "n2": [kept]}
         if run.spec.verb == "jobs":
-            told = {"n1": [{"jobs": [ended], "directory": "/d"}]}
+            reported = {"n1": [{"jobs": [ended], "directory": "/d"}]}
         nodes = {"n1": NodeRecap(ok=1), "n2": NodeRecap(ok=1)}
-        return RunResult(verb=run.spec.verb, nodes=nodes, returned={"rdm.provision.job": told}), None
+        return RunResult(verb=run.spec.verb, nodes=nodes, returned={"rdm.provision.job": reported}), None
 
     monkeypatch.setattr(job_view, "watch", watch)
     inventory = str(make_inventory("n1", "n2"))
-    said = CliRunner().invoke(
+    result = CliRunner().invoke(
         jobs_verb.jobs,
         ["-i", inventory, "--prune", "30d", *words],
         input=answer + "\n",
         standalone_mode=False,
     )
-    assert said.exception is None, said.output
-    assert asked == [("jobs", False), ("prune", True), *([("prune", False)] if removes else [])]
+    assert result.exception is None, result.output
+    assert requested == [("jobs", False), ("prune", True), *([("prune", False)] if removes else [])]
     if "--json" in words:
-        told = json.loads(said.stdout)
-        assert (told["removed"], told["jobs"][0]["job"]) == (removes, "demo-1")
-        assert [(one["node"], one["bytes"]) for one in told["directories"]] == [("n1", 3 << 30), ("n2", 0)]
+        reported = json.loads(result.stdout)
+        assert (reported["removed"], reported["jobs"][0]["job"]) == (removes, "demo-1")
+        assert [(one["node"], one["bytes"]) for one in reported["directories"]] == [
+            ("n1", 3 << 30),
+            ("n2", 0),
+        ]
     else:
-        assert re.search(r"demo-1 +finished +\d+ d ago +n1 3.0 GiB, n2 keeps it", said.output)
-        assert ("Removed 1 job, 3.0 GiB on 1 node" in said.output) == removes
-        assert ("Nothing was removed." in said.output) != removes
+        assert re.search(r"demo-1 +finished +\d+ d ago +n1 3.0 GiB, n2 keeps it", result.output)
+        assert ("Removed 1 job, 3.0 GiB on 1 node" in result.output) == removes
+        assert ("Nothing was removed." in result.output) != removes
     # A node that keeps a directory is a failure.
-    assert said.return_value == int(removes)
+    assert result.return_value == int(removes)
 
 
 def test_a_directory_that_nodes_share_is_shown_once(make_inventory: MakeInventory) -> None:
-    def told(size: int, identity: str) -> list[dict[str, Any]]:
+    def reported(size: int, identity: str) -> list[dict[str, Any]]:
         kept = [{"job": "demo-2", "reason": "it is running"}]
         return [{"removed": [{"job": "demo-1", "bytes": size, "identity": identity}], "kept": kept}]
 
-    returned = {"rdm.provision.job": {"n1": told(1, "1a-2b"), "n2": told(9, "1a-2b"), "n3": told(9, "3c-4d")}}
+    returned = {
+        "rdm.provision.job": {
+            "n1": reported(1, "1a-2b"),
+            "n2": reported(9, "1a-2b"),
+            "n3": reported(9, "3c-4d"),
+        }
+    }
     result = RunResult(verb="prune", nodes=dict.fromkeys(("n1", "n2", "n3"), NodeRecap()), returned=returned)
     removals = Cluster.load(make_inventory("n1", "n2", "n3")).removals(result)
     gone = [(one.job, one.node, one.bytes) for one in removals if not one.reason]
@@ -286,20 +295,20 @@ def test_prune_finds_what_a_killed_removal_has_left(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, left: bool
 ) -> None:
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, None]:
-        told: dict[str, Any] = {"jobs": [], "directory": "/d"}
+        reported: dict[str, Any] = {"jobs": [], "directory": "/d"}
         if run.spec.verb == "prune":
             assert run.spec.literal_vars == {"job_names": []}
-            told = {"removed": [{"job": "demo-1", "bytes": 2048, "identity": "1a-2b"}] * left, "kept": []}
-        returned = {"rdm.provision.job": {"n1": [told]}}
+            reported = {"removed": [{"job": "demo-1", "bytes": 2048, "identity": "1a-2b"}] * left, "kept": []}
+        returned = {"rdm.provision.job": {"n1": [reported]}}
         return RunResult(verb=run.spec.verb, nodes={"n1": NodeRecap(ok=1)}, returned=returned), None
 
     monkeypatch.setattr(job_view, "watch", watch)
     arguments = ["-i", str(make_inventory("n1")), "--prune", "30d", "--yes"]
-    said = CliRunner().invoke(jobs_verb.jobs, arguments, standalone_mode=False)
-    assert (said.exception, said.return_value) == (None, 0), said.output
-    assert bool(re.search(r"demo-1 +half removed +- +n1 2.0 KiB", said.output)) == left
-    assert ("Removed 1 job, 2.0 KiB on 1 node." in said.output) == left
-    assert ("No job ended 30d ago" in said.output) != left
+    result = CliRunner().invoke(jobs_verb.jobs, arguments, standalone_mode=False)
+    assert (result.exception, result.return_value) == (None, 0), result.output
+    assert bool(re.search(r"demo-1 +half removed +- +n1 2.0 KiB", result.output)) == left
+    assert ("Removed 1 job, 2.0 KiB on 1 node." in result.output) == left
+    assert ("No job ended 30d ago" in result.output) != left
 
 
 @pytest.mark.parametrize("words", [["--yes"], ["--yes", "--json"]])
@@ -321,27 +330,34 @@ def test_nothing_is_pruned_after_a_run_that_did_not_come_to_its_end(
     ends_at: int,
 ) -> None:
     ended = {**TOLD, "state": "finished", "started": NOW - 9e6, "ended": NOW - 8e6}
-    asked: list[bool] = []
+    queried: list[bool] = []
 
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, None]:
-        asked.append(run.spec.check)
-        told = {"jobs": [ended], "directory": "/d", "removed": [{"job": "demo-1", "bytes": 1}], "kept": []}
+        queried.append(run.spec.check)
+        reported = {
+            "jobs": [ended],
+            "directory": "/d",
+            "removed": [{"job": "demo-1", "bytes": 1}],
+            "kept": [],
+        }
         result = RunResult(
-            verb=run.spec.verb, nodes={"n1": NodeRecap(ok=1)}, returned={"rdm.provision.job": {"n1": [told]}}
+            verb=run.spec.verb,
+            nodes={"n1": NodeRecap(ok=1)},
+            returned={"rdm.provision.job": {"n1": [reported]}},
         )
-        return (replace(result, **end) if len(asked) == ends_at else result), None
+        return (replace(result, **end) if len(queried) == ends_at else result), None
 
     monkeypatch.setattr(job_view, "watch", watch)
     arguments = ["-i", str(make_inventory("n1")), "--prune", "30d", *words]
-    said = CliRunner().invoke(jobs_verb.jobs, arguments)
-    assert (len(asked), said.exit_code) == (ends_at, code), said.output
-    assert "Removed" not in said.output
-    assert "No job ended" not in said.output
+    outcome = CliRunner().invoke(jobs_verb.jobs, arguments)
+    assert (len(queried), outcome.exit_code) == (ends_at, code), outcome.output
+    assert "Removed" not in outcome.output
+    assert "No job ended" not in outcome.output
     if "--json" in words:
-        assert json.loads(said.stdout)["exit_code"] == code
+        assert json.loads(outcome.stdout)["exit_code"] == code
     else:
-        assert end.get("message", "") in said.output
-        assert said.stderr
+        assert end.get("message", "") in outcome.output
+        assert outcome.stderr
 
 
 @pytest.mark.parametrize(
@@ -365,26 +381,26 @@ def test_a_jobs_master_is_queried_and_the_others_only_when_it_does_not_know(
     answers: dict[str, dict[str, Any]],
     limits: list[str],
 ) -> None:
-    asked: list[str] = []
+    queried: list[str] = []
     verdict = {"verdict": "healthy", "reason": "It makes steps.", "exit_code": 0}
 
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, JobState | None]:
-        asked.append(run.spec.limit)
-        told = {
+        queried.append(run.spec.limit)
+        reported = {
             node: [{"job": answers[node] | {"verdict": verdict}, "directory": "/jobs"}]
             for node in run.spec.nodes
             if node in answers
         }
-        result = RunResult(verb="jobs", nodes={}, returned={"rdm.provision.job": told})
+        result = RunResult(verb="jobs", nodes={}, returned={"rdm.provision.job": reported})
         states = JobVerbs().job_states(result)
         return result, states[0] if states else None
 
     monkeypatch.setattr(job_view, "watch", watch)
     inventory = str(make_inventory("n1", "n2", "n3"))
-    said = CliRunner().invoke(jobs_verb.jobs, ["-i", inventory, *words], standalone_mode=False)
-    assert said.exception is None, said.output
-    assert asked == limits
-    assert "healthy" in said.output
+    outcome = CliRunner().invoke(jobs_verb.jobs, ["-i", inventory, *words], standalone_mode=False)
+    assert outcome.exception is None, outcome.output
+    assert queried == limits
+    assert "healthy" in outcome.output
 
 
 @pytest.mark.parametrize(
@@ -406,18 +422,18 @@ def test_a_job_that_is_misspelt_is_named_as_it_may_have_been_meant(
     near: list[str],
     hint: str,
 ) -> None:
-    told = {"known": False, "ended": True, "near": near}
-    returned = {"rdm.provision.job": {"n1": [told], "n2": [told]}}
+    reported = {"known": False, "ended": True, "near": near}
+    returned = {"rdm.provision.job": {"n1": [reported], "n2": [reported]}}
     result = RunResult(verb="jobs", nodes={"n1": NodeRecap(ok=1), "n2": NodeRecap(ok=1)}, returned=returned)
     monkeypatch.setattr(job_view, "watch", lambda *_, **__: (result, None))
     monkeypatch.setattr(job_view, "read", lambda *_, **__: (result, {}))
     monkeypatch.setattr(live, "watch", lambda *_, **__: result)
     inventory = str(make_inventory("n1", "n2"))
     arguments = ["-i", inventory, "gtp-1", *words]
-    said = CliRunner().invoke(verb, arguments, standalone_mode=False)
-    assert isinstance(said.exception, InputError), said.output
-    assert "there is no job gtp-1" in str(said.exception)
-    assert said.exception.hint == hint.replace("INVENTORY", inventory)
+    outcome = CliRunner().invoke(verb, arguments, standalone_mode=False)
+    assert isinstance(outcome.exception, InputError), outcome.output
+    assert "there is no job gtp-1" in str(outcome.exception)
+    assert outcome.exception.hint == hint.replace("INVENTORY", inventory)
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -427,13 +443,13 @@ def test_who_leaves_a_started_job_is_shown_its_name_and_the_next_commands(
     result = RunResult(verb="train", nodes={"n1": NodeRecap(changed=1, failed=int(failed))})
     monkeypatch.setattr(job_view, "watch", lambda *_, **__: (result, state(state="starting")))
     arguments = ["-i", str(make_inventory("n1")), "--resume", "demo-1", "--detach"]
-    said = CliRunner().invoke(train_verb.train, arguments, standalone_mode=False)
-    assert said.exception is None, said.output
+    outcome = CliRunner().invoke(train_verb.train, arguments, standalone_mode=False)
+    assert outcome.exception is None, outcome.output
     for words in ("demo-1", "jobs -i", "--watch", "logs -i", "stop -i"):
-        assert words in said.output
-    assert "goes on" not in said.output
-    told = CliRunner().invoke(train_verb.train, [*arguments, "--json"], standalone_mode=False)
-    assert json.loads(told.stdout)["job"]["job"] == "demo-1"
+        assert words in outcome.output
+    assert "goes on" not in outcome.output
+    as_json = CliRunner().invoke(train_verb.train, [*arguments, "--json"], standalone_mode=False)
+    assert json.loads(as_json.stdout)["job"]["job"] == "demo-1"
 
 
 @pytest.mark.parametrize(
@@ -452,18 +468,18 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
     words: str,
 ) -> None:
     # The master's report counts: the other node does not know the last checkpoint.
-    told = {
+    reported = {
         node: [{"known": True, "job": {**TOLD, "state": "stopped", "progress": {"checkpoint": saved}}}]
         for node, saved in (("n2", 20), ("n1", checkpoint))
     }
     nodes = {node: NodeRecap(ok=1, changed=changed) for node in ("n1", "n2")}
-    result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": told})
+    result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": reported})
     monkeypatch.setattr(live, "watch", lambda *_, **__: result)
     arguments = ["-i", str(make_inventory("n1", "n2")), "demo-1"]
-    said = CliRunner().invoke(stop_verb.stop, arguments)
-    assert words in said.output
-    told = json.loads(CliRunner().invoke(stop_verb.stop, [*arguments, "--json"]).stdout)
-    assert told["job"]["checkpoint"] == checkpoint
+    outcome = CliRunner().invoke(stop_verb.stop, arguments)
+    assert words in outcome.output
+    reported = json.loads(CliRunner().invoke(stop_verb.stop, [*arguments, "--json"]).stdout)
+    assert reported["job"]["checkpoint"] == checkpoint
 
 
 @pytest.mark.parametrize(
@@ -484,12 +500,12 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
 def test_unknown_checkpoints_are_not_shown(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, heard: str, changes: Any, words: str
 ) -> None:
-    told = {heard: [{"known": True, "job": {**TOLD, "state": "stopped", **changes}}]}
+    reported = {heard: [{"known": True, "job": {**TOLD, "state": "stopped", **changes}}]}
     nodes = {heard: NodeRecap(ok=1, changed=1)}
-    result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": told})
+    result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": reported})
     monkeypatch.setattr(live, "watch", lambda *_, **__: result)
-    said = CliRunner().invoke(stop_verb.stop, ["-i", str(make_inventory("n1", "n2")), "demo-1"])
-    assert said.output.splitlines()[0] == f"demo-1 is stopped.{words}"
+    outcome = CliRunner().invoke(stop_verb.stop, ["-i", str(make_inventory("n1", "n2")), "demo-1"])
+    assert outcome.output.splitlines()[0] == f"demo-1 is stopped.{words}"
 
 
 @pytest.mark.parametrize("option", ["--node", "--limit"])
@@ -520,9 +536,9 @@ def test_a_node_without_the_job_gets_its_nodes(
     reason: str,
     hint: str,
 ) -> None:
-    def answer(**told: Any) -> RunResult:
+    def answer(**found: Any) -> RunResult:
         return RunResult(
-            verb="logs", nodes={"n3": NodeRecap(ok=1)}, returned={"rdm.provision.job": {"n3": [told]}}
+            verb="logs", nodes={"n3": NodeRecap(ok=1)}, returned={"rdm.provision.job": {"n3": [found]}}
         )
 
     job = {**TOLD, "launcher": launcher, "nodes": dict.fromkeys(nodes.split(), "running")}
@@ -532,14 +548,14 @@ def test_a_node_without_the_job_gets_its_nodes(
     inventory = make_inventory("n1", "n2", "n3")
     (inventory / "login.yml").write_text("login: {hosts: {gate: {}}}\n", encoding="utf-8")
     arguments = ["-i", str(inventory), "demo-1", option, "n3"]
-    said = CliRunner().invoke(logs_verb.logs, arguments, standalone_mode=False)
-    assert isinstance(said.exception, InputError), said.output
-    assert (str(said.exception), said.exception.hint) == (reason, hint)
-    assert said.exception.exit_code == 3
+    result = CliRunner().invoke(logs_verb.logs, arguments, standalone_mode=False)
+    assert isinstance(result.exception, InputError), result.output
+    assert (str(result.exception), result.exception.hint) == (reason, hint)
+    assert result.exception.exit_code == 3
 
 
 @pytest.mark.parametrize(
-    ("told", "is_refused"),
+    ("answers", "is_refused"),
     [
         ({"n1": {"known": True, "ranks": 16}, "n2": {"known": True, "ranks": 16}}, True),
         ({"n1": {"known": True, "ranks": 16}, "n2": {"known": False}}, True),
@@ -548,39 +564,39 @@ def test_a_node_without_the_job_gets_its_nodes(
     ],
 )
 def test_a_rank_is_refused_when_no_node_has_a_line_of_it(
-    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, told: dict[str, Any], is_refused: bool
+    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, answers: dict[str, Any], is_refused: bool
 ) -> None:
-    returned = {"rdm.provision.job": {node: [answer] for node, answer in told.items()}}
-    result = RunResult(verb="logs", nodes={node: NodeRecap(ok=1) for node in told}, returned=returned)
+    returned = {"rdm.provision.job": {node: [answer] for node, answer in answers.items()}}
+    result = RunResult(verb="logs", nodes={node: NodeRecap(ok=1) for node in answers}, returned=returned)
     texts = {"n1": "", "n2": "" if is_refused else "[rank20]: slow\n"}
     monkeypatch.setattr(job_view, "read", lambda *_, **__: (result, texts))
     arguments = ["-i", str(make_inventory("n1", "n2")), "demo-1", "--err", "--rank", "20"]
-    said = CliRunner().invoke(logs_verb.logs, arguments, standalone_mode=False)
+    outcome = CliRunner().invoke(logs_verb.logs, arguments, standalone_mode=False)
     if is_refused:
-        assert isinstance(said.exception, InputError), said.output
-        assert str(said.exception) == "rank 20 is none of the job demo-1"
-        assert said.exception.hint == "its ranks are 0 to 15"
+        assert isinstance(outcome.exception, InputError), outcome.output
+        assert str(outcome.exception) == "rank 20 is none of the job demo-1"
+        assert outcome.exception.hint == "its ranks are 0 to 15"
     else:
-        assert (said.exception, said.output) == (None, "n2  [rank20]: slow\n")
+        assert (outcome.exception, outcome.output) == (None, "n2  [rank20]: slow\n")
 
 
 def test_a_jobs_slurm_submit_host_is_queried_in_the_same_run(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory
 ) -> None:
-    asked: list[str] = []
+    queried: list[str] = []
 
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, JobState | None]:
-        asked.append(run.spec.limit)
-        told = {"gate": [{"job": TOLD | {"launcher": "slurm", "master": "n3"}, "directory": "/jobs"}]}
-        result = RunResult(verb="jobs", nodes={}, returned={"rdm.provision.job": told})
+        queried.append(run.spec.limit)
+        reported = {"gate": [{"job": TOLD | {"launcher": "slurm", "master": "n3"}, "directory": "/jobs"}]}
+        result = RunResult(verb="jobs", nodes={}, returned={"rdm.provision.job": reported})
         return result, JobVerbs().job_states(result)[0]
 
     monkeypatch.setattr(job_view, "watch", watch)
     inventory = make_inventory("n1", "n2", "n3")
     (inventory / "login.yml").write_text("login: {hosts: {gate: {}, gate2: {}}}\n", encoding="utf-8")
-    said = CliRunner().invoke(jobs_verb.jobs, ["-i", str(inventory), "demo-1"], standalone_mode=False)
-    assert said.exception is None, said.output
-    assert asked == ["n1,gate"]
+    outcome = CliRunner().invoke(jobs_verb.jobs, ["-i", str(inventory), "demo-1"], standalone_mode=False)
+    assert outcome.exception is None, outcome.output
+    assert queried == ["n1,gate"]
 
 
 # --- events ---------------------------------------------------------------------------------------------
@@ -610,8 +626,8 @@ def test_what_was_read_of_a_log_is_an_event_and_nothing_is_none() -> None:
 
 
 def test_one_host_may_have_read_the_logs_of_all_nodes() -> None:
-    told = {"text": "", "parts": {"h1": "a\n", "n060": "b\n"}, "stream": "out", "offset": "h1=2,n060=2"}
-    assert list(job_news(1.0, "login1", told)) == [
+    reported = {"text": "", "parts": {"h1": "a\n", "n060": "b\n"}, "stream": "out", "offset": "h1=2,n060=2"}
+    assert list(job_news(1.0, "login1", reported)) == [
         JobLines(1.0, "h1", "out", "a\n"),
         JobLines(1.0, "n060", "out", "b\n"),
     ]
@@ -717,8 +733,8 @@ def test_without_a_terminal_each_step_is_a_line_and_printed_once() -> None:
     console = screen()
     view = job_view.JobView(console, "demo")
     later = {**TOLD, "progress": {**TOLD["progress"], "iteration": 40, "loss": 8.0}}
-    for told in (TOLD, TOLD, later):
-        view.handle(JobUpdate(1.0, "n1", JobState.of(told, "/d", NOW)))
+    for record in (TOLD, TOLD, later):
+        view.handle(JobUpdate(1.0, "n1", JobState.of(record, "/d", NOW)))
     assert console.export_text().splitlines() == [
         "demo-1  running  30/50  loss 8.9100  46.8 k tokens/s",
         "demo-1  running  40/50  loss 8.0000  46.8 k tokens/s",
@@ -782,8 +798,8 @@ def test_scripts_get_the_verdict_as_exit_code(
     assert jobs_verb._verdict(state_, as_json=False) == code
     assert capsys.readouterr().out.splitlines()[0] == f"{verdict['verdict']}: {verdict['reason']}"
     assert jobs_verb._verdict(state_, as_json=True) == code
-    told = json.loads(capsys.readouterr().out)
-    assert (told["job"], told["verdict"], told["exit_code"]) == ("demo-1", verdict["verdict"], code)
+    result = json.loads(capsys.readouterr().out)
+    assert (result["job"], result["verdict"], result["exit_code"]) == ("demo-1", verdict["verdict"], code)
     with pytest.raises(InputError, match="no verdict on demo-1"):
         jobs_verb._verdict(JobState.of(TOLD, "/d", NOW), as_json=False)
 
@@ -815,14 +831,14 @@ def test_a_page_without_a_node_says_so_in_the_last_line_in_the_verdict_and_on_th
     monkeypatch.setattr(job_view, "watch", lambda *_, **__: (ended, None))
     page = tmp_path / "page.html"
     arguments = ["-i", str(make_inventory("n1", "n2")), "demo-1", "-o", str(page)]
-    said = CliRunner().invoke(report_verb.report, arguments, standalone_mode=False)
-    assert said.exception is None, said.output
-    assert said.stdout.splitlines()[-1] == f"Written to {page}, without n2, which could not be asked."
+    result = CliRunner().invoke(report_verb.report, arguments, standalone_mode=False)
+    assert result.exception is None, result.output
+    assert result.stdout.splitlines()[-1] == f"Written to {page}, without n2, which could not be asked."
     sentence = "n2 could not be asked: its logs are not in this."
     assert f"<li>{sentence}</li>" in page.read_text("utf-8")
-    said = CliRunner().invoke(report_verb.report, [*arguments, "--json"], standalone_mode=False)
-    told = json.loads(said.stdout)
-    assert (told["missing"], told["jobs"]["demo-1"]["evidence"][1]) == (["n2"], sentence)
+    result = CliRunner().invoke(report_verb.report, [*arguments, "--json"], standalone_mode=False)
+    shown = json.loads(result.stdout)
+    assert (shown["missing"], shown["jobs"]["demo-1"]["evidence"][1]) == (["n2"], sentence)
 
 
 def test_nothing_that_a_job_wrote_is_obeyed_by_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -889,5 +905,5 @@ def test_logs_that_may_not_be_read_are_reported_in_a_sentence(
         ended = CliRunner().invoke(command, [*options, str(tmp_path / "dark")], standalone_mode=False)
     assert ended.exception is None or isinstance(ended.exception, InputError), ended.exception
     # The program that reads logs checks the path itself; this test has no such program.
-    said = f"{ended.exception}{capfd.readouterr().err}"
-    assert re.search(r"no (?:file|directory) .*dark|dark (?:is|has)|There is no", said), said
+    output = f"{ended.exception}{capfd.readouterr().err}"
+    assert re.search(r"no (?:file|directory) .*dark|dark (?:is|has)|There is no", output), output

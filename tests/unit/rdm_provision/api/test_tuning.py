@@ -292,8 +292,8 @@ def test_a_node_of_each_kind_is_measured_and_the_links_of_all(
         ["node1", "node2", "node3"],
     ]
     program = next(word for word in nodes.runs[0][1] if word.startswith("launcher.program="))
-    asked = ["-m", "rdm_trainer", "profile", "resolved.yaml", "--micro-batch", "4", "--blocks", "1", "2"]
-    assert yaml.safe_load(program.partition("=")[2]) == asked
+    command = ["-m", "rdm_trainer", "profile", "resolved.yaml", "--micro-batch", "4", "--blocks", "1", "2"]
+    assert yaml.safe_load(program.partition("=")[2]) == command
     found = tuning.profile_of(Cluster.load(inventory))
     assert found.nodes == {"node1": "A10", "node2": "A10", "node3": "A30"}
     assert [(one.gpu, sorted(one.links)) for one in found.profiles] == [
@@ -466,8 +466,8 @@ def test_layouts_are_run_and_what_they_took_is_kept(
     inventory = make_inventory("node1", "node2", rdm_gpu="A10", rdm_slots=2)
     code, out, err = call("tune", job, "-i", inventory, "--validate", "2", "--json")
     assert code == 0, err
-    told = json.loads(out)
-    found = told["validation"]
+    result = json.loads(out)
+    found = result["validation"]
     rows = found["rows"]
     assert [row["place"] for row in rows][:2] == [1, 2]
     assert len({row["place"] for row in rows}) == len(rows) == 4

@@ -98,7 +98,7 @@ def hints() -> tuple[Hint, ...]:
                 continue
             tree = ast.parse(source_text)
             keys = name.startswith("trainer/rdm_core/config/")
-            found += [(f"{name}:{line}", text, told and not keys) for line, text, told in texts(tree)]
+            found += [(f"{name}:{line}", text, message and not keys) for line, text, message in texts(tree)]
     for path in sorted([*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/**/*.yml")]):
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
         found += [(str(path.relative_to(ROOT)), text, True) for text in strings(read)]
@@ -107,13 +107,13 @@ def hints() -> tuple[Hint, ...]:
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 found += [(f"{path.relative_to(ROOT)}:{number}", line, False)]
     named: list[Hint] = []
-    for where, text, told in found:
+    for where, text, message in found:
         if text == "rdm-provision lab":
             continue  # in the history of the lab's images
         for match in COMMAND.finditer(text):
             words = re.split(r" +", match[1].split("\n")[0].partition(" #")[0].strip())
             if words[0].rstrip(".") not in PROSE:
-                named.append(Hint(where, words, told))
+                named.append(Hint(where, words, message))
     return tuple(named)
 
 

@@ -67,19 +67,19 @@ def call(capfd: pytest.CaptureFixture[str]) -> Call:
 
 
 def test_help_lists_every_verb(call: Call) -> None:
-    said = call("--help")
-    assert said.code == 0
+    result = call("--help")
+    assert result.code == 0
     for verb in VERBS:
-        assert f"\n  {verb} " in said.out
+        assert f"\n  {verb} " in result.out
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_with_examples(call: Call, verb: str) -> None:
-    said = call(verb, "--help")
-    assert said.code == 0
-    assert "Examples:" in said.out
-    assert f"rdm-provision {verb}" in said.out
-    assert max(len(line) for line in said.out.splitlines()) <= 100
+    result = call(verb, "--help")
+    assert result.code == 0
+    assert "Examples:" in result.out
+    assert f"rdm-provision {verb}" in result.out
+    assert max(len(line) for line in result.out.splitlines()) <= 100
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("lab", "completion")])
@@ -91,9 +91,9 @@ def test_every_verb_speaks_json(verb: str) -> None:
 
 
 def test_no_arguments_show_the_help(call: Call) -> None:
-    said = call()
-    assert said.code == 3
-    assert "Verbs:" in said.out + said.err
+    result = call()
+    assert result.code == 3
+    assert "Verbs:" in result.out + result.err
 
 
 @pytest.mark.parametrize(
@@ -125,23 +125,23 @@ def test_no_arguments_show_the_help(call: Call) -> None:
 def test_bad_command_lines_are_bad_input_with_a_way_out(
     call: Call, argv: list[str], words: list[str]
 ) -> None:
-    said = call(*argv)
-    assert said.code == 3
-    assert said.out == ""
-    assert "Error:" in said.err
-    assert "Traceback" not in said.err
+    result = call(*argv)
+    assert result.code == 3
+    assert result.out == ""
+    assert "Error:" in result.err
+    assert "Traceback" not in result.err
     for word in words:
-        assert word in said.err
+        assert word in result.err
 
 
 def test_the_state_of_a_lab_that_is_not_there_is_bad_input(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rdm_provision.api.lab.Lab.status", lambda _self: [])
-    said = call("lab", "status", "--name", "nosuch")
-    assert (said.code, said.out) == (3, "")
-    assert "there is no lab nosuch" in said.err
-    assert "lab up --name nosuch" in said.err
+    result = call("lab", "status", "--name", "nosuch")
+    assert (result.code, result.out) == (3, "")
+    assert "there is no lab nosuch" in result.err
+    assert "lab up --name nosuch" in result.err
     assert json.loads(call("lab", "status", "--name", "nosuch", "--json").out)["exit_code"] == 3
 
 
@@ -151,15 +151,15 @@ def test_the_state_of_a_lab_that_is_not_there_is_bad_input(
 def test_a_run_on_a_lab_is_about_its_nodes(
     call: Call, monkeypatch: pytest.MonkeyPatch, words: list[str], about: str
 ) -> None:
-    told = []
+    messages = []
 
     def watch(_run: Any, **given: Any) -> RunResult:
-        told.append(given["about"])
+        messages.append(given["about"])
         return RunResult(verb="lab", message="it failed")
 
     monkeypatch.setattr("rdm_provision.cli.render.live.watch", watch)
     call("lab", *words, "--name", "nosuch")
-    assert told == [about]
+    assert messages == [about]
 
 
 def test_help_loads_neither_ansible_nor_rich() -> None:
@@ -187,55 +187,55 @@ def test_version(call: Call) -> None:
 
 def test_errors_go_to_stderr_in_words(call: Call, make_inventory: MakeInventory) -> None:
     path = make_inventory(hosts={"node2": {"my_ip": "10.9.9.9"}}, rdm_accelerator="tpu")
-    said = call("plan", "-i", path)
-    assert said.code == 3
-    assert said.out == ""
-    lines = said.err.splitlines()
+    result = call("plan", "-i", path)
+    assert result.code == 3
+    assert result.out == ""
+    lines = result.err.splitlines()
     assert any("node2" in line and "10.9.9.9" in line and "10.77.0.0/24" in line for line in lines)
     assert any(all(word in line for word in (*NODES, "tpu", "rocm, cuda or cpu")) for line in lines)
 
 
 def test_errors_go_to_stdout_as_json_on_request(call: Call, make_inventory: MakeInventory) -> None:
-    said = call("plan", "-i", make_inventory(rdm_accelerator="tpu"), "--json")
-    data = json.loads(said.out)
-    assert (said.code, data["ok"], data["exit_code"]) == (3, False, 3)
+    result = call("plan", "-i", make_inventory(rdm_accelerator="tpu"), "--json")
+    data = json.loads(result.out)
+    assert (result.code, data["ok"], data["exit_code"]) == (3, False, 3)
     assert {problem["node"] for problem in data["problems"]} == set(NODES)
-    assert said.complaints == []
+    assert result.complaints == []
 
 
 @pytest.mark.parametrize("verb", ["plan", "up"])
 def test_warnings_are_printed_with_an_error(call: Call, make_inventory: MakeInventory, verb: str) -> None:
     path = make_inventory(rdm_accelerator="tpu", rdm_clustr="mine")
-    said = call(verb, "-i", path)
-    assert said.code == 3
-    assert "tpu" in said.err
-    assert "Did you mean rdm_cluster?" in " ".join(said.err.split())
+    result = call(verb, "-i", path)
+    assert result.code == 3
+    assert "tpu" in result.err
+    assert "Did you mean rdm_cluster?" in " ".join(result.err.split())
     warned = json.loads(call(verb, "-i", path, "--json").out)["warnings"]
     assert ["rdm_clustr" in warning for warning in warned] == [True]
 
 
 def test_usage_errors_as_json(call: Call) -> None:
-    said = call("up", "--json", "--limt")
-    assert json.loads(said.out)["exit_code"] == 3
+    result = call("up", "--json", "--limt")
+    assert json.loads(result.out)["exit_code"] == 3
 
 
 def test_json_has_no_control_character_that_a_terminal_obeys(call: Call) -> None:
-    said = call("up", "--json", "--inventory", "no\x9b31m\x7fsuch")
-    assert "\x9b" not in said.out
-    assert "\x7f" not in said.out
-    assert json.loads(said.out)["error"].endswith("no\x9b31m\x7fsuch")
+    result = call("up", "--json", "--inventory", "no\x9b31m\x7fsuch")
+    assert "\x9b" not in result.out
+    assert "\x7f" not in result.out
+    assert json.loads(result.out)["error"].endswith("no\x9b31m\x7fsuch")
 
 
 def test_json_after_the_command_of_exec_is_a_word_of_the_command(call: Call) -> None:
-    said = call("exec", "--nonsense", "--", "ls", "--json")
-    assert said.out == ""
-    assert "--nonsense" in said.err
+    result = call("exec", "--nonsense", "--", "ls", "--json")
+    assert result.out == ""
+    assert "--nonsense" in result.err
 
 
 def test_no_inventory_points_to_the_lab(call: Call) -> None:
-    said = call("up")
-    assert said.code == 3
-    assert "lab up" in said.err
+    result = call("up")
+    assert result.code == 3
+    assert "lab up" in result.err
 
 
 # --- verbs --------------------------------------------------------------------------------------------
@@ -243,11 +243,11 @@ def test_no_inventory_points_to_the_lab(call: Call) -> None:
 
 def test_plan_prints_a_table_and_saves_on_demand(call: Call, make_inventory: MakeInventory) -> None:
     path = make_inventory()
-    said = call("plan", "-i", path)
-    assert said.code == 0
+    result = call("plan", "-i", path)
+    assert result.code == 0
     for number, node in enumerate(NODES):
-        assert any(node in line and f"10.77.0.{100 + number}" in line for line in said.out.splitlines())
-    assert "--save" in said.out
+        assert any(node in line and f"10.77.0.{100 + number}" in line for line in result.out.splitlines())
+    assert "--save" in result.out
     assert not (path / "address_plan.cfg").exists()
     assert "Saved" in call("plan", "-i", path, "--save").out
     assert "As saved" in call("plan", "-i", path).out
@@ -268,8 +268,8 @@ def test_plan_as_json(call: Call, make_inventory: MakeInventory) -> None:
 def test_extra_variables_are_yaml(call: Call, make_inventory: MakeInventory, tmp_path: Path) -> None:
     more = tmp_path / "more.yml"
     more.write_text("rdm_subnet: 10.78.0.0/24\n", encoding="utf-8")
-    said = call("plan", "-i", make_inventory(), "-e", f"@{more}", "-e", "rdm_slots=3", "--json")
-    data = json.loads(said.out)
+    result = call("plan", "-i", make_inventory(), "-e", f"@{more}", "-e", "rdm_slots=3", "--json")
+    data = json.loads(result.out)
     assert data["subnet"] == "10.78.0.0/24"
     assert {node["slots"] for node in data["nodes"]} == {3}
 
@@ -298,22 +298,22 @@ def test_the_password_of_encrypted_variables_is_taken_from_a_file_or_a_prompt(
     secret = password.encrypt("10.79.0.0/24").decode()
     inline.write_text(yaml.safe_dump({"rdm_subnet": secret}).replace("rdm_subnet:", "rdm_subnet: !vault"))
 
-    said = call("plan", "-i", path)
-    assert (said.code, str(encrypted) in said.err, "--ask-vault-pass" in said.err) == (3, True, True)
+    result = call("plan", "-i", path)
+    assert (result.code, str(encrypted) in result.err, "--ask-vault-pass" in result.err) == (3, True, True)
     for file, words in (
         (encrypted, f"{encrypted} is encrypted: "),
         (inline, "an encrypted value in line 1: "),
     ):
-        said = call("plan", "-i", path, "-e", f"@{file}")
-        assert (said.code, words in " ".join(said.err.split())) == (3, True), said.err
+        result = call("plan", "-i", path, "-e", f"@{file}")
+        assert (result.code, words in " ".join(result.err.split())) == (3, True), result.err
 
     file = tmp_path / "password"
     file.write_text("open sesame\n", encoding="utf-8")
     plan = json.loads(call("plan", "-i", path, "--vault-password-file", file, "--json").out)
     assert (plan["subnet"], {node["slots"] for node in plan["nodes"]}) == ("10.79.0.0/24", {3})
     monkeypatch.setattr("getpass.getpass", lambda _prompt: "open sesame")
-    asked = call("plan", "-i", path, "--ask-vault-pass", "--json")
-    assert json.loads(asked.out[asked.out.index("{") :]) == plan
+    prompted = call("plan", "-i", path, "--ask-vault-pass", "--json")
+    assert json.loads(prompted.out[prompted.out.index("{") :]) == plan
     shown = call("up", "-i", path, "--ask-vault-pass", "--show-command").out
     assert shown.rstrip().endswith("--ask-vault-pass")
 
@@ -321,9 +321,9 @@ def test_the_password_of_encrypted_variables_is_taken_from_a_file_or_a_prompt(
     assert shown.rstrip().endswith("--ask-vault-pass --ask-become-pass")
 
     encrypted.unlink()
-    said = call("plan", "-i", path)
-    assert said.code == 3
-    assert "rdm_subnet is encrypted and cannot be read: Attempting to decrypt" in said.err
+    result = call("plan", "-i", path)
+    assert result.code == 3
+    assert "rdm_subnet is encrypted and cannot be read: Attempting to decrypt" in result.err
 
 
 @pytest.mark.parametrize("verb", ["up", "check", "verify", "status", "down"])
@@ -331,12 +331,12 @@ def test_show_command_prints_one_line_and_does_nothing(
     call: Call, make_inventory: MakeInventory, verb: str
 ) -> None:
     path = make_inventory()
-    said = call(verb, "-i", path, "--limit", "node2", "--show-command")
-    assert said.code == 0
-    assert len(said.out.splitlines()) == 1
-    assert "ansible-playbook" in said.out
-    assert "--limit node2" in said.out
-    assert ("--check" in said.out) == (verb == "check")
+    result = call(verb, "-i", path, "--limit", "node2", "--show-command")
+    assert result.code == 0
+    assert len(result.out.splitlines()) == 1
+    assert "ansible-playbook" in result.out
+    assert "--limit node2" in result.out
+    assert ("--check" in result.out) == (verb == "check")
     assert not (path / ".rdm").exists()
 
 
@@ -364,17 +364,17 @@ def test_up_is_advised_after_verify_unless_the_nodes_have_no_device() -> None:
 
 
 def test_a_size_without_an_all_reduce_is_bad_input(call: Call, make_inventory: MakeInventory) -> None:
-    said = call("verify", "-i", make_inventory(), "--max-size", "64M")
-    assert said.code == 3
-    assert "--max-size is of --collective." in said.err
+    result = call("verify", "-i", make_inventory(), "--max-size", "64M")
+    assert result.code == 3
+    assert "--max-size is of --collective." in result.err
 
 
 def test_exec_without_a_container_fails_per_node(call: Call, make_inventory: MakeInventory) -> None:
     path = make_inventory(rdm_cluster="no-such-cluster")
-    said = call("exec", "-i", path, "--limit", "node1", "--", "hostname")
-    assert said.code == 1
-    assert said.out == ""
-    assert said.err.startswith("node1: ")
+    result = call("exec", "-i", path, "--limit", "node1", "--", "hostname")
+    assert result.code == 1
+    assert result.out == ""
+    assert result.err.startswith("node1: ")
     data = json.loads(call("exec", "-i", path, "--json", "--", "hostname").out)
     assert data["failed"] == list(NODES)
     assert data["nodes"]["node1"]["rc"] is None
@@ -390,8 +390,8 @@ def test_exec_ends_as_its_command_did_on_a_single_node(
 
     monkeypatch.setattr(Cluster, "outputs", outputs)
     assert call("exec", "-i", path, "--limit", "node1", "--", "false").code == 7
-    said = call("exec", "-i", path, "--limit", "node1", "--json", "--", "false")
-    assert (said.code, json.loads(said.out)["exit_code"]) == (7, 7)
+    outcome = call("exec", "-i", path, "--limit", "node1", "--json", "--", "false")
+    assert (outcome.code, json.loads(outcome.out)["exit_code"]) == (7, 7)
     assert call("exec", "-i", path, "--", "false").code == 1
 
 
@@ -406,12 +406,12 @@ def test_nothing_that_a_command_wrote_is_obeyed_by_the_terminal(
 
     monkeypatch.setattr(Cluster, "outputs", outputs)
     path = make_inventory(rdm_cluster="no-such-cluster")
-    said = call("exec", "-i", path, "--limit", limit, "--", "x")
-    for text in (said.out, said.err):
+    outcome = call("exec", "-i", path, "--limit", limit, "--", "x")
+    for text in (outcome.out, outcome.err):
         assert "redend\tof it\n" in text
         assert not set(text) & {"\x1b", "\x07", "\x9b"}
-    told = json.loads(call("exec", "-i", path, "--limit", limit, "--json", "--", "x").out)
-    assert (told["nodes"]["node1"]["stdout"], told["nodes"]["node1"]["stderr"]) == (evil, evil)
+    shown = json.loads(call("exec", "-i", path, "--limit", limit, "--json", "--", "x").out)
+    assert (shown["nodes"]["node1"]["stdout"], shown["nodes"]["node1"]["stderr"]) == (evil, evil)
 
 
 @pytest.mark.parametrize("part", ["message", "hint", "warnings"])
@@ -425,9 +425,9 @@ def test_nothing_in_an_error_is_obeyed_by_the_terminal(
         raise RdmError("it failed" if more else evil, **more)
 
     monkeypatch.setattr(Cluster, "load", load)
-    said = call("status", "-i", make_inventory())
-    assert "a node said red\n" in said.err
-    assert not set(said.err) & {"\x1b", "\x07", "\x9b"}
+    result = call("status", "-i", make_inventory())
+    assert "a node said red\n" in result.err
+    assert not set(result.err) & {"\x1b", "\x07", "\x9b"}
 
 
 def test_exec_gives_standard_input_to_the_command_or_says_that_it_does_not(
@@ -435,16 +435,16 @@ def test_exec_gives_standard_input_to_the_command_or_says_that_it_does_not(
 ) -> None:
     path = make_inventory(rdm_cluster="no-such-cluster")
 
-    def told(*options: str) -> tuple[str, str]:
+    def execute(*options: str) -> tuple[str, str]:
         argv = [sys.executable, "-c", "from rdm_provision.cli import main; main()"]
         argv += ["exec", "-i", str(path), *options, "--", "cat"]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(argv, env=env, input="abc", capture_output=True, text=True, check=False)
         return done.stdout, done.stderr
 
-    assert "add --stdin" in told()[1]
-    assert "add --stdin" not in told("--stdin")[1]
-    assert '"exec_stdin": "YWJj"' in told("--stdin", "--show-command")[0]
+    assert "add --stdin" in execute()[1]
+    assert "add --stdin" not in execute("--stdin")[1]
+    assert '"exec_stdin": "YWJj"' in execute("--stdin", "--show-command")[0]
 
 
 def test_status_of_nodes_without_an_engine(
@@ -452,11 +452,11 @@ def test_status_of_nodes_without_an_engine(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/docker.sock")  # whatever this machine has
     path = make_inventory(rdm_cluster="no-such-{{ what }}", what="cluster")
-    said = call("status", "-i", path, "--json")
-    data = json.loads(said.out)
-    assert (said.code, data["ok"], data["healthy"]) == (1, True, False)
+    result = call("status", "-i", path, "--json")
+    data = json.loads(result.out)
+    assert (result.code, data["ok"], data["healthy"]) == (1, True, False)
     assert all(node["reachable"] and node["remarks"] for node in data["nodes"].values())
-    assert said.complaints == []
+    assert result.complaints == []
     shown = call("status", "-i", path, "--limit", "node1").out
     assert "no-such-cluster" in shown
     assert "no Docker Engine answers at /no/docker.sock" in shown
@@ -477,10 +477,10 @@ def test_a_limit_that_is_none_widens_no_verb_to_all_nodes(
     )
     # A verb that runs several playbooks, or none, has no command to show.
     shown = [] if verb in ("profile", "tune") else ["--show-command"]
-    said = call(verb, "-i", make_inventory(), *shown, "--limit", limit, *words)
-    assert (said.code, said.out) == (3, "")
-    assert "--limit" in said.err
-    assert said.err.count("Error:") == 1
+    result = call(verb, "-i", make_inventory(), *shown, "--limit", limit, *words)
+    assert (result.code, result.out) == (3, "")
+    assert "--limit" in result.err
+    assert result.err.count("Error:") == 1
 
 
 @pytest.mark.parametrize("words", [["up"], ["check"], ["down"], ["env", "up"], ["env", "down"]])
@@ -488,21 +488,21 @@ def test_tags_that_are_none_widen_no_verb_to_all_parts(
     call: Call, make_inventory: MakeInventory, words: list[str]
 ) -> None:
     inventory = make_inventory(rdm_runtime="host" if words[0] == "env" else "container")
-    said = call(*words, "-i", inventory, "--show-command", "--tags", "")
-    assert (said.code, said.out) == (3, "")
-    assert "--tags is empty" in said.err
+    result = call(*words, "-i", inventory, "--show-command", "--tags", "")
+    assert (result.code, result.out) == (3, "")
+    assert "--tags is empty" in result.err
 
 
 def test_a_node_without_a_name_is_not_all_of_them(call: Call, make_inventory: MakeInventory) -> None:
-    said = call("logs", "x", "-i", make_inventory(), "--show-command", "--node", "")
-    assert (said.code, said.out) == (3, "")
+    result = call("logs", "x", "-i", make_inventory(), "--show-command", "--node", "")
+    assert (result.code, result.out) == (3, "")
 
 
 def test_a_limit_with_a_typo(call: Call, make_inventory: MakeInventory) -> None:
-    said = call("up", "-i", make_inventory(), "--limit", "nod2")
-    assert said.code == 3
-    assert "nod2" in said.err
-    assert "node2" in said.err
+    result = call("up", "-i", make_inventory(), "--limit", "nod2")
+    assert result.code == 3
+    assert "nod2" in result.err
+    assert "node2" in result.err
 
 
 # --- completion -----------------------------------------------------------------------------------------
@@ -510,9 +510,9 @@ def test_a_limit_with_a_typo(call: Call, make_inventory: MakeInventory) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(call: Call, shell: str) -> None:
-    said = call("completion", shell)
-    assert said.code == 0
-    assert "_RDM_PROVISION_COMPLETE" in said.out
+    result = call("completion", shell)
+    assert result.code == 0
+    assert "_RDM_PROVISION_COMPLETE" in result.out
 
 
 def complete(words: str, inventory: Path | None = None) -> list[str]:
@@ -548,18 +548,18 @@ def test_node_names_are_completed_after_limit(make_inventory: MakeInventory) -> 
 
 
 def test_doctor_has_a_line_per_check(call: Call, make_inventory: MakeInventory) -> None:
-    said = call("doctor", "-i", make_inventory())
-    lines = [line for line in said.out.splitlines() if line.startswith(("ok ", "FAIL", "note"))]
+    result = call("doctor", "-i", make_inventory())
+    lines = [line for line in result.out.splitlines() if line.startswith(("ok ", "FAIL", "note"))]
     for name in ("python", "ansible-core", "ssh-keygen", "disk", "memory", "inventory", "docker engine"):
         assert sum(name in line.split("  ")[1] + line for line in lines) >= 1, name
     assert any("inventory" in line and "3 nodes" in line for line in lines)
-    assert said.code == 0, said.out
+    assert result.code == 0, result.out
 
 
 def test_doctor_as_json_and_with_something_to_repair(call: Call, tmp_path: Path) -> None:
-    said = call("doctor", "--json", "-i", tmp_path / "nowhere")
-    data = json.loads(said.out)
-    assert (said.code, data["ok"]) == (1, False)
+    result = call("doctor", "--json", "-i", tmp_path / "nowhere")
+    data = json.loads(result.out)
+    assert (result.code, data["ok"]) == (1, False)
     bad = [check for check in data["checks"] if not check["ok"] and check["needed_for"] == "runs"]
     assert [check["name"] for check in bad] == ["inventory"]
     assert "nowhere" in bad[0]["detail"]
@@ -580,19 +580,19 @@ def test_a_directory_is_read_without_a_trainer(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     logs = tmp_path / "log2"
-    said = call("jobs", f"{logs}/", "--sections")
-    assert (said.code, f"there is no directory {logs}" in said.err) == (3, True)
+    result = call("jobs", f"{logs}/", "--sections")
+    assert (result.code, f"there is no directory {logs}" in result.err) == (3, True)
     logs.mkdir()
-    said = call("jobs", f"{logs}/", "--sections", "--json")
-    assert (said.code, "log2 has no NODE.out files" in said.out + said.err) == (3, True)
+    result = call("jobs", f"{logs}/", "--sections", "--json")
+    assert (result.code, "log2 has no NODE.out files" in result.out + result.err) == (3, True)
     (logs / "n1.out").write_text("".join(STEP.format(number) for number in (1, 2, 3)))
-    said = call("jobs", f"{logs}/", "--sections")
-    assert (said.code, "lm loss: 9.3E+00" in said.out) == (0, True)
-    said = call("jobs", f"{logs}/", "--verdict")
-    assert (said.code, said.out) == (0, "finished: It came to iteration 3.\n")
+    result = call("jobs", f"{logs}/", "--sections")
+    assert (result.code, "lm loss: 9.3E+00" in result.out) == (0, True)
+    result = call("jobs", f"{logs}/", "--verdict")
+    assert (result.code, result.out) == (0, "finished: It came to iteration 3.\n")
     # The path may also be one log, even a name without a directory.
     monkeypatch.chdir(logs)
-    assert call("jobs", "n1.out", "--verdict").out == said.out
+    assert call("jobs", "n1.out", "--verdict").out == result.out
     assert call("jobs", "n1.out", "--verdict", "--state", "FAILED").code == 1
     refused = call("jobs", "n1.out", "--verdict", "--state", "RUNNINGG")
     assert (refused.code, "did you mean RUNNING?" in refused.err) == (3, True)
@@ -659,17 +659,17 @@ def test_a_page_of_a_path_says_what_the_verdict_on_it_says(
     for file in job.glob("*.out"):
         then = file.stat().st_mtime - silent_s
         os.utime(file, (then, then))
-    told = json.loads(call("jobs", f"{job}/", "--verdict", "--json").out)
-    said = call("report", str(job), "-o", tmp_path / "page.html", "--json")
-    shown = json.loads(said.out)["jobs"]["10932251"]
-    assert (told["verdict"], shown["verdict"]) == (word, word)
-    assert re.fullmatch(reason, told["reason"]), told["reason"]
+    verdict = json.loads(call("jobs", f"{job}/", "--verdict", "--json").out)
+    outcome = call("report", str(job), "-o", tmp_path / "page.html", "--json")
+    shown = json.loads(outcome.out)["jobs"]["10932251"]
+    assert (verdict["verdict"], shown["verdict"]) == (word, word)
+    assert re.fullmatch(reason, verdict["reason"]), verdict["reason"]
 
     def without_seconds(texts: list[str]) -> list[str]:
         return [re.sub(r"No step for \d+ s", "", text) for text in texts]
 
-    assert without_seconds(shown["evidence"]) == without_seconds(told["evidence"])
-    assert shown["culprits"] == told["culprits"]
+    assert without_seconds(shown["evidence"]) == without_seconds(verdict["evidence"])
+    assert shown["culprits"] == verdict["culprits"]
     page = (tmp_path / "page.html").read_text()
     assert f"</span> {word}</strong> {html.escape(shown['reason'])}</p>" in page
 
@@ -680,12 +680,12 @@ def test_the_verdict_on_a_path_takes_the_schedulers_word_and_the_request(call: C
     conf = tmp_path / "_00_conf.sh"
     conf.write_text("NNODES=2\n")
     verdict = ("jobs", f"{logs}/", "--verdict")
-    told = call(*verdict, "--state", "NODE_FAIL", "--conf", str(conf))
-    assert (told.code, told.out.partition(":")[0]) == (1, "failed")
+    result = call(*verdict, "--state", "NODE_FAIL", "--conf", str(conf))
+    assert (result.code, result.out.partition(":")[0]) == (1, "failed")
     conf.write_text("NNODES=4\n")
-    told = call(*verdict, "--state", "RUNNING", "--conf", str(conf), "--json")
-    found = json.loads(told.out)
-    assert (told.code, found["verdict"], found["reason"]) == (
+    result = call(*verdict, "--state", "RUNNING", "--conf", str(conf), "--json")
+    found = json.loads(result.out)
+    assert (result.code, found["verdict"], found["reason"]) == (
         4,
         "suspect",
         "NNODES is 2, and 4 was asked for.",
@@ -715,15 +715,15 @@ def test_the_page_of_a_path_takes_them_too_and_says_the_same(
     for state, partition in (("NODE_FAIL", 2), ("RUNNING", 2), ("RUNNING", 4), ("", 4)):
         conf.write_text(f"NNODES={partition}\n")
         given = ("--state", state, "--conf", str(conf))
-        told = json.loads(call("jobs", f"{logs}/", "--verdict", *given, "--json").out)
+        verdict = json.loads(call("jobs", f"{logs}/", "--verdict", *given, "--json").out)
         shown = json.loads(page(str(logs), *given).out)["jobs"]["10932251"]
         assert (shown["verdict"], shown["reason"], shown["culprits"]) == (
-            told["verdict"],
-            told["reason"],
-            told["culprits"],
+            verdict["verdict"],
+            verdict["reason"],
+            verdict["culprits"],
         )
         assert html.escape(shown["reason"]) in output.read_text()
-    assert (told["verdict"], told["reason"]) == ("suspect", "NNODES is 2, and 4 was asked for.")
+    assert (verdict["verdict"], verdict["reason"]) == ("suspect", "NNODES is 2, and 4 was asked for.")
     output.unlink()
     for words, problem in (
         ((str(logs), str(logs), "--state", "RUNNING"), "--state and --conf are for one PATH"),
@@ -744,28 +744,28 @@ def test_a_report_of_a_path_needs_no_cluster_and_no_trainer(
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "n1.out").write_text("".join(STEP.format(number) for number in (1, 2, 3)))
-    said = call("report", "./one")
-    assert (said.code, said.out) == (0, "one: finished. It came to iteration 3.\nWritten to one.html.\n")
+    result = call("report", "./one")
+    assert (result.code, result.out) == (0, "one: finished. It came to iteration 3.\nWritten to one.html.\n")
     page = (tmp_path / "one.html").read_text()
     assert "<title>one</title>" in page
     assert "plotly" in page
     assert 'src="' not in page.partition("<script>")[0]
-    said = call("report", "one", "two", "--json")
-    told = json.loads(said.out)
-    assert (said.code, told["output"], set(told["jobs"])) == (0, "comparison.html", {"one", "two"})
+    result = call("report", "one", "two", "--json")
+    shown = json.loads(result.out)
+    assert (result.code, shown["output"], set(shown["jobs"])) == (0, "comparison.html", {"one", "two"})
     (tmp_path / "Makefile").write_text("all:\n")
-    said = call("report", "./one", "-o", "Makefile")
+    result = call("report", "./one", "-o", "Makefile")
     stays = "Error: Makefile is there and is no report, so it stays: give another output\n"
-    assert (said.code, said.err) == (3, stays)
-    said = call("report", "./three")
+    assert (result.code, result.err) == (3, stays)
+    result = call("report", "./three")
     hint = "give a job's directory, one with NODE.out files, a log, or the name of a job"
-    assert (said.code, said.err) == (3, f"Error: there is no file three\nHint: {hint}\n")
+    assert (result.code, result.err) == (3, f"Error: there is no file three\nHint: {hint}\n")
 
 
 def test_a_report_of_a_job_queries_the_nodes(call: Call, make_inventory: MakeInventory) -> None:
-    said = call("report", "demo-1", "-i", make_inventory("n1", "n2"), "--show-command")
-    assert said.code == 0
-    assert '"job_report": true' in said.out
+    result = call("report", "demo-1", "-i", make_inventory("n1", "n2"), "--show-command")
+    assert result.code == 0
+    assert '"job_report": true' in result.out
 
 
 def test_of_the_network_the_newest_of_each_is_found(make_inventory: MakeInventory) -> None:

@@ -159,16 +159,20 @@ def test_a_line_for_a_shell_that_no_shell_has_seen_is_given_one(
     monkeypatch.setattr(Cluster, "outputs", lambda *_: (CommandOutput("node1", 127),))
     with pytest.raises(SystemExit):
         main(["exec", "-i", str(make_inventory("node1")), "--", *words])
-    said = capsys.readouterr().err
-    assert (shell in said) if shell else ("shell" not in said)
+    output = capsys.readouterr().err
+    assert (shell in output) if shell else ("shell" not in output)
 
 
 def test_doctor_does_not_say_no_inventory_of_an_inventory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    well, said = doctor._inventory(None)
-    assert (well, said.startswith("there is none in ./inventory"), "-i PATH" in said) == (True, True, True)
+    well, message = doctor._inventory(None)
+    assert (well, message.startswith("there is none in ./inventory"), "-i PATH" in message) == (
+        True,
+        True,
+        True,
+    )
 
 
 def test_hints_name_the_inventory_for_every_verb_that_takes_one() -> None:

@@ -81,12 +81,12 @@ class World:
         node: NodeRecap | None = None,
         *,
         job: dict[str, Any] | None = None,
-        told: dict[str, Any] | None = None,
+        reported: dict[str, Any] | None = None,
         module: str = "job",
         **more: Any,
     ) -> None:
         """Make every run end with this node's result and this module's report."""
-        returned = {f"rdm.provision.{module}": {"n1": [told or {"known": True, "job": job}]}}
+        returned = {f"rdm.provision.{module}": {"n1": [reported or {"known": True, "job": job}]}}
 
         def result(run: Any) -> RunResult:
             nodes = {"n1": node or NodeRecap(ok=1)}
@@ -255,8 +255,8 @@ def made_lab(slurm: bool, *which: str) -> None:
     """Register a lab that is up."""
 
     def state(world: World) -> list[str]:
-        told = {"actions": ["made it"], "inventory": "inventory/two/hosts.yml"}
-        world.ends(NodeRecap(changed=1), told=told, module="lab")
+        reported = {"actions": ["made it"], "inventory": "inventory/two/hosts.yml"}
+        world.ends(NodeRecap(changed=1), reported=reported, module="lab")
         world.patch.setattr(Lab, "status", lambda _: [NODE])
         # As the lab has written it.
         Path("inventory").mkdir()
@@ -276,7 +276,7 @@ made_lab(True, "slurm up", "lab down")
 
 @gives("rdm_provision/cli/common.py: jobs lists them")
 def there_is_no_such_job(world: World) -> list[str]:
-    world.ends(told={"known": False, "ended": True})
+    world.ends(reported={"known": False, "ended": True})
     return ["logs", *world.cluster(), "nosuch"]
 
 
@@ -404,20 +404,20 @@ def a_profile_is_not_compared_with_the_nodes(world: World) -> list[str]:
 
 @gives("rdm_provision/cli/verbs/profile.py: exec -- nvidia-smi")
 def a_node_does_not_say_which_gpus_it_has(world: World) -> list[str]:
-    world.ends(told={"facts": {}})
+    world.ends(reported={"facts": {}})
     return ["profile", *world.cluster(), world.config()]
 
 
 @gives("rdm_provision/cli/verbs/profile.py: logs VALUE --err")
 def nothing_was_measured(world: World) -> list[str]:
-    world.ends(told={"facts": {"gpu": "A10"}})
+    world.ends(reported={"facts": {"gpu": "A10"}})
     return ["profile", *world.cluster(), world.config()]
 
 
 @gives("rdm_provision/cli/verbs/profile.py: tune VALUE")
 def a_cluster_is_measured(world: World) -> list[str]:
     measured = {"measured": profiled("A10")}
-    world.ends(told={"facts": {"gpu": "A10"}, "job": {**TOLD, "progress": measured}})
+    world.ends(reported={"facts": {"gpu": "A10"}, "job": {**TOLD, "progress": measured}})
     return ["profile", *world.cluster(), world.config()]
 
 
@@ -501,17 +501,17 @@ def test_what_a_message_suggests_works_where_it_is_printed(
     argv = bring_about(World(make_inventory, monkeypatch))
     with pytest.raises(SystemExit):
         main(argv)
-    said = "".join(capfd.readouterr())
-    told = list(named(said))
+    output = "".join(capfd.readouterr())
+    commands = list(named(output))
     where = {argv[at + more] for at, word in enumerate(argv) if word in ("-i", "-e") for more in (0, 1)}
-    plain = [" ".join(word for word in words if word not in where) for words in told]
+    plain = [" ".join(word for word in words if word not in where) for words in commands]
     for hint in hinted:
         wanted = pattern(hint.partition(": ")[2])
-        assert any(re.fullmatch(wanted, one) for one in plain), (hint, said)
-    for words in told:
+        assert any(re.fullmatch(wanted, one) for one in plain), (hint, output)
+    for words in commands:
         code = up_to_a_run(words, monkeypatch)
         why = "".join(capfd.readouterr())
-        assert code not in (REFUSED, BAD_INPUT), f"{said}\nrdm-provision {shlex.join(words)}\n{why}"
+        assert code not in (REFUSED, BAD_INPUT), f"{output}\nrdm-provision {shlex.join(words)}\n{why}"
 
 
 def test_playbooks_name_the_one_for_the_other_kind_of_nodes(
@@ -520,13 +520,13 @@ def test_playbooks_name_the_one_for_the_other_kind_of_nodes(
     inventory = World(make_inventory, monkeypatch).cluster()
     monkeypatch.setattr(Cluster, "_refuse_containers", lambda *_: None)
     cluster = Cluster.load(inventory[1])
-    told = [run.result().nodes["n1"].why for run in (cluster.env_up(), cluster.env_down())]
+    reasons = [run.result().nodes["n1"].why for run in (cluster.env_up(), cluster.env_down())]
 
     def begins(*words: str) -> bool:
         return up_to_a_run([*words, *inventory], monkeypatch) == 0
 
-    assert follow(told[0], "up", begins)
-    assert follow(told[1], "down", begins)
+    assert follow(reasons[0], "up", begins)
+    assert follow(reasons[1], "down", begins)
 
 
 # --- where there are nodes --------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_the_result_of_a_few_nodes_is_as_it_is_for_programs(tmp_path: Path) -> N
 @given(st.lists(st.text("ab\n-+ ", max_size=600), min_size=1, max_size=4), st.integers(1, 100))
 def test_the_first_node_has_all_of_a_diff_and_no_node_has_more(parts: list[str], count: int) -> None:
     diff = "".join(f"--- f\n+++ f\n{part}\n" for part in parts)
-    told = compact(result(count, lambda _name: diff).to_json())["nodes"]
-    assert told["node0"]["changes"][0]["diff"] == diff
-    for node in told.values():
+    reported = compact(result(count, lambda _name: diff).to_json())["nodes"]
+    assert reported["node0"]["changes"][0]["diff"] == diff
+    for node in reported.values():
         assert len(node["changes"][0]["diff"]) <= len(diff)

@@ -190,8 +190,8 @@ def test_the_next_run_ends_a_worker_that_is_left_when_all_else_was_killed(
 
 def children(pid: int) -> set[int]:
     """The living children of a process."""
-    told = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/children")]
-    return {int(child) for children in told for child in children}
+    pids = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/children")]
+    return {int(child) for children in pids for child in children}
 
 
 def open_files(pid: int) -> set[Path]:

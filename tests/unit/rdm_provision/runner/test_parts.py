@@ -57,8 +57,8 @@ def test_what_only_the_way_up_has_is_no_part_of_the_way_down() -> None:
 @pytest.mark.parametrize("verb", ["up", "check", "down", "env_up", "env_down"])
 def test_no_tag_at_all_is_not_all_of_them(make_inventory: MakeInventory, verb: str, tags: str) -> None:
     bare = {"rdm_runtime": "host"} if verb.startswith("env") else {}
-    ask = getattr(Cluster.load(make_inventory(**bare)), verb)
+    run = getattr(Cluster.load(make_inventory(**bare)), verb)
     with pytest.raises(InputError, match="--tags is empty") as caught:
-        ask(tags=tags)
+        run(tags=tags)
     assert caught.value.hint.startswith("the parts are ")
-    assert ask().spec.tags == ""
+    assert run().spec.tags == ""

@@ -44,10 +44,10 @@ def test_events_of_many_nodes_show_once_what_changed_on_all(tmp_path: Path, node
         record.add(changed)
     record.finish(failed(), None)
     assert record.folder is not None
-    told = [json.loads(line) for line in (record.folder / "events.jsonl").read_text().splitlines()][1:]
-    assert [event["diff"] for event in told].count(diff) == whole
-    assert told[0]["diff"] == diff
-    assert {event["diff"].splitlines()[-1] for event in told[whole:]} <= {"(as on n0)"}
+    events = [json.loads(line) for line in (record.folder / "events.jsonl").read_text().splitlines()][1:]
+    assert [event["diff"] for event in events].count(diff) == whole
+    assert events[0]["diff"] == diff
+    assert {event["diff"].splitlines()[-1] for event in events[whole:]} <= {"(as on n0)"}
 
 
 def test_what_a_node_refers_to_is_there_however_long_another_ones_files_are(tmp_path: Path) -> None:

@@ -142,14 +142,14 @@ def test_a_bad_override_of_a_job_is_named_although_no_node_can_be_reached(
         "vars": {"job_config": str(config), "job_overrides": ["a=1"] if sound else ["nonsense"]},
     }
     result = play([agree], inventory=inventory).result()
-    told = [str(problem) for problem in result.problems]
+    messages = [str(problem) for problem in result.problems]
     if sound:
-        assert (result.exit_code, set(result.unreachable), told) == (1, set(NODES), [])
+        assert (result.exit_code, set(result.unreachable), messages) == (1, set(NODES), [])
     else:
         assert result.exit_code == 3
-        assert told[0] == "'nonsense' is no override: write key.sub=value"
-        assert [said.partition(":")[0] for said in told[1:]] == list(NODES)
-        assert all("cannot be reached" in said for said in told[1:])
+        assert messages[0] == "'nonsense' is no override: write key.sub=value"
+        assert [reason.partition(":")[0] for reason in messages[1:]] == list(NODES)
+        assert all("cannot be reached" in reason for reason in messages[1:])
 
 
 def test_a_node_that_cannot_be_reached(play: Play, make_inventory: MakeInventory) -> None:
@@ -336,12 +336,12 @@ def test_a_task_that_takes_long_is_reported_while_it_runs(
 ) -> None:
     monkeypatch.setattr("rdm_provision.runner.translator.LONG_S", 0.1)
     go_on = tmp_path / "go-on"
-    told = []
+    waited = []
     for event in play([task("Wait", "wait_for", {"path": str(go_on), "timeout": 60})], limit="node1"):
         if isinstance(event, TaskGoesOn):
-            told.append(event.task)
+            waited.append(event.task)
             go_on.touch()
-    assert told == ["Wait"]
+    assert waited == ["Wait"]
 
 
 # --- stopping -----------------------------------------------------------------------------------------
@@ -488,14 +488,14 @@ def test_a_task_that_queries_all_nodes_counts_up_while_it_works(play: Play, tmp_
     there.touch()
     paths = dict(zip(NODES, (there, later, there), strict=True))
     arguments = {node: {"path": str(path), "timeout": 60} for node, path in paths.items()}
-    ask = {"module": "ansible.builtin.wait_for", "arguments": arguments, "connections": ["local"]}
-    alone = {"name": "Ask", "rdm.provision.run_on_all": {**ask, "timeout": 90}, "run_once": True}
-    told = []
+    query = {"module": "ansible.builtin.wait_for", "arguments": arguments, "connections": ["local"]}
+    alone = {"name": "Ask", "rdm.provision.run_on_all": {**query, "timeout": 90}, "run_once": True}
+    nodes = []
     with play([alone, task("Go on", "debug", {"msg": "x"})]) as run:
         for event in run:
             if isinstance(event, NodeResult) and event.task == "Ask":
-                told.append(event.node)
+                nodes.append(event.node)
                 later.touch()  # not before somebody else is told of
-    assert sorted(told) == list(NODES)
-    assert told[0] == "node3"
+    assert sorted(nodes) == list(NODES)
+    assert nodes[0] == "node3"
     assert {recap.ok for recap in run.result().nodes.values()} == {2}

@@ -76,9 +76,9 @@ def test_that_a_task_takes_long_is_reported_once(monkeypatch: pytest.MonkeyPatch
         now += LONG_S - 1
         assert list(made.waited()) == []
         now += 1
-        (told,) = made.waited()
-        assert isinstance(told, TaskGoesOn)
-        assert told.task == name
+        (message,) = made.waited()
+        assert isinstance(message, TaskGoesOn)
+        assert message.task == name
         now += LONG_S
         assert list(made.waited()) == []
 
@@ -95,20 +95,20 @@ def test_a_task_that_has_ended_takes_no_longer(end: str, monkeypatch: pytest.Mon
 
 def test_a_task_that_queries_all_nodes_is_a_task_on_each_that_answers() -> None:
     made = translator()
-    ask = {"host": "a", "task_action": "rdm.provision.run_on_all"}
+    query = {"host": "a", "task_action": "rdm.provision.run_on_all"}
     started = feed(
         made,
         task("rdm.provision.preflight", "Gather facts of the nodes", "rdm.provision.run_on_all"),
-        {"event": "runner_on_start", "event_data": ask},
+        {"event": "runner_on_start", "event_data": query},
     )
     assert [event.node for event in started if isinstance(event, NodeStarted)] == list(NODES)
-    line = {"event": "verbose", "stdout": "answered: d", "event_data": ask}
+    line = {"event": "verbose", "stdout": "answered: d", "event_data": query}
     early = [event for event in feed(made, line) if isinstance(event, NodeResult)]
     res = {"answers": {"a": {}, "b": {}, "d": {}}, "lost": {"c": "no route"}, "others": {"e": "odd"}}
-    told = feed(made, {"event": "runner_on_ok", "event_data": {**ask, "res": res, "duration": 2}})
-    told = [*early, *told]
-    assert [(event.node, event.status) for event in told] == [("d", "ok"), ("a", "ok"), ("b", "ok")]
-    assert {(event.phase, event.task) for event in told} == {("preflight", "Gather facts of the nodes")}
+    events = feed(made, {"event": "runner_on_ok", "event_data": {**query, "res": res, "duration": 2}})
+    events = [*early, *events]
+    assert [(event.node, event.status) for event in events] == [("d", "ok"), ("a", "ok"), ("b", "ok")]
+    assert {(event.phase, event.task) for event in events} == {("preflight", "Gather facts of the nodes")}
     result = made.end(0, cancelled=True, record=None)
     assert [name for name, recap in result.nodes.items() if recap.ok] == ["a", "b", "d"]
     assert result.in_progress == ()
@@ -167,7 +167,7 @@ def test_a_rescue_that_fails_has_the_last_word() -> None:
 
 def test_an_error_by_all_nodes_is_not_the_failure_of_one() -> None:
     made = translator()
-    refusal = {
+    failure = {
         "rdm_refused": "nodes",
         "problems": [
             {"node": "a", "value": "192.169.16.0/24", "reason": "overlaps ib0", "hint": "choose another"},
@@ -175,7 +175,7 @@ def test_an_error_by_all_nodes_is_not_the_failure_of_one() -> None:
         ],
         "msg": "…",
     }
-    (event,) = feed(made, outcome("failed", "a", refusal, "rdm.provision.plan"))
+    (event,) = feed(made, outcome("failed", "a", failure, "rdm.provision.plan"))
     assert event.refused
     result = end(made, 2)
     assert result.exit_code == 2
@@ -189,8 +189,8 @@ def test_an_error_by_all_nodes_is_not_the_failure_of_one() -> None:
 def test_what_several_nodes_refuse_alike_is_one_problem() -> None:
     made = translator()
     problem = {"node": None, "value": "rank 99", "reason": "is none of the job x", "hint": ""}
-    refusal = {"rdm_refused": "input", "problems": [problem], "msg": "…"}
-    feed(made, *(outcome("failed", node, refusal, "rdm.provision.job") for node in ("a", "b")))
+    failure = {"rdm_refused": "input", "problems": [problem], "msg": "…"}
+    feed(made, *(outcome("failed", node, failure, "rdm.provision.job") for node in ("a", "b")))
     result = end(made, 2)
     assert result.exit_code == 3
     assert [str(one) for one in result.problems] == ["rank 99 is none of the job x"]
@@ -218,12 +218,12 @@ def test_wrong_arguments_of_a_role_after_a_change_are_a_failure() -> None:
 
 def test_what_takes_long_reports_progress_with_each_try() -> None:
     made = translator(verb="verify")
-    said = {
+    messages = {
         "host": "a",
         "resolved_action": "rdm.provision.rdma_probe",
         "res": {"progress": "round 3 of 7", "done": False},
     }
-    (event,) = feed(made, {"event": "runner_retry", "event_data": said})
+    (event,) = feed(made, {"event": "runner_retry", "event_data": messages})
     assert isinstance(event, Progress)
     assert event.text == "round 3 of 7"
 
@@ -473,24 +473,26 @@ def test_sshs_banner_about_a_changed_host_key_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "Host key verification failed.",
         "No ED25519 host key is known for [10.0.0.1]:2222 and you have requested strict checking.\r\n"
         "Host key verification failed.",
     ],
 )
-def test_an_unknown_host_key_says_what_to_do(said: str) -> None:
+def test_an_unknown_host_key_says_what_to_do(message: str) -> None:
     made = translator()
     feed(
         made,
-        outcome("unreachable", "a", {"msg": f"Task failed: Failed to connect to the host via ssh: {said}"}),
+        outcome(
+            "unreachable", "a", {"msg": f"Task failed: Failed to connect to the host via ssh: {message}"}
+        ),
     )
     assert end(made, rc=4).nodes["a"].why.startswith("ssh knows no key of this host: log in once by hand")
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("message", "why"),
     [
         (
             "ssh: connect to host login port 22: Connection refused\r\n"
@@ -515,24 +517,24 @@ def test_an_unknown_host_key_says_what_to_do(said: str) -> None:
         ),
         *(
             (
-                said,
+                message,
                 "its jump host cannot be reached or does not let it through, and ssh does not tell why: "
                 "log in to the jump host by hand, and from there to the node",
             )
-            for said in ("", "kex_exchange_identification: Connection closed by remote host\r\n")
+            for message in ("", "kex_exchange_identification: Connection closed by remote host\r\n")
         ),
     ],
 )
-def test_a_jump_host_in_the_way_is_named_instead_of_the_node(said: str, why: str) -> None:
+def test_a_jump_host_in_the_way_is_named_instead_of_the_node(message: str, why: str) -> None:
     made = translator()
     head = "Failed to connect to the host via ssh: "
-    text = f"Task failed: {head}{said}Connection closed by UNKNOWN port 65535"
+    text = f"Task failed: {head}{message}Connection closed by UNKNOWN port 65535"
     feed(made, outcome("unreachable", "a", {"msg": text}))
     assert end(made, rc=4).nodes["a"].why == why
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("message", "sentence"),
     [
         ("[WARNING]: x\n[ERROR]: no such thing.\n", "no such thing."),
         ("[ERROR]: bad colon\nOrigin: /x/y.yml:3:7\n\n3 - a: b: c\n", "bad colon (/x/y.yml:3:7)"),
@@ -541,5 +543,5 @@ def test_a_jump_host_in_the_way_is_named_instead_of_the_node(said: str, why: str
         ("", ""),
     ],
 )
-def test_errors_are_cut_to_a_sentence(said: str, sentence: str) -> None:
-    assert error_sentence(said) == sentence
+def test_errors_are_cut_to_a_sentence(message: str, sentence: str) -> None:
+    assert error_sentence(message) == sentence

@@ -64,8 +64,8 @@ def test_who_debugs_is_shown_the_arguments(
     }
     directory = str(tmp_path / "none")
     result = printed(module, capsys, **arguments[module], directory=directory, _ansible_verbosity=verbosity)
-    told = result["invocation"].get("module_args", {}).get("directory", "")
-    assert (result.get("failed", False), told) == (False, directory if verbosity == 3 else "")
+    shown = result["invocation"].get("module_args", {}).get("directory", "")
+    assert (result.get("failed", False), shown) == (False, directory if verbosity == 3 else "")
 
 
 @pytest.mark.parametrize("verbosity", [0, 3])

@@ -102,16 +102,16 @@ def test_a_shell_of_another_kind_has_it_for_a_command(
     run_module(node_files, {**role("192.169.16.100"), "blocks": blocks})
     env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
 
-    def said() -> tuple[str, str]:
+    def result() -> tuple[str, str]:
         done = subprocess.run(
             [shell, "-c", "printenv MY_IP"], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
         )
         return done.stdout.strip(), done.stderr
 
-    assert said() == ("192.169.16.100", "")
+    assert result() == ("192.169.16.100", "")
     if source:
         (tmp_path / ".rdm" / os.uname().nodename / "env").unlink()
-        assert said() == ("", "")
+        assert result() == ("", "")
     run_module(node_files, role("", "absent"))
     assert path.read_text() == before
 
@@ -154,8 +154,8 @@ def test_nodes_that_share_a_home_have_each_its_own_my_ip(
         env = {"HOME": str(tmp_path), "PATH": f"{bin_}:{os.environ['PATH']}"}
         # A login shell would set another PATH, with another uname.
         for shell in (["bash", "-ic", "printenv MY_IP"], ["sh", "-ec", ". ~/.profile; printenv MY_IP"]):
-            said = subprocess.run(shell, env=env, capture_output=True, text=True)
-            assert said.stdout.strip() == address, (host, shell, said.stderr)
+            output = subprocess.run(shell, env=env, capture_output=True, text=True)
+            assert output.stdout.strip() == address, (host, shell, output.stderr)
     on(monkeypatch, tmp_path, "a")
     run_module(node_files, role("", "absent"))
     assert not (tmp_path / ".rdm" / "a").exists()
@@ -198,14 +198,14 @@ def test_an_environment_is_active_in_every_kind_of_shell(
     # The last one is how bash starts for `ssh node command`.
     for shell in (["bash", "-lc"], ["bash", "-ic"], ["bash", "-lic"], ["sh", "-lc"], ["bash", "-c"]):
         first = ". ~/.bashrc; " if shell == ["bash", "-c"] else ""
-        said = subprocess.run(
+        result = subprocess.run(
             [*shell, f"{first}python; echo $VIRTUAL_ENV"],
             env=env,
             capture_output=True,
             text=True,
             check=False,
         )
-        assert said.stdout == f"mine\n{tmp_path}/mine\n", (shell, said.stderr)
+        assert result.stdout == f"mine\n{tmp_path}/mine\n", (shell, result.stderr)
     run_module(node_files, activated("~/mine", "absent"))
     assert (tmp_path / ".bashrc").read_text() == bashrc
     assert (tmp_path / ".profile").read_text() == profile

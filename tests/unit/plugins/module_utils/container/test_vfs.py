@@ -110,18 +110,18 @@ def test_a_function_that_was_taken_away_under_its_container_is_predicted_to_come
 def test_a_device_that_moves_a_moment_after_the_start_is_waited_for(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = []
+    seen = []
 
-    def look(given: Given) -> list[str]:
-        looks.append(given.key)
-        if len(looks) < 3:
+    def devices(given: Given) -> list[str]:
+        seen.append(given.key)
+        if len(seen) < 3:
             raise RdmaProblem("it did not move")
         return []
 
-    monkeypatch.setattr(vfs, "devices", look)
+    monkeypatch.setattr(vfs, "devices", devices)
     vfs._wait_for_devices("0000:a1:00.2")
-    assert looks == ["0000:a1:00.2"] * 3
+    assert seen == ["0000:a1:00.2"] * 3
     monkeypatch.setattr(vfs, "_MOVES_S", 0.0)
-    looks.clear()
+    seen.clear()
     with pytest.raises(RdmaProblem, match="did not move"):
         vfs._wait_for_devices("0000:a1:00.2")

@@ -246,8 +246,8 @@ def test_a_login_on_a_busy_node_may_outlast_the_timeout_and_not_the_deadline(ssh
     slow = measure(login=["127.0.0.6"], port=sshd, peers=[])
     assert slow["login"] == {"127.0.0.6": ""}
     hangs = measure(login=["127.0.0.5"], port=sshd, deadline=5.0, peers=[])
-    said = r"its sshd greets, and the login did not end within \d+\.\d s"
-    assert re.fullmatch(said, hangs["login"]["127.0.0.5"])
+    message = r"its sshd greets, and the login did not end within \d+\.\d s"
+    assert re.fullmatch(message, hangs["login"]["127.0.0.5"])
 
 
 def test_nobody_logs_in_where_no_sshd_greets(ssh: Path) -> None:

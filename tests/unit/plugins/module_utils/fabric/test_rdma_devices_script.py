@@ -121,5 +121,5 @@ def test_each_problem_is_one_sentence(container: Container, monkeypatch: pytest.
     write(port / "state", "2: INIT")
     assert container.gather()["problem"] == "port 1 of mlx5_0 is INIT, not ACTIVE"
     monkeypatch.setenv("PATH", "/nonexistent")
-    said = "its image has no ib_write_bw: add the package perftest to the image"
-    assert container.gather()["problem"] == said
+    message = "its image has no ib_write_bw: add the package perftest to the image"
+    assert container.gather()["problem"] == message

@@ -84,10 +84,10 @@ class Cluster:
             )
 
     def collect(self, name: str, seconds: float = 240.0, appears: float = script.APPEARS) -> dict[str, Any]:
-        asked = json.dumps({**self.settings[name], "collect": seconds})
+        request = json.dumps({**self.settings[name], "collect": seconds})
         program = PROGRAM.replace(f"APPEARS = {script.APPEARS}", f"APPEARS = {appears}")
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", program, asked], check=True, capture_output=True, text=True
+            [sys.executable, "-I", "-S", "-c", program, request], check=True, capture_output=True, text=True
         )
         found: dict[str, Any] = json.loads(done.stdout)
         return found
@@ -157,8 +157,8 @@ def test_a_hung_pair_is_ended_and_costs_only_itself(cluster: Any) -> None:
     for name in ("n1", "n2"):
         assert list(found[name]["errors"]) == ["n3"]
     assert set(found["n3"]["errors"]) == {"n1", "n2"}
-    said = [text for one in found.values() for text in one["errors"].values()]
-    assert "it did not end within 15 s" in said
+    messages = [text for one in found.values() for text in one["errors"].values()]
+    assert "it did not end within 15 s" in messages
     wait_until(lambda: not of_run(nodes.run))
 
 
@@ -166,9 +166,9 @@ def test_what_perftest_says_comes_from_the_node_that_it_failed_on(cluster: Any) 
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_broken"})
     nodes.start()
     found = nodes.results()
-    said = "ib_write_bw on n2: Couldn't get device mlx5_broken"
-    assert found["n1"]["errors"] == {"n2": said}
-    assert found["n2"]["errors"] == {"n1": said}
+    message = "ib_write_bw on n2: Couldn't get device mlx5_broken"
+    assert found["n1"]["errors"] == {"n2": message}
+    assert found["n2"]["errors"] == {"n1": message}
 
 
 def test_a_node_that_never_comes_or_is_frozen_fails_only_its_pairs(cluster: Any) -> None:
@@ -205,8 +205,8 @@ def test_a_program_that_does_not_answer_once_is_queried_again(monkeypatch: pytes
         return Channel(), {}
 
     monkeypatch.setattr(script, "knock", knock)
-    asked = SimpleNamespace(run="r", address="127.0.0.1")
-    assert asyncio.run(script.collect(asked, 1.0)) == {"done": True}
+    request = SimpleNamespace(run="r", address="127.0.0.1")
+    assert asyncio.run(script.collect(request, 1.0)) == {"done": True}
 
 
 def test_nobody_goes_on_longer_than_the_limit(cluster: Any) -> None:

@@ -135,7 +135,7 @@ def test_soft_roce_whose_two_words_differ_is_reported_with_both(node: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("gone", "said"),
+    ("gone", "message"),
     [
         (
             "sys/class/infiniband_verbs/uverbs1/ibdev",
@@ -148,10 +148,10 @@ def test_soft_roce_whose_two_words_differ_is_reported_with_both(node: Path) -> N
     ],
 )
 def test_a_character_device_that_is_missing_is_never_left_out_silently(
-    node: Path, gone: str, said: str
+    node: Path, gone: str, message: str
 ) -> None:
     (node / gone).unlink()
-    with pytest.raises(rdma.RdmaProblem, match=said):
+    with pytest.raises(rdma.RdmaProblem, match=message):
         find(node, "ib1")
 
 

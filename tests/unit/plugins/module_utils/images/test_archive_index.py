@@ -191,10 +191,10 @@ def test_a_configuration_that_does_not_match_its_digest(tmp_path: Path, image: M
 def test_what_is_no_image_archive(tmp_path: Path, data: bytes, reason: str) -> None:
     with pytest.raises(ArchiveProblem) as caught:
         index_archive(put(tmp_path, data))
-    said = sentence(str(caught.value), caught.value.hint)
-    assert reason in said
-    assert said.startswith(str(tmp_path / "archive"))
-    assert "\n" not in said
+    message = sentence(str(caught.value), caught.value.hint)
+    assert reason in message
+    assert message.startswith(str(tmp_path / "archive"))
+    assert "\n" not in message
     assert caught.value.hint
 
 

@@ -61,7 +61,7 @@ class Swarm:
         self._start(name, (HOME, self.port), port, **changes)
 
     def _start(self, name: str, source: tuple[str, int] | None, port: int = 0, **changes: Any) -> int:
-        told = PROCESSES.Queue()
+        reports = PROCESSES.Queue()
         settings = Settings(name, HOME, port, TOKEN, source, self.bandwidth, self.lease_s)
         path = str(self.directory / name) if source else str(self.archive)
         pieces = None if source else self.pieces
@@ -71,12 +71,12 @@ class Swarm:
                 setattr(peers.Peer, one, value)
             peer = Peer(settings, self.pieces.digest, path, pieces)
             signal.signal(signal.SIGTERM, lambda _number, _frame: peer.end())
-            told.put(peer.port)
+            reports.put(peer.port)
             peer.run()
 
         self.processes[name] = process = PROCESSES.Process(target=run, daemon=True)
         process.start()
-        return int(told.get(timeout=20))
+        return int(reports.get(timeout=20))
 
     def ask(self, path: str, token: str = TOKEN) -> tuple[int, Any]:
         connection = http.client.HTTPConnection(HOME, self.port, timeout=10)

@@ -221,12 +221,12 @@ def test_the_plugin_in_a_container_is_sent_networks_once_it_is_ready(
     monkeypatch.setattr(container_ready, "DockerAPI", lambda: engine)
     monkeypatch.setattr(container_ready, "wait_ready", lambda *_: None)
     params = {"name": "rdm-sriov-plugin", "cluster": "rdm", "socket": plugin.socket}
-    said = run_module(container_ready, params, check=True)
-    assert (said["changed"], said["taught"]) == (True, ["ibnet"])
-    said = run_module(container_ready, params)
-    assert (said["changed"], said["taught"]) == (True, ["ibnet"])
-    said = run_module(container_ready, params)
-    assert (said["changed"], said["taught"]) == (False, [])
+    result = run_module(container_ready, params, check=True)
+    assert (result["changed"], result["taught"]) == (True, ["ibnet"])
+    result = run_module(container_ready, params)
+    assert (result["changed"], result["taught"]) == (True, ["ibnet"])
+    result = run_module(container_ready, params)
+    assert (result["changed"], result["taught"]) == (False, [])
     engine.network("mine", netdevice="gone0")
     with pytest.raises(Failed, match="there is no network interface gone0"):
         run_module(container_ready, params)
@@ -260,8 +260,8 @@ def test_the_plugin_of_a_unit_is_sent_them_too_unless_no_engine_is_up(
     with monkeypatch.context() as down:
         down.setattr(engine, "get", silent)
         assert run_module(sriov_plugin, params)["taught"] == []
-    said = run_module(sriov_plugin, params, check=True)
-    assert (said["changed"], said["taught"]) == (True, ["ibnet"])
+    result = run_module(sriov_plugin, params, check=True)
+    assert (result["changed"], result["taught"]) == (True, ["ibnet"])
     assert run_module(sriov_plugin, params)["taught"] == ["ibnet"]
-    said = run_module(sriov_plugin, params)
-    assert (said["changed"], said["taught"]) == (False, [])
+    result = run_module(sriov_plugin, params)
+    assert (result["changed"], result["taught"]) == (False, [])

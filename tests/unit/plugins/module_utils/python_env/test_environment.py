@@ -129,8 +129,8 @@ def test_an_environment_holds_what_the_lock_names_and_the_trainer(node: Node, me
     assert environment.drift(node.directory, wanted) == "there is none"
     node.make(wanted)
     assert environment.drift(node.directory, wanted) == ""
-    said = subprocess.run([f"{node.directory}/bin/rdm-trainer"], capture_output=True, text=True, check=True)
-    assert said.stdout == "it runs\n"
+    output = subprocess.run([f"{node.directory}/bin/rdm-trainer"], capture_output=True, text=True, check=True)
+    assert output.stdout == "it runs\n"
     state = environment.state_of(node.directory)
     assert state["python"].startswith(PYTHON)
     assert {"helper-1.0", "rdm_trainer-1.0"} <= set(state["packages"])
@@ -200,8 +200,8 @@ def test_what_another_user_has_written_there_is_named_and_the_rest_goes_later(
 
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", denied)
-        said = rf"{place} cannot be removed: Permission denied \(root\.pyc\): remove what another user"
-        with pytest.raises(EnvironmentProblem, match=said):
+        message = rf"{place} cannot be removed: Permission denied \(root\.pyc\): remove what another user"
+        with pytest.raises(EnvironmentProblem, match=message):
             environment.remove(node.directory, "c")
     assert environment.remove(node.directory, "c") == [place]
     assert not Path(place).exists()
@@ -285,7 +285,7 @@ def test_nodes_that_share_pyenv_build_one_after_the_other(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("said", "begins", "ends"),
+    ("lines", "begins", "ends"),
     [
         # uv's chain of causes, and pip's error with much output after it.
         (["before", "error: no", *["cause"] * 300, "end"], "error: no cause", "cause end"),
@@ -295,14 +295,14 @@ def test_nodes_that_share_pyenv_build_one_after_the_other(tmp_path: Path) -> Non
         (["y" * 2000 + "end"], "yyy", "yend"),
     ],
 )
-def test_what_a_program_says_in_short_has_its_error(said: list[str], begins: str, ends: str) -> None:
+def test_what_a_program_says_in_short_has_its_error(lines: list[str], begins: str, ends: str) -> None:
     script = "import sys; sys.exit('\\n'.join(sys.argv[1:]))"
     with pytest.raises(EnvironmentProblem) as problem:
-        base_python.run_program([sys.executable, "-c", script, *said], "do it", {})
-    told = str(problem.value).partition(" could not do it: ")[2]
-    assert told.startswith(begins)
-    assert told.endswith(ends)
-    assert len(told) < 620
+        base_python.run_program([sys.executable, "-c", script, *lines], "do it", {})
+    message = str(problem.value).partition(" could not do it: ")[2]
+    assert message.startswith(begins)
+    assert message.endswith(ends)
+    assert len(message) < 620
 
 
 def test_what_a_killed_build_has_left_is_named(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_what_a_killed_build_has_left_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "space", "says"),
+    ("method", "space", "message"),
     [
         ("uv", 2**60, r"free, and the environment needs 1048576\.0 TiB there: make room, or set"),
         ("system", 0, r"there is no Python 3\.99 on the node"),
@@ -322,17 +322,17 @@ def test_what_a_killed_build_has_left_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_made_is_refused_before_anything_is(
-    node: Node, method: str, space: int, says: str, monkeypatch: pytest.MonkeyPatch
+    node: Node, method: str, space: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     wanted = node.wanted(method)._replace(python="3.99")
-    with pytest.raises(EnvironmentProblem, match=says):
+    with pytest.raises(EnvironmentProblem, match=message):
         environment.require(f"{node.home}/not/yet/env", wanted, node.sources, space)
     assert not Path(node.home, "not").exists()
 
 
 @pytest.mark.parametrize(
-    ("full", "says"),
+    ("full", "message"),
     [
         ("cache", r"/cache has 0 B free, and its downloads need 512\.0 MiB .* set python_env_cache_dir"),
         ("pyenv", r"/pyenv has 0 B free, and a Python needs 512\.0 MiB .* set python_env_pyenv_root"),
@@ -340,7 +340,7 @@ def test_what_cannot_be_made_is_refused_before_anything_is(
     ],
 )
 def test_every_file_system_that_something_goes_to_has_room(
-    node: Node, tmp_path: Path, full: str, says: str, monkeypatch: pytest.MonkeyPatch
+    node: Node, tmp_path: Path, full: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disks = {name: tmp_path / "disks" / name for name in ("cache", "pyenv")}
     for disk in disks.values():
@@ -355,7 +355,7 @@ def test_every_file_system_that_something_goes_to_has_room(
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     monkeypatch.setattr(environment, "file_system", lambda path: path)
-    expected = pytest.raises(EnvironmentProblem, match=says) if full else contextlib.nullcontext()
+    expected = pytest.raises(EnvironmentProblem, match=message) if full else contextlib.nullcontext()
     with expected:
         environment.require(f"{node.home}/env", node.wanted("pyenv")._replace(python="3.99"), sources, 2**30)
 
@@ -419,9 +419,9 @@ def test_only_where_packages_are_kept_does_the_users_cache_need_room(
 
 
 def test_a_proxy_is_named_for_programs_that_read_either_case(node: Node) -> None:
-    told = node.sources._replace(proxy="http://proxy:3128").variables()
+    variables = node.sources._replace(proxy="http://proxy:3128").variables()
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        assert told[name] == "http://proxy:3128"
+        assert variables[name] == "http://proxy:3128"
 
 
 def test_pythons_that_uv_installed_go_with_the_last_environment_of_theirs(node: Node) -> None:
@@ -556,8 +556,8 @@ def test_uv_takes_a_python_that_the_node_lacks_from_the_mirror(
     )
     node.make(node.wanted())
     assert QueryResults.paths == [f"/{listed.name}", f"/{PYTHON_ARCHIVE}"]
-    said = subprocess.run([f"{node.directory}/bin/rdm-trainer"], capture_output=True, text=True, check=True)
-    assert said.stdout == "it runs\n"
+    output = subprocess.run([f"{node.directory}/bin/rdm-trainer"], capture_output=True, text=True, check=True)
+    assert output.stdout == "it runs\n"
     pythons = node.home / "pythons"
     shown = [f"{node.directory}/bin/python", "-c", "import sys; print(sys.base_prefix)"]
     base = subprocess.run(shown, capture_output=True, text=True, check=True).stdout.strip()
@@ -641,7 +641,7 @@ def test_the_command_for_apex_is_that_of_the_pip_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         ("git+https://example.org/apex@main", "names no commit: end it with @"),
         (f"git+https://me:secret@example.org/apex@{'a' * 40}", "has a user or a password"),
@@ -651,17 +651,17 @@ def test_the_command_for_apex_is_that_of_the_pip_there() -> None:
         ("/src/apex.tar.gz", ""),
     ],
 )
-def test_apex_comes_from_a_pinned_source(source: str, says: str) -> None:
-    assert says in apex.problem(source)
+def test_apex_comes_from_a_pinned_source(source: str, message: str) -> None:
+    assert message in apex.problem(source)
     assert "secret" not in apex.problem(source)
-    assert bool(says) == bool(apex.problem(source))
+    assert bool(message) == bool(apex.problem(source))
 
 
 def test_the_module_requests_files_once_and_changes_nothing_in_check_mode(node: Node) -> None:
     from ansible_collections.rdm.provision.plugins.modules import python_env as module
 
-    said = run_module(module, node.options(), check=True)
-    assert (said["changed"], said["needed"], said["why"]) == (True, False, "there is none")
+    result = run_module(module, node.options(), check=True)
+    assert (result["changed"], result["needed"], result["why"]) == (True, False, "there is none")
     assert not os.path.lexists(node.directory)
     assert run_module(module, node.options())["needed"]
     copies = {"wheel": str(node.trainer), "uv": find_uv()}
@@ -703,9 +703,9 @@ def test_a_node_that_does_not_make_it_needs_nothing_and_removes_nothing(
     worker = {**node.options(), "method": "system", "python": "3.99"}
     with pytest.raises(Failed, match=r"there is no Python 3\.99 on the node"):
         run_module(module, worker, check=True)
-    said = run_module(module, {**worker, "makes": False}, check=True)
-    assert (said["why"], said["used"]) == ("there is none", [])
-    assert "needed" not in said
+    result = run_module(module, {**worker, "makes": False}, check=True)
+    assert (result["why"], result["used"]) == ("there is none", [])
+    assert "needed" not in result
     node.make(node.wanted())
     kept = run_module(module, {**node.options("absent"), "makes": False})
     assert (kept["changed"], kept["removed"]) == (False, [])

@@ -68,14 +68,14 @@ def test_the_last_words_of_a_daemon_are_in_its_log_or_in_the_journal(
     log = tmp_path / "slurmd.log"
     log.write_text("error: one\nfatal: two\n")
     monkeypatch.setitem(daemons.LOGS, "slurmd", str(log))
-    asked: list[list[str]] = []
+    queried: list[list[str]] = []
 
     def journal(command: list[str], _: float) -> str:
-        asked.append(command)
+        queried.append(command)
         return "fatal: three\n"
 
     monkeypatch.setattr(daemons, "run_program", journal)
     assert daemons.last_words("slurmd") == "fatal: two"
-    assert asked == []
+    assert queried == []
     assert daemons.last_words("slurmrestd") == "fatal: three"
-    assert asked[0][:4] == ["journalctl", "--quiet", "--unit", "slurmrestd"]
+    assert queried[0][:4] == ["journalctl", "--quiet", "--unit", "slurmrestd"]

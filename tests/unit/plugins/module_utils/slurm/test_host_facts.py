@@ -62,7 +62,7 @@ def test_a_slurm_that_is_not_ours_is_seen(
 
 
 def test_daemons_are_known_by_their_names(tmp_path: Path) -> None:
-    for pid, name, said in (
+    for pid, name, message in (
         (1, "init", "/sbin/init"),
         (7, "munged", "/usr/sbin/munged"),
         (8, "slurmd", "/usr/sbin/slurmd"),
@@ -71,7 +71,7 @@ def test_daemons_are_known_by_their_names(tmp_path: Path) -> None:
     ):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
-        (tmp_path / str(pid) / "cmdline").write_text(said)
+        (tmp_path / str(pid) / "cmdline").write_text(message)
     found = host_facts.processes(str(tmp_path))
     assert {name: pids for name, pids in found.items() if pids} == {
         "munged": [7],

@@ -178,18 +178,18 @@ def test_a_vf_that_was_unplugged_is_named_and_comes_back_with_its_card(kernel: F
     kernel.hold("ib0", 0)
     kernel.unplug("ib0", 2)
     # Nothing is tried: the kernel would remove all VFs and create none.
-    said = refusal(kernel, wanted("ib0"))
-    assert said == (
+    message = refusal(kernel, wanted("ib0"))
+    assert message == (
         "ib0 has lost VF 2, unplugged by itself, and the kernel makes none in its place while it knows the "
         "card: end what uses ib0 and its VFs, make the kernel find the card again (echo 1 > "
         "/sys/bus/pci/devices/0000:41:00.0/remove, then echo 1 > /sys/bus/pci/rescan) or restart the node, "
         "then run again"
     )
     # Preflight says the same, from facts; and so it stays with another number.
-    assert problems(from_fact(to_fact(kernel.read("ib0"))), wanted("ib0")) == [said]
-    assert refusal(kernel, wanted("ib0", 3)) == said
+    assert problems(from_fact(to_fact(kernel.read("ib0"))), wanted("ib0")) == [message]
+    assert refusal(kernel, wanted("ib0", 3)) == message
     kernel.make("0000:41:00.0", 0)
-    assert refusal(kernel, wanted("ib0")) == said
+    assert refusal(kernel, wanted("ib0")) == message
     # Those below it can be made.
     assert bring(kernel, wanted("ib0", 2)) is True
     kernel.find_anew("ib0")
@@ -231,15 +231,15 @@ def test_vfs_that_the_node_itself_uses_stay(kernel: FakeKernel, parent: str, how
     bring(kernel, wanted(parent, 2))
     interface = kernel.use(parent, 1, how)
     pci = kernel.vf(parent, 1).name
-    said = (
+    messages = (
         f"{parent} cannot be changed (it has 2 VFs, not 4) while the node itself uses VF 1 of {parent} "
         f"({pci}), whose interface {interface} {USES[how].format(interface)}: take it out of use on the "
         "node, then run again"
     )
-    assert refusal(kernel, wanted(parent, 4)) == said
+    assert refusal(kernel, wanted(parent, 4)) == messages
     # Preflight says the same, from facts.
     fact = to_fact(kernel.read(parent))
-    assert problems(from_fact(fact), wanted(parent, 4)) == [said]
+    assert problems(from_fact(fact), wanted(parent, 4)) == [messages]
     # What needs no new number goes on, but for the driver of that one.
     settings = {"policy": "Up"} if parent == "ib0" else {"vlan": 9}
     assert bring(kernel, wanted(parent, 2, **settings)) is True
@@ -336,7 +336,7 @@ def _happen(kernel: FakeKernel, parent: str, what: str, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parent", "number", "said"),
+    ("parent", "number", "message"),
     [
         (
             "ib0",
@@ -357,10 +357,10 @@ def _happen(kernel: FakeKernel, parent: str, what: str, number: int) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(
-    kernel: FakeKernel, parent: str, number: int, said: str
+    kernel: FakeKernel, parent: str, number: int, message: str
 ) -> None:
     text = refusal(kernel, Wanted(parent, number))
-    assert text.startswith(said)
+    assert text.startswith(message)
     assert ". " not in text
 
 

@@ -118,7 +118,7 @@ def test_runs_that_take_and_release_it_at_once_do_not_stumble(path: Path) -> Non
         )
         for run in ("one", "two", "three")
     ]
-    told = [program.communicate(timeout=120)[0] for program in programs]
+    outputs = [program.communicate(timeout=120)[0] for program in programs]
     assert [program.returncode for program in programs] == [0, 0, 0]
-    assert any("taken" in text for text in told)
+    assert any("taken" in text for text in outputs)
     assert not path.parent.exists()

@@ -383,7 +383,7 @@ Meddle = Callable[[FakeKernel], object]
 
 
 @pytest.mark.parametrize(
-    ("meddle", "said"),
+    ("meddle", "message"),
     [
         (lambda kernel: kernel.make("0000:41:00.0", 0), "the number of VFs of ib0 is 0, not 4"),
         (
@@ -408,7 +408,7 @@ Meddle = Callable[[FakeKernel], object]
     ],
 )
 def test_virtual_functions_that_somebody_changes_are_work(
-    watch: dict[str, Any], tmp_path: Path, meddle: Meddle, said: str
+    watch: dict[str, Any], tmp_path: Path, meddle: Meddle, message: str
 ) -> None:
     kernel = FakeKernel(tmp_path / "node")
     bring(kernel, Wanted("ib0", 4, GUIDS, "Follow"))
@@ -418,4 +418,4 @@ def test_virtual_functions_that_somebody_changes_are_work(
     meddle(kernel)
     reasons = state_file.drift(before, see(watch, Engine(), kernel.root))
     assert set(reasons) <= {"sriov"}
-    assert said in reasons.get("sriov", [""])
+    assert message in reasons.get("sriov", [""])

@@ -228,12 +228,12 @@ def test_the_release_that_is_offered_makes_room_and_none_is_that_would_not(new: 
     before = make_plan(kept, previous=make_plan(nodes(253)))
     with pytest.raises(PreconditionFailed) as refused:
         make_plan([*kept, *added], previous=before)
-    told = str(refused.value)
-    assert ("--release" in told) == (new <= 10)
+    message = str(refused.value)
+    assert ("--release" in message) == (new <= 10)
     if new <= 10:
         first, *rest = list(before.removed)[:new]
-        again = [word for node in rest for word in ("--release", node)] if "once for each" in told else []
-        released = follow(told, "plan", releasing(before), *again, NODE=first)
+        again = [word for node in rest for word in ("--release", node)] if "once for each" in message else []
+        released = follow(message, "plan", releasing(before), *again, NODE=first)
         assert set(added) < set(make_plan([*kept, *added], previous=released).nodes)
         assert len(released.removed) == len(before.removed) - new
 

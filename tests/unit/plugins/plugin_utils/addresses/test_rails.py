@@ -37,7 +37,7 @@ def test_subnets_follow_the_plans_or_are_the_users() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "given_subnets", "first", "said"),
+    ("count", "given_subnets", "first", "message"),
     [
         (
             2,
@@ -54,11 +54,11 @@ def test_subnets_follow_the_plans_or_are_the_users() -> None:
     ],
 )
 def test_subnets_that_will_not_do_are_reported(
-    count: int, given_subnets: tuple[str, ...], first: IPv4Network, said: str
+    count: int, given_subnets: tuple[str, ...], first: IPv4Network, message: str
 ) -> None:
     found, sentences = subnets(count, *given_subnets, first=first)
     assert found == []
-    assert re.search(said, sentences), sentences
+    assert re.search(message, sentences), sentences
 
 
 def test_every_node_has_as_many_rails() -> None:
@@ -69,7 +69,7 @@ def test_every_node_has_as_many_rails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rails", "driver", "said"),
+    ("rails", "driver", "message"),
     [
         (["ib0", "ib0"], "sriov", "has ib0 more than once"),
         (["ib1", "ib0"], "sriov", "begins with ib1, and MY_IP is on network_parent ib0: list ib0 first"),
@@ -78,8 +78,8 @@ def test_every_node_has_as_many_rails() -> None:
         ([f"ib{number}" for number in range(MOST + 1)], "sriov", f"has more than {MOST} interfaces"),
     ],
 )
-def test_lists_that_make_no_sense_are_reported(rails: list[str], driver: str, said: str) -> None:
-    assert said in name_problems("a", rails, "ib0", driver)[0].sentence
+def test_lists_that_make_no_sense_are_reported(rails: list[str], driver: str, message: str) -> None:
+    assert message in name_problems("a", rails, "ib0", driver)[0].sentence
 
 
 @pytest.mark.parametrize("rails", [[], ["ib0"], ["ib0", "ib1", "ens1f0.100"]])

@@ -106,16 +106,16 @@ def test_other_delimiters_are_distinguished(process: Callable[[], list[str]]) ->
 
 
 def test_what_cannot_be_compiled_says_the_same(process: Callable[[], list[str]]) -> None:
-    said = []
+    messages = []
     for _ in range(2):
         process()
         with pytest.raises(AnsibleError) as error:
             template("{{ one +- }}", one=1)
         with pytest.raises(AnsibleError) as condition:
             holds("one ==", one=1)
-        said.append((str(error.value), str(condition.value)))
-    assert said[0] == said[1]
-    assert "yntax error" in said[0][0]
+        messages.append((str(error.value), str(condition.value)))
+    assert messages[0] == messages[1]
+    assert "yntax error" in messages[0][0]
 
 
 def test_code_that_is_damaged_is_recreated(process: Callable[[], list[str]], tmp_path: Path) -> None:

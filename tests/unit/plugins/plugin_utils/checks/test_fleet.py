@@ -140,8 +140,8 @@ def test_halves_with_names_of_their_own_are_distinguished_in_one_sentence(ready:
     for name in ("n0", "n1"):
         old_firmware(renamed(nodes[name], "ibp65s0"))
     (line,) = sentences(differences(nodes))
-    told = "20.31.1014 on n0, n1; 20.35.2000 on n2, n3: burn"
-    assert line.startswith(f"firmware: the nodes differ in the version in ibp65s0, ib0: {told}")
+    message = "20.31.1014 on n0, n1; 20.35.2000 on n2, n3: burn"
+    assert line.startswith(f"firmware: the nodes differ in the version in ibp65s0, ib0: {message}")
 
 
 def test_one_rail_is_not_compared_with_another(ready: dict[str, Any]) -> None:

@@ -216,12 +216,12 @@ def test_a_socket_that_is_taken_is_refused_before_anything_is_changed(
     seen = {"unit": unit_of is not None, "cluster": unit_of or "", "socket": "/run/p.sock"}
     others = [{**container("p"), "labels": labels, "state": state}] if state else []
     found = report(network_plugin={**seen, "served_by": served_by}, docker_containers=others)
-    said = [
+    messages = [
         line
         for line in problems(found, network_driver="sriov", plugin="rdm-sriov")
         if line.startswith("sriov_socket")
     ]
-    assert said == refused * [
+    assert messages == refused * [
         "sriov_socket /run/p.sock is served by something else already: stop it, or leave it to that "
         "(sriov_enabled: false)"
     ]
@@ -341,7 +341,7 @@ def test_a_line_of_others_by_which_shells_have_another_address_is_named() -> Non
         "plain": False,
     }
     same = {**stray, "value": wanted().my_ip}
-    (said,) = warnings(report(strays=[stray, same]))
+    (warning,) = warnings(report(strays=[stray, same]))
     for words in (
         "/home/u/.bashrc:12",
         "10.0.0.9",
@@ -349,20 +349,20 @@ def test_a_line_of_others_by_which_shells_have_another_address_is_named() -> Non
         "login shells and in zsh",
         "remove that line",
     ):
-        assert words in said
+        assert words in warning
     on_host = check_host(wanted(), report(strays=[stray]))
     assert [one.value for one in on_host.warnings] == ["/home/u/.bashrc:12"]
-    assert "my_ip_repair_strays" not in said
-    (said,) = warnings(report(strays=[{**stray, "plain": True}]))
-    assert "remove that line, or set my_ip_repair_strays: true, which comments it out" in said
+    assert "my_ip_repair_strays" not in warning
+    (warning,) = warnings(report(strays=[{**stray, "plain": True}]))
+    assert "remove that line, or set my_ip_repair_strays: true, which comments it out" in warning
 
 
 def test_a_line_that_is_repaired_is_work_and_no_warning() -> None:
     stray = {"file": "/home/u/.bashrc", "line": 2, "value": "10.0.0.9", "shells": ["zsh"], "plain": True}
     more = {**stray, "line": 9, "plain": False}
     found = report(strays=[stray, more, {**stray, "value": wanted().my_ip}])
-    (said,) = warnings(found, my_ip_repair_strays=True)
-    assert "/home/u/.bashrc:9" in said
+    (warning,) = warnings(found, my_ip_repair_strays=True)
+    assert "/home/u/.bashrc:9" in warning
     found["work"] = {"my_ip": ["MY_IP in ~/.bashrc has changed"], "hostfile": ["it is missing"]}
     assert with_strays(found, "") == found["work"]
     assert with_strays(found, wanted().my_ip) == {
@@ -427,7 +427,7 @@ VF = {
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         ([function()], ""),
         (
@@ -447,9 +447,9 @@ VF = {
         ),
     ],
 )
-def test_functions_that_cannot_be_made_are_refused(found: list[dict[str, Any]], said: str) -> None:
+def test_functions_that_cannot_be_made_are_refused(found: list[dict[str, Any]], message: str) -> None:
     sentences = problems(report(sriov=found), functions=[Wanted("ib0", 4)])
-    assert [sentence[: len(said)] for sentence in sentences] == ([said] if said else [])
+    assert [sentence[: len(message)] for sentence in sentences] == ([message] if message else [])
 
 
 def below(**changes: Any) -> dict[str, Any]:
@@ -481,8 +481,10 @@ ON_IB0: dict[str, Any] = {
 
 def test_no_functions_and_none_to_be_made_are_refused_before_the_plugin_has_none_to_give() -> None:
     none = report(parents=[below()], sriov=[function()])
-    said = "sriov_vfs 0 makes no virtual functions, and ib0 has none now: set sriov_vfs to how many it shall "
-    assert problems(none, **ON_IB0) == [said + "have, 8 at most"]
+    message = (
+        "sriov_vfs 0 makes no virtual functions, and ib0 has none now: set sriov_vfs to how many it shall "
+    )
+    assert problems(none, **ON_IB0) == [message + "have, 8 at most"]
     assert problems(none, **ON_IB0, functions=[Wanted("ib0", 4)]) == []
     for other in ({"plugin": "upstream"}, {"plugin": ""}, {"network_options": {"mode": "passthrough"}}):
         found = report(parents=[below()], docker_min_api_version="1.12")
@@ -503,15 +505,15 @@ def test_every_pf_without_vfs_is_named_with_what_the_poorest_can_have() -> None:
 
 
 def test_firmware_that_the_run_repairs_makes_no_functions_yet() -> None:
-    told = SriovSettings(("ib0",), 1, firmware_vfs=16)
+    settings = SriovSettings(("ib0",), 1, firmware_vfs=16)
     found = report(parents=[below(total_vfs=0, firmware={"tool": "mstconfig", "error": "asleep"})])
-    refused = problems(found, **{**ON_IB0, "sriov": told})
+    refused = problems(found, **{**ON_IB0, "sriov": settings})
     assert [line.partition(":")[0] for line in refused] == ["firmware"], "the layer below says it all"
     found["parents"][0]["firmware"] = {
         "current": {"sriov": False, "vfs": 0},
         "next": {"sriov": False, "vfs": 0},
     }
-    [sentence] = problems(found, **{**ON_IB0, "sriov": told})
+    [sentence] = problems(found, **{**ON_IB0, "sriov": settings})
     assert sentence.startswith("sriov_vfs 0 makes no virtual functions, and ib0 has none now")
     assert sentence.endswith("16 at most")
 
@@ -725,9 +727,9 @@ def test_full_disk_is_refused() -> None:
 # --- images ---
 
 
-def archive(**told: Any) -> dict[str, Any]:
+def archive(**more: Any) -> dict[str, Any]:
     sound = {"path": "/srv/a.tar", "problem": "", "hint": "", "unpacked": 0, "new_layers": {}}
-    return {**sound, **told}
+    return {**sound, **more}
 
 
 def test_bad_archive_is_refused() -> None:

@@ -106,9 +106,9 @@ def test_a_second_run_names_the_first(tmp_path: Path) -> None:
     assert take(tmp_path, "rdm-provision up") is not None
     with pytest.raises(
         Busy, match=rf"^rdm-provision up \(process {os.getpid()} of \S+\) is working on"
-    ) as told:
+    ) as caught:
         take(tmp_path, "rdm-provision down")
-    assert "wait for it" in told.value.hint
+    assert "wait for it" in caught.value.hint
     give_back(tmp_path)
     assert_free(tmp_path)
 
@@ -181,9 +181,9 @@ def test_a_run_that_cannot_be_seen_is_not_touched(tmp_path: Path, record: str, s
     run.kill()
     run.wait()
     (tmp_path / ".rdm" / "lock").write_text(record)
-    with pytest.raises(Busy, match="is working on this cluster") as told:
+    with pytest.raises(Busy, match="is working on this cluster") as caught:
         take(tmp_path, "x")
-    assert "cannot be seen from here" in told.value.hint
+    assert "cannot be seen from here" in caught.value.hint
     assert alive(worker)
 
 

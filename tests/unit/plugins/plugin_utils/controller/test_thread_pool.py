@@ -73,10 +73,10 @@ def test_programs_of_a_call_that_takes_too_long_are_ended_and_no_others(
 def test_a_call_that_cannot_be_ended_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.0)
     release = threading.Event()
-    told = {one.name: one for one in run_all([("stuck", release.wait), ("next", lambda: 1)], 1, 2.0)}
+    results = {one.name: one for one in run_all([("stuck", release.wait), ("next", lambda: 1)], 1, 2.0)}
     release.set()
-    assert isinstance(told["stuck"].error, TimeoutError)
-    assert told["next"].value == 1
+    assert isinstance(results["stuck"].error, TimeoutError)
+    assert results["next"].value == 1
 
 
 def test_a_call_is_taken_when_a_thread_is_free() -> None:

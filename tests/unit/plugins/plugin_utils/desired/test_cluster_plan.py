@@ -123,8 +123,8 @@ def test_empty_cluster_is_refused() -> None:
 
 def test_addresses_of_ssh_are_compared_without_querying_a_node() -> None:
     near = {**CPU, "ansible_host": "10.9.0.7", "rdm_subnet": "10.9.0.0/24"}
-    said = refused(["m"], [], {"m": near})
-    assert "ansible_host 10.9.0.7 lies in the container network's subnet" in said
+    message = refused(["m"], [], {"m": near})
+    assert "ansible_host 10.9.0.7 lies in the container network's subnet" in message
 
 
 def test_loopback_subnet_is_refused() -> None:
@@ -191,14 +191,14 @@ def test_an_address_that_another_on_the_wire_has_is_refused_unless_it_is_one_of_
     plan = planned()
     used = [{"interface": "ib0", "address": "192.169.16.100", "mac": "02:42:c0:a9:10:64"}]
     facts = {"m": report(in_use=used), "w1": report()}
-    told = "m: 192.169.16.100 is used already on ib0 by 02:42:c0:a9:10:64: set rdm_subnet to a subnet of"
-    with pytest.raises(PreconditionFailed, match=told):
+    message = "m: 192.169.16.100 is used already on ib0 by 02:42:c0:a9:10:64: set rdm_subnet to a subnet of"
+    with pytest.raises(PreconditionFailed, match=message):
         plan_nodes(plan, wants(plan), facts)
     # The two will exchange their addresses.
     facts["w1"] = report(docker_containers=[container("rdm", "rdm", ibnet="192.169.16.100")])
     assert plan_nodes(plan, wants(plan), facts).nodes
     facts["w1"] = report(docker_containers=[container("rdm", "other", ibnet="192.169.16.100")])
-    with pytest.raises(PreconditionFailed, match=told):
+    with pytest.raises(PreconditionFailed, match=message):
         plan_nodes(plan, wants(plan), facts)
 
 
@@ -208,8 +208,8 @@ def test_a_node_that_another_run_changes_is_refused_and_shown_to_who_only_reads(
     holder = {"run": "x", "leader": leader._asdict()}
     other = {"run": "x", "leader": {"who": "a later version"}}
     facts = {"m": report(), "w1": report(lock=holder), "w2": report(lock=other)}
-    told = r"w1: is being changed by rdm-provision up \(process 7 of eve on ctl\) since 2025-11-25 "
-    with pytest.raises(PreconditionFailed, match=told) as refused:
+    reported = r"w1: is being changed by rdm-provision up \(process 7 of eve on ctl\) since 2025-11-25 "
+    with pytest.raises(PreconditionFailed, match=reported) as refused:
         plan_nodes(plan, wants(plan), facts)
     assert "w2: is being changed by a run of another version" in str(refused.value)
     warnings = plan_nodes(plan, wants(plan), facts, changes=False).warnings

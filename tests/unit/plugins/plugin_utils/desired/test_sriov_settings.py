@@ -44,5 +44,5 @@ SRIOV = {"network_driver": "sriov", "network_parent": "ib0"}
 )
 def test_settings(variables: dict[str, Any], expected: SriovSettings) -> None:
     assert sriov_settings(NodeVariables(variables, variables.__getitem__)) == expected
-    asked: Any = node_facts.ARGUMENT_SPEC["sriov"]
-    assert set(expected.gathered()) == set(asked["options"])
+    spec: Any = node_facts.ARGUMENT_SPEC["sriov"]
+    assert set(expected.gathered()) == set(spec["options"])

@@ -52,8 +52,8 @@ def test_what_another_key_changes_is_named(
 ) -> None:
     (tmp_path / "controller" / name).unlink()
     others = cluster_keys.make(str(tmp_path / "controller"), "mine")
-    said = why(key_digests(others, *NODE), found)
-    assert said == [f"the cluster's key in {file} is another" for file in files]
+    reasons = why(key_digests(others, *NODE), found)
+    assert reasons == [f"the cluster's key in {file} is another" for file in files]
 
 
 def test_keys_that_are_yet_to_be_made_are_work(found: state_file.Found) -> None:

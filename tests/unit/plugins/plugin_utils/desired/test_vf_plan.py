@@ -187,8 +187,8 @@ def test_an_address_that_another_node_has_already_is_refused() -> None:
             }
         ],
     }
-    said = sentences(taken(plan, wanted(["a", "b"]), {"b": found}))
-    assert [line.partition(": set others")[0] for line in said] == [
+    message = sentences(taken(plan, wanted(["a", "b"]), {"b": found}))
+    assert [line.partition(": set others")[0] for line in message] == [
         f"a: the address {mac} of VF 0 of ib0 is that of the interface eth0 of b",
         f"a: the address {guid} of VF 1 of ib1 is that of the interface ib0 of b",
         f"a: the address {guid} of VF 1 of ib1 is that of the RDMA device mlx5_0 of b",

@@ -7,10 +7,10 @@ from ansible_collections.rdm.provision.plugins.filter.pull_problems import pull_
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.image_pull import pull_problem, registry_of
 
 
-def message(name: str, said: str) -> str:
+def message(name: str, error: str) -> str:
     """Return community.docker.docker_image_pull's message for an answer of the engine."""
     url = "http+docker://localhost/v1.41/images/create?tag=1&fromImage=x"
-    return f'Error pulling image {name} - 500 Server Error for {url}: Internal Server Error ("{said}")'
+    return f'Error pulling image {name} - 500 Server Error for {url}: Internal Server Error ("{error}")'
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_registry_is_the_first_part_of_the_name(name: str, registry: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("said", "start", "hint"),
+    ("error", "start", "hint"),
     [
         (
             'Get "https://r.example.com/v2/": dial tcp: lookup r.example.com on 10.0.0.1:53: no such host',
@@ -58,10 +58,10 @@ def test_registry_is_the_first_part_of_the_name(name: str, registry: str) -> Non
         ),
     ],
 )
-def test_what_engines_say_becomes_one_sentence(said: str, start: str, hint: str) -> None:
-    sentence = pull_problem("r.example.com/x:1", message("r.example.com/x:1", said))
+def test_what_engines_say_becomes_one_sentence(error: str, start: str, hint: str) -> None:
+    sentence = pull_problem("r.example.com/x:1", message("r.example.com/x:1", error))
     assert sentence.startswith(start)
-    assert said in sentence
+    assert error in sentence
     assert hint in sentence.rpartition("): ")[2]
     assert "http+docker" not in sentence
 

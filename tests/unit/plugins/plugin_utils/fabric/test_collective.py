@@ -78,8 +78,8 @@ def test_among_a_thousand_nodes_eight_exchanges_distinguish_slow_nodes_from_a_sl
         nodes, job(nodes=list(nodes), links_gbit=links, rates_gbit={}), slow_share=0.5
     )
     assert {name for name, verdict in evaluated["verdicts"].items() if not verdict["ok"]} == slow | set(link)
-    said = [finding.partition(":")[0] for finding in evaluated["findings"]]
-    assert sorted(said) == sorted([*slow, " <-> ".join(link)])
+    messages = [finding.partition(":")[0] for finding in evaluated["findings"]]
+    assert sorted(messages) == sorted([*slow, " <-> ".join(link)])
 
 
 def test_far_below_the_links_rate_is_a_warning() -> None:

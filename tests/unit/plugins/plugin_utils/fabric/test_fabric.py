@@ -521,8 +521,8 @@ def samples(draw: st.DrawFn) -> tuple[list[str], dict[str, Measurement]]:
     nodes, measurements = draw(clusters())
     for name, one in measurements.items():
         if one.rtt_us:
-            asked = draw(st.sets(st.sampled_from(sorted(one.rtt_us))))
-            times = {peer: rtt for peer, rtt in one.rtt_us.items() if peer in asked}
+            queried = draw(st.sets(st.sampled_from(sorted(one.rtt_us))))
+            times = {peer: rtt for peer, rtt in one.rtt_us.items() if peer in queried}
             measurements[name] = one._replace(rtt_us=times)
     return nodes, measurements
 
@@ -531,9 +531,9 @@ def samples(draw: st.DrawFn) -> tuple[list[str], dict[str, Measurement]]:
 def test_who_is_in_no_failing_pair_is_not_faulty(case: tuple[list[str], dict[str, Measurement]]) -> None:
     nodes, measurements = case
     evaluated = evaluate(nodes, measurements)
-    told = {name for pair in evaluated.failed_pairs for name in pair}
+    named = {name for pair in evaluated.failed_pairs for name in pair}
     for name in failing(evaluated):
-        assert name in told or not measurements[name].measured or "split" in evaluated.verdicts[name].reason
+        assert name in named or not measurements[name].measured or "split" in evaluated.verdicts[name].reason
 
 
 @given(st.one_of(clusters(), samples()))

@@ -102,9 +102,9 @@ class Node:
             (group / "type").unlink()
             group.rmdir()
 
-    def tool(self, name: str, says: str, status: int = 0) -> None:
+    def tool(self, name: str, output: str, status: int = 0) -> None:
         """Put a stand-in for one of the vendor's tools on the path."""
-        (self.tools / f"{name}.txt").write_text(says)
+        (self.tools / f"{name}.txt").write_text(output)
         (self.tools / name).write_text(f"#!/bin/sh\n/bin/cat {self.tools}/{name}.txt\nexit {status}\n")
         (self.tools / name).chmod(0o755)
 
@@ -276,7 +276,7 @@ def _old(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (_bonded, "network_parent ib0 is a port of the bond bond0"),
         (_is_vf, "network_parent ib0 is a VF itself (0000:41:00.0)"),
@@ -284,12 +284,12 @@ def _old(node: Node) -> None:
     ],
 )
 def test_an_interface_that_can_have_no_vfs_is_refused(
-    node: Node, spoil: Callable[[Node], None], said: str
+    node: Node, spoil: Callable[[Node], None], message: str
 ) -> None:
     spoil(node)
     problems, _ = node.says()
     assert len(problems) == 1
-    assert said in problems[0]
+    assert message in problems[0]
 
 
 def test_a_card_without_its_driver_is_named_where_the_interface_is_missing(node: Node) -> None:

@@ -173,8 +173,8 @@ def test_bare_hosts_have_their_own_addresses_and_no_root() -> None:
     ],
 )
 def test_what_bare_hosts_need(change: dict[str, Any], sentence: str) -> None:
-    [said] = problems("m", "w", **{**BARE, **change})
-    assert sentence in said
+    [problem] = problems("m", "w", **{**BARE, **change})
+    assert sentence in problem
 
 
 def test_hosts_of_a_group_that_is_misspelt_are_refused_and_others_outside_are_reported() -> None:

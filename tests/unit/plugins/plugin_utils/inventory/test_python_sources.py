@@ -59,7 +59,7 @@ def test_git_checks_nothing_out_in_a_directory_with_the_hosts_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "said"),
+    ("version", "message"),
     [
         ("3.10.10", "is older than 3.11, and the trainer needs that: give 3.11 or newer, in quotes"),
         # As YAML reads 3.10 and 3.20 without quotes.
@@ -72,10 +72,10 @@ def test_git_checks_nothing_out_in_a_directory_with_the_hosts_name() -> None:
         (3.13, ""),
     ],
 )
-def test_a_python_that_the_trainer_does_not_run_on_is_refused(version: Any, said: str) -> None:
-    told = [problem.sentence for problem in version_problems("n1", {"python_env_version": version})]
-    assert bool(told) == bool(said)
-    assert all(f"python_env_version {version} {said}" in sentence for sentence in told)
+def test_a_python_that_the_trainer_does_not_run_on_is_refused(version: Any, message: str) -> None:
+    problems = [problem.sentence for problem in version_problems("n1", {"python_env_version": version})]
+    assert bool(problems) == bool(message)
+    assert all(f"python_env_version {version} {message}" in sentence for sentence in problems)
     assert version_problems("n1", {}) == []
 
 

@@ -77,16 +77,16 @@ def test_choices_are_listed_once() -> None:
 
 @pytest.mark.parametrize("name", ["x'; touch y", "", "-x", "x", "a b", "a\nb"])
 def test_name_that_docker_would_not_take_is_refused(name: str) -> None:
-    (said,) = sentences(container_name=name)
-    assert said.startswith(f"container_name {name!r} is not a name that Docker takes: use letters")
+    (message,) = sentences(container_name=name)
+    assert message.startswith(f"container_name {name!r} is not a name that Docker takes: use letters")
     assert sentences(container_name="rdm-2.x_y") == []
 
 
 @pytest.mark.parametrize("variable", ["network_name", "container_network"])
 @pytest.mark.parametrize("name", ["bridge", "default", "host", "none"])
 def test_a_network_that_has_no_address_for_a_container_is_refused(variable: str, name: str) -> None:
-    (said,) = sentences(**{variable: name})
-    assert said.startswith(f"{variable} {name!r} is a word of Docker's own, and not a network on which")
+    (message,) = sentences(**{variable: name})
+    assert message.startswith(f"{variable} {name!r} is a word of Docker's own, and not a network on which")
     assert sentences(container_name=name, network_name=f"{name}net") == []
 
 

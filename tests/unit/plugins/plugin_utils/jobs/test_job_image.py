@@ -49,7 +49,7 @@ def test_a_name_of_the_list_is_where_its_image_is(image: str | None, overrides: 
 
 
 @pytest.mark.parametrize(
-    ("image", "said"),
+    ("image", "message"),
     [
         (
             "lab/trian:1",
@@ -67,23 +67,23 @@ def test_a_name_of_the_list_is_where_its_image_is(image: str | None, overrides: 
         ("lab/built:1", "is built by each node's Docker, which jobs of Slurm do not use: docker save it"),
     ],
 )
-def test_what_is_no_file_for_slurms_nodes_is_refused(image: str, said: str) -> None:
+def test_what_is_no_file_for_slurms_nodes_is_refused(image: str, message: str) -> None:
     overrides, problems = from_list(image, IMAGES)
-    assert (overrides, said in sentences(problems)[0]) == ([], True), problems
+    assert (overrides, message in sentences(problems)[0]) == ([], True), problems
 
 
 def test_an_inventory_without_a_list_says_so() -> None:
     (problem,) = from_list("lab/train:1", [])[1]
-    said = "give a path or docker://NAME; that is empty, and images_profiles is for containers alone"
-    assert said in problem.sentence
+    message = "give a path or docker://NAME; that is empty, and images_profiles is for containers alone"
+    assert message in problem.sentence
 
 
 def test_a_digest_of_the_jobs_own_has_to_be_that_of_the_list() -> None:
     assert from_list("lab/train:1", IMAGES, SHA256.upper())[1] == []
     assert from_list("lab/plain", IMAGES, "b" * 64) == (["launcher.slurm.image=/shared/plain.tar"], [])
     overrides, (problem,) = from_list("lab/train:1", IMAGES, "b" * 64)
-    said = f"has the sha256 {SHA256} in images_list, and launcher.slurm.image_sha256 is {'b' * 64}: leave"
-    assert (overrides, said in problem.sentence) == ([], True)
+    message = f"has the sha256 {SHA256} in images_list, and launcher.slurm.image_sha256 is {'b' * 64}: leave"
+    assert (overrides, message in problem.sentence) == ([], True)
 
 
 def plan(*overrides: str, login: str = "login1") -> list[str]:

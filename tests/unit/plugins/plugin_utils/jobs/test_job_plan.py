@@ -112,12 +112,12 @@ def test_a_job_goes_on_on_the_nodes_that_it_had(
 
 
 def test_how_a_job_ran_is_what_the_host_says_that_took_part_last() -> None:
-    def told(time: float, *nodes: str, slurm: bool = False) -> dict[str, Any]:
+    def reported(time: float, *nodes: str, slurm: bool = False) -> dict[str, Any]:
         return {"known": True, "past": {"slurm": slurm, "nodes": list(nodes), "time": time}}
 
-    answers = {"n0": told(1.0, "n0", "n1"), "n1": told(2.0, "n1"), "n2": {"known": False}}
+    answers = {"n0": reported(1.0, "n0", "n1"), "n1": reported(2.0, "n1"), "n2": {"known": False}}
     assert past(answers) == Past(False, ("n1",))
-    assert past({**answers, "n3": {"failed": True}, "front": told(3.0, slurm=True)}) == Past(True, ())
+    assert past({**answers, "n3": {"failed": True}, "front": reported(3.0, slurm=True)}) == Past(True, ())
     assert past({"n3": {"unreachable": True}}) == Past()
 
 
@@ -161,13 +161,13 @@ def test_what_is_impossible_is_reported_in_a_sentence(request_: Wanted, words: l
 
 
 def test_every_problem_is_reported_at_once() -> None:
-    said = refusal(wanted("launcher: {kind: mpi, nodes: 9}", "nonsense", name="No"))
-    assert len(said) == 4
+    messages = refusal(wanted("launcher: {kind: mpi, nodes: 9}", "nonsense", name="No"))
+    assert len(messages) == 4
 
 
 def test_problems_that_allow_a_query_of_nodes_are_put_off_on_request() -> None:
-    asked = wanted("launcher: {kind: torchrn}", "nonsense", "model.layers=few")
-    planned = plan_job(asked, NODES, NAMES, NOW, put_off=True)
+    requested = wanted("launcher: {kind: torchrn}", "nonsense", "model.layers=few")
+    planned = plan_job(requested, NODES, NAMES, NOW, put_off=True)
     assert [problem.value for problem in planned.problems] == ["'nonsense'", "launcher.kind torchrn"]
     assert planned.as_dict()["problems"][0]["hint"] == "write key.sub=value"
     # The nodes do not report them again.
@@ -176,16 +176,16 @@ def test_problems_that_allow_a_query_of_nodes_are_put_off_on_request() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         wanted("launcher: {kind: slrum}"),
         wanted("launcher: {kind: torchrn, nodes: 9}"),
         wanted("launcher: {kind: torchrn}", name="No"),
     ],
 )
-def test_what_the_nodes_cannot_be_queried_with_is_not_put_off(asked: Wanted) -> None:
+def test_what_the_nodes_cannot_be_queried_with_is_not_put_off(requested: Wanted) -> None:
     with pytest.raises(PreconditionFailed):
-        plan_job(asked, NODES, NAMES, NOW, put_off=True)
+        plan_job(requested, NODES, NAMES, NOW, put_off=True)
 
 
 # --- the verdict over the nodes' answers -------------------------------------------------------------------
@@ -222,15 +222,17 @@ def test_a_node_that_was_not_reached_is_a_problem() -> None:
             "port 22: Connection refused\r\n",
         },
     }
-    said = sentences(verdict(plan("n0", "n1", "n2"), answers))
+    messages = sentences(verdict(plan("n0", "n1", "n2"), answers))
     # Without Ansible's prefixes, as everywhere else.
-    assert said[0].startswith("n1: cannot be reached: connect to host 10.0.0.1 port 22: Connection refused: ")
-    assert said[1].startswith("n2: cannot be reached: ")
+    assert messages[0].startswith(
+        "n1: cannot be reached: connect to host 10.0.0.1 port 22: Connection refused: "
+    )
+    assert messages[1].startswith("n2: cannot be reached: ")
 
 
 def test_a_check_that_failed_is_a_problem() -> None:
-    said = sentences(verdict(plan("n0"), {"n0": {"failed": True, "msg": "no Docker Engine answers."}}))
-    assert said == ["n0: no Docker Engine answers"]
+    messages = sentences(verdict(plan("n0"), {"n0": {"failed": True, "msg": "no Docker Engine answers."}}))
+    assert messages == ["n0: no Docker Engine answers"]
 
 
 def test_nodes_with_other_versions_than_most_are_named() -> None:
@@ -240,8 +242,8 @@ def test_nodes_with_other_versions_than_most_are_named() -> None:
         "n1": {"problems": [], "facts": {**facts, "torch": "2.12.0", "disk_free": 2}},
         "n2": {"problems": [], "facts": facts},
     }
-    [said] = sentences(verdict(plan("n0", "n1", "n2"), answers))
-    assert said.startswith("n1: torch 2.12.0 is not 2.13.0, as on n0: give all nodes the same image, or")
+    [problem] = sentences(verdict(plan("n0", "n1", "n2"), answers))
+    assert problem.startswith("n1: torch 2.12.0 is not 2.13.0, as on n0: give all nodes the same image, or")
     assert verdict(plan("n0", "n2"), answers) == []
 
 
@@ -258,8 +260,8 @@ def test_where_there_is_only_slurm_it_is_the_default_and_chooses_the_nodes() -> 
     assert plan_job(named, [], ["front"], NOW, FRONT).overrides == []
     with pytest.raises(PreconditionFailed) as refused:
         plan_job(wanted("launcher: {kind: no_ssh}"), [], ["front"], NOW, FRONT)
-    (said,) = sentences(refused.value.problems)
-    assert "needs nodes, and this inventory has only Slurm (group login: front)" in said
+    (problem,) = sentences(refused.value.problems)
+    assert "needs nodes, and this inventory has only Slurm (group login: front)" in problem
 
 
 def test_the_nodes_of_a_job_of_slurm_are_not_the_inventorys() -> None:
@@ -272,8 +274,8 @@ def test_the_nodes_of_a_job_of_slurm_are_not_the_inventorys() -> None:
 def test_with_nodes_a_job_goes_through_slurm_only_when_it_is_its_launcher() -> None:
     run = [*NAMES, "front"]
 
-    def way(asked: Wanted, before: Past = NO_PAST) -> tuple[bool, str]:
-        plan = plan_job(asked, NODES, run, NOW, FRONT, before)
+    def way(requested: Wanted, before: Past = NO_PAST) -> tuple[bool, str]:
+        plan = plan_job(requested, NODES, run, NOW, FRONT, before)
         return plan.slurm, plan.nodes[0].name
 
     nodes, submits = (False, NAMES[0]), (True, "front")
@@ -283,14 +285,14 @@ def test_with_nodes_a_job_goes_through_slurm_only_when_it_is_its_launcher() -> N
     assert way(wanted("", resume="x"), before=Past(slurm=True)) == submits
     with pytest.raises(PreconditionFailed) as refused:
         plan_job(wanted("launcher: {kind: slurm}"), NODES, NAMES, NOW, FRONT)
-    (said,) = sentences(refused.value.problems)
-    assert "needs front, from which jobs are submitted: do not leave it out of --limit" in said
+    (problem,) = sentences(refused.value.problems)
+    assert "needs front, from which jobs are submitted: do not leave it out of --limit" in problem
 
 
 @pytest.mark.parametrize("here", [False, True])
 def test_without_a_login_host_slurm_is_refused_with_what_to_add(here: bool) -> None:
     with pytest.raises(PreconditionFailed) as refused:
         plan_job(wanted("launcher: {kind: slurm}"), NODES, NAMES, NOW, Slurm(here=here))
-    (said,) = sentences(refused.value.problems)
-    assert "needs a host that jobs are submitted to Slurm from: put it into the group login" in said
-    assert ("since this machine has sbatch" in said) == here
+    (problem,) = sentences(refused.value.problems)
+    assert "needs a host that jobs are submitted to Slurm from: put it into the group login" in problem
+    assert ("since this machine has sbatch" in problem) == here

@@ -58,8 +58,8 @@ def test_in_check_mode_no_lock_is_written(sources: Sources, tmp_path: Path) -> N
 
 
 def test_a_package_that_is_nowhere_is_named(sources: Sources, tmp_path: Path) -> None:
-    said = r"the lock file cannot be made: .*helper==2\.0.*python_env_controller_find_links"
-    with pytest.raises(PreconditionFailed, match=said):
+    message = r"the lock file cannot be made: .*helper==2\.0.*python_env_controller_find_links"
+    with pytest.raises(PreconditionFailed, match=message):
         python_lock.lock(tmp_path / "python_env.lock", "helper==2.0\n", "3.11", sources, write=True)
 
 

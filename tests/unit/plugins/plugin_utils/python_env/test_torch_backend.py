@@ -31,22 +31,22 @@ NOWHERE = Sources(proxy="http://127.0.0.1:9")
 def test_uv_names_the_build_for_a_driver_or_an_architecture(
     accelerator: str, found: dict[str, Any], backend: str
 ) -> None:
-    asked = variable_of("n1", accelerator, found)
-    assert query_uv(*asked, "torch==2.13.0", NOWHERE) == backend
+    variable = variable_of("n1", accelerator, found)
+    assert query_uv(*variable, "torch==2.13.0", NOWHERE) == backend
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "found", "said"),
+    ("accelerator", "found", "message"),
     [
         ("cuda", {"nvidia": "", "amd": []}, "n1: it has no NVIDIA driver in use"),
         ("rocm", {"nvidia": "", "amd": []}, "n1: it shows no AMD GPU in /sys/class/kfd"),
         ("rocm", {"nvidia": "", "amd": ["gfx90a", "gfx942"]}, "has GPUs of several kinds (gfx90a, gfx942)"),
     ],
 )
-def test_a_node_that_shows_nothing_is_refused(accelerator: str, found: dict[str, Any], said: str) -> None:
+def test_a_node_that_shows_nothing_is_refused(accelerator: str, found: dict[str, Any], message: str) -> None:
     with pytest.raises(PreconditionFailed) as caught:
         variable_of("n1", accelerator, found)
-    assert said in sentences(caught.value.problems)[0]
+    assert message in sentences(caught.value.problems)[0]
     assert "set python_env_torch_backend" in sentences(caught.value.problems)[0]
 
 

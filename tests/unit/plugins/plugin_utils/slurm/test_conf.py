@@ -474,8 +474,8 @@ def test_a_nodes_health_is_what_it_had() -> None:
 
 def test_a_port_that_is_down_on_purpose_is_left_out() -> None:
     health = {"drivers": [], "ports": ["mlx5_0/1", "mlx5_1/1"]}
-    told = host("n2", {"health": health}, health_ignored_ports=["mlx5_1/1", "mlx5_7/1"])
-    assert slurm_plan.health_settings(told)["ports"] == ["mlx5_0/1"]
+    node = host("n2", {"health": health}, health_ignored_ports=["mlx5_1/1", "mlx5_7/1"])
+    assert slurm_plan.health_settings(node)["ports"] == ["mlx5_0/1"]
 
 
 def test_without_the_health_check_nothing_of_it_stays() -> None:

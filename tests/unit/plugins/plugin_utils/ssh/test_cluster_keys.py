@@ -58,10 +58,10 @@ def test_openssh_reads_what_a_node_gets(tmp_path: Path, keys: cluster_keys.Keys)
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o600)
     public = keygen("-y", "-f", tmp_path / HOST_KEY)
-    said = keygen("-L", "-f", tmp_path / CERTIFICATE)
-    assert "host certificate" in said
-    assert "Valid: forever" in said
-    assert said.split("Principals:")[1].split()[0] == "10.0.0.1"
+    output = keygen("-L", "-f", tmp_path / CERTIFICATE)
+    assert "host certificate" in output
+    assert "Valid: forever" in output
+    assert output.split("Principals:")[1].split()[0] == "10.0.0.1"
     certificate = load_ssh_public_identity(files[CERTIFICATE].encode())
     assert isinstance(certificate, SSHCertificate)
     certificate.verify_cert_signature()
@@ -86,7 +86,7 @@ def test_whoever_has_the_two_files_comes_to_the_same_and_each_node_to_its_own(
 
 
 @pytest.mark.parametrize(
-    ("mode", "text", "said"),
+    ("mode", "text", "message"),
     [
         (
             0o640,
@@ -101,23 +101,23 @@ def test_whoever_has_the_two_files_comes_to_the_same_and_each_node_to_its_own(
     ],
 )
 def test_a_key_that_cannot_be_used_is_refused_with_what_to_do(
-    tmp_path: Path, keys: cluster_keys.Keys, mode: int, text: str | None, said: str
+    tmp_path: Path, keys: cluster_keys.Keys, mode: int, text: str | None, message: str
 ) -> None:
     path = tmp_path / "keys" / cluster_keys.AUTHORITY
     path.write_text(path.read_text() if text is None else text)
     path.chmod(mode)
-    with pytest.raises(PreconditionFailed, match=said):
+    with pytest.raises(PreconditionFailed, match=message):
         cluster_keys.read(str(tmp_path / "keys"))
 
 
 def test_keys_that_the_plan_file_does_not_know_are_a_problem(tmp_path: Path, keys: cluster_keys.Keys) -> None:
     known = keys.fingerprints
     others = cluster_keys.make(str(tmp_path / "others"), "mine")
-    for mine, said in ((keys, ""), (others, "has other keys than those"), (None, "lacks keys")):
+    for mine, message in ((keys, ""), (others, "has other keys than those"), (None, "lacks keys")):
         found = cluster_keys.problems("DIR", mine, known, "PLAN")
-        assert bool(found) == bool(said)
+        assert bool(found) == bool(message)
         for problem in found:
-            assert problem.sentence.startswith(f"container_ssh_key_dir DIR {said} that PLAN knows")
+            assert problem.sentence.startswith(f"container_ssh_key_dir DIR {message} that PLAN knows")
             assert "copy id_ed25519 and host_ca there from where the cluster was made" in problem.sentence
             assert "set preflight_new_ssh_keys=true" in problem.sentence
     assert cluster_keys.problems("DIR", None, {}, "PLAN") == []

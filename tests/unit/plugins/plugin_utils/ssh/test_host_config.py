@@ -64,7 +64,7 @@ def test_every_host_of_a_large_cluster_is_in_the_part_for_all(count: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("hosts", "jump", "keep_alive", "said"),
+    ("hosts", "jump", "keep_alive", "message"),
     [
         (
             HOSTS,
@@ -78,9 +78,11 @@ def test_every_host_of_a_large_cluster_is_in_the_part_for_all(count: int) -> Non
         ([HOSTS[0]._replace(identity="/a b")], "", 15, "'/a b' cannot be written into ssh's configuration"),
     ],
 )
-def test_what_ssh_could_misread_is_refused(hosts: list[Host], jump: str, keep_alive: int, said: str) -> None:
+def test_what_ssh_could_misread_is_refused(
+    hosts: list[Host], jump: str, keep_alive: int, message: str
+) -> None:
     (line,) = sentences(check(hosts, jump, keep_alive))
-    assert said in line
+    assert message in line
     assert check(HOSTS, "ops@a.example:22,b", 15) == []
 
 
