@@ -33,12 +33,12 @@ _ORDER = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files so that few tests need a run that only prepares them."""
 
-    def place(item: pytest.Item) -> int:
+    def position(item: pytest.Item) -> int:
         if item.path.parent != Path(__file__).parent:
             return -1
         return _ORDER.index(item.path.stem) if item.path.stem in _ORDER else len(_ORDER)
 
-    items.sort(key=place)
+    items.sort(key=position)
 
 
 @pytest.fixture(scope="session")

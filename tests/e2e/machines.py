@@ -35,7 +35,7 @@ class MachineLab(Lab):
         assert not check or done.returncode == 0, f"{shlex.join(argv)} on {node}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def refusal(self, node: str, *argv: str) -> str:
+    def error_of(self, node: str, *argv: str) -> str:
         """Run a program on a node, as root, that must fail; return its error."""
         done = self._run(node, *argv)
         assert done.returncode, f"{shlex.join(argv)} on {node} was not refused: {done.stdout}"

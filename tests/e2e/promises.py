@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a job's users can rely on in every execution environment: the same tests for each of them.
 
-A file that tests an environment subclasses `Promises`, and has the fixtures ``place``, ``launcher`` (a
+A file that tests an environment subclasses `Promises`, and has the fixtures ``environment``, ``launcher`` (a
 parameter), ``config`` and ``trained``. Agents and Slurm on one machine have a list of their own:
-trainer/tests/distributed/test_places.py.
+trainer/tests/distributed/test_environments.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.e2e.places import (
+from tests.e2e.environments import (
     ENDLESS,
     LOSSES,
     NODES,
     STEPS,
-    Place,
+    Environment,
     end,
     gone,
     jobs,
@@ -46,9 +46,9 @@ class Trained(NamedTuple):
     layout: list[str]
 
 
-def another_process(place: Place, job: str, before: str) -> None:
+def another_process(environment: Environment, job: str, before: str) -> None:
     """Wait until a job's process on the second node is another one."""
-    wait_until(lambda: pid(place, job, "n2") not in ("", before), f"{job} has another process on n2")
+    wait_until(lambda: pid(environment, job, "n2") not in ("", before), f"{job} has another process on n2")
 
 
 class Promises:
@@ -61,82 +61,84 @@ class Promises:
     restarts = 1
 
     def test_a_job_goes_on_in_another_layout_with_the_same_losses(
-        self, place: Place, trained: Trained
+        self, environment: Environment, trained: Trained
     ) -> None:
         more = [f"optimisation.train_iterations={STEPS + 2}", *trained.layout]
-        resumed = place.json("train", "--resume", trained.job, *more)["job"]
+        resumed = environment.json("train", "--resume", trained.job, *more)["job"]
         assert resumed["state"] == "finished"
         expected = {step: loss for step, loss in LOSSES.items() if step <= STEPS + 2}
         assert dict(resumed["losses"]) == pytest.approx(expected, abs=1e-4)
 
     def test_nobody_has_to_watch_and_two_jobs_do_not_meet(
-        self, place: Place, launcher: str, config: str
+        self, environment: Environment, launcher: str, config: str
     ) -> None:
         """Ctrl-C and a killed control process leave jobs alone; one job is stopped, the other continues."""
         one, two = f"e2e-one-{launcher}", f"e2e-two-{launcher}"
         watchers: dict[str, Background] = {}
         # The second job needs a port, but no training.
         for job, what, begins in (
-            (two, (waiting(place, "connected"),), waits),
+            (two, (waiting(environment, "connected"),), waits),
             (one, (ENDLESS, "parallel.pipeline=2"), trains),
         ):
-            watchers[job] = place.start("train", config, *what, "--name", job, "--launcher", launcher)
-            begins(place, job)
+            watchers[job] = environment.start("train", config, *what, "--name", job, "--launcher", launcher)
+            begins(environment, job)
             # While it watches a job, a control process does not hold the cluster's lock.
-            wait_until(lambda: not (place.inventory / ".rdm" / "lock").read_text(), "the lock is given back")
+            wait_until(
+                lambda: not (environment.inventory / ".rdm" / "lock").read_text(), "the lock is given back"
+            )
         watchers[one].interrupt()
         output = watchers[one].end(expect=130)
         assert f"{one} goes on" in output
-        assert f"rdm-provision stop -i inventory/{place.inventory.name} {one}" in output
+        assert f"rdm-provision stop -i inventory/{environment.inventory.name} {one}" in output
         watchers[two].kill()
 
-        found = jobs(place)
+        found = jobs(environment)
         assert (found[one]["state"], found[two]["state"]) == ("running", "running")
         # The output of a rank is in the log a moment later.
-        wait_until(lambda: "iteration" in place.rdm("logs", one).stdout, "the log tells of steps")
-        theirs = [pid(place, two, node) for node in NODES]
-        assert place.json("stop", one)["changed"]
-        stopped = jobs(place, one)[one]
+        wait_until(lambda: "iteration" in environment.rdm("logs", one).stdout, "the log tells of steps")
+        theirs = [pid(environment, two, node) for node in NODES]
+        assert environment.json("stop", one)["changed"]
+        stopped = jobs(environment, one)[one]
         assert stopped["state"] == "stopped"
         # It has saved its last step.
         assert stopped["checkpoint"] == stopped["iteration"]
-        assert gone(place, one)
-        message = place.spares(two)
+        assert gone(environment, one)
+        message = environment.protects(two)
         for node, process in zip(NODES, theirs, strict=True):
-            assert process in processes(place, node, two)
-        assert jobs(place, two)[two]["state"] == "running"
+            assert process in processes(environment, node, two)
+        assert jobs(environment, two)[two]["state"] == "running"
         # It has nothing to save.
-        assert follow(message, "stop", place.json, "--now", JOB=two)["changed"]
-        assert not place.json("stop", two)["changed"]
-        assert gone(place, two)
+        assert follow(message, "stop", environment.json, "--now", JOB=two)["changed"]
+        assert not environment.json("stop", two)["changed"]
+        assert gone(environment, two)
 
     def test_a_rank_that_is_killed_ends_the_job_everywhere_unless_it_may_restart(
-        self, place: Place, launcher: str, config: str
+        self, environment: Environment, launcher: str, config: str
     ) -> None:
         job = f"e2e-killed-{launcher}"
-        start_waiting(place, config, job, "--launcher", launcher, "--max-restarts", str(self.restarts))
+        start_waiting(environment, config, job, "--launcher", launcher, "--max-restarts", str(self.restarts))
         for times in range(self.restarts):
-            before = pid(place, job, "n2")
-            place.inside("n2", "kill", "-KILL", before)
-            restarted(place, job, times + 1)
-            another_process(place, job, before)
-            waits(place, job)
-        place.inside("n2", "kill", "-KILL", pid(place, job, "n2"))
-        nothing_left(place, job)
-        ended = end(place, job)
+            before = pid(environment, job, "n2")
+            environment.inside("n2", "kill", "-KILL", before)
+            restarted(environment, job, times + 1)
+            another_process(environment, job, before)
+            waits(environment, job)
+        environment.inside("n2", "kill", "-KILL", pid(environment, job, "n2"))
+        nothing_left(environment, job)
+        ended = end(environment, job)
         assert ended["state"] == "failed"
         assert [(failure["node"], failure["rank"]) for failure in ended["failures"]] == [
             ("n2", 1) for _ in range(self.restarts + 1)
         ]
 
     def test_a_node_that_goes_down_ends_the_job_on_the_others(
-        self, place: Place, launcher: str, config: str
+        self, environment: Environment, launcher: str, config: str
     ) -> None:
         job = f"e2e-down-{launcher}"
-        start_waiting(place, config, job, "--launcher", launcher)
-        place.lab("stop", "n2")
-        nothing_left(place, job, ["n1"])
-        result = place.json("jobs", job, "--watch", expect=1)
+        start_waiting(environment, config, job, "--launcher", launcher)
+        environment.lab("stop", "n2")
+        nothing_left(environment, job, ["n1"])
+        result = environment.json("jobs", job, "--watch", expect=1)
         # The master's agent reports it: no other node is queried.
         assert (list(result["nodes"]), result["unreachable"]) == (["n1"], [])
         (ended,) = result["jobs"]

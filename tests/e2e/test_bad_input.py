@@ -84,7 +84,7 @@ def variables(lab: Lab, **values: Any) -> Iterator[None]:
         file.unlink()
 
 
-def refusal(lab: Lab) -> dict[str, list[str]]:
+def failed_up(lab: Lab) -> dict[str, list[str]]:
     """Run up, expect a refusal by the nodes, and return its problems as sentences by node."""
     done = lab.rdm("up", "--json", expect=2)
     result = json.loads(done.stdout)
@@ -151,7 +151,7 @@ def test_settings_that_the_nodes_do_not_allow_are_refused_in_one_report(bare: La
         )
     settings = {"network_parent": "ib7", "rdm_subnet": "172.17.0.0/16", "container_image": "x:1"}
     with ranges_in_use(bare), variables(bare, **settings, images_list=images):
-        problems = refusal(bare)
+        problems = failed_up(bare)
     assert list(problems) == list(NODES)
     assert find(problems["n2"], "172.17.0.0/16 overlaps", "ib0", "172.17.4.5/24")
     assert find(problems["n3"], "172.17.0.0/16 overlaps", "172.17.64.0/20")
@@ -208,7 +208,7 @@ def test_nodes_without_engine_permission_or_space_are_refused_in_one_report(bare
         without_space(bare, "n3"),
         variables(bare, ansible_user="plain", rdm_become=False),
     ):
-        problems = refusal(bare)
+        problems = failed_up(bare)
     assert find(problems["n1"], "no Docker Engine answers at /var/run/docker.sock")
     assert find(problems["n2"], "user plain may not use /var/run/docker.sock", "group docker")
     assert find(problems["n3"], "/var/lib/docker has 3", "MiB free", "docker image prune")

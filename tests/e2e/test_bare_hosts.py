@@ -19,7 +19,18 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.places import LOSSES, OTHER_VERSION, STEPS, TINY, Place, jobs, pid, processes, waiting, waits
+from tests.e2e.environments import (
+    LOSSES,
+    OTHER_VERSION,
+    STEPS,
+    TINY,
+    Environment,
+    jobs,
+    pid,
+    processes,
+    waiting,
+    waits,
+)
 from tests.e2e.product import ROOT, Lab, Product, changed, problems, running_lab, wait_until
 from tests.e2e.promises import Promises, Trained
 from tests.labs import lab_name
@@ -37,7 +48,7 @@ SSHD = "AuthorizedKeysFile /etc/rdm-lab/authorized_keys .ssh/authorized_keys\n"
 
 
 @dataclass(frozen=True)
-class BareHosts(Place):
+class BareHosts(Environment):
     """The nodes of a lab as hosts without containers, as one of their users sees them.
 
     Attributes:
@@ -65,7 +76,7 @@ class BareHosts(Place):
     def inside(self, node: str, *argv: str, check: bool = True) -> str:
         return self.on(node, *argv, check=check)
 
-    def spares(self, job: str) -> str:
+    def protects(self, job: str) -> str:
         reason = str(self.json("env", "down", expect=1)["nodes"]["n1"]["why"])
         assert f"/home/{self.user}/.rdm/n1/python" in reason
         assert "is in use by process" in reason
@@ -278,8 +289,8 @@ def test_what_a_job_leaves_is_found_under_the_names_of_the_document(
             ("log", f"gpt_*_{node}_*.err", f"logs/{node}.err"),
             ("checkpoint", "gpt_*", "checkpoints"),
         ):
-            place = f"{hosts.directory(node, 'outputs')}/{kind}"
-            links = hosts.on(node, "find", place, "-type", "l", "-name", name).split()
+            outputs = f"{hosts.directory(node, 'outputs')}/{kind}"
+            links = hosts.on(node, "find", outputs, "-type", "l", "-name", name).split()
             assert {*hosts.on(node, "readlink", "-e", *links).split()} == {
                 f"{hosts.directory(node, job)}/{there}" for job in theirs
             }
@@ -317,14 +328,14 @@ def test_data_that_were_brought_are_named_as_in_containers(
 
 
 class TestBareHosts(Promises):
-    """What every place promises, under every launcher."""
+    """What every environment promises, under every launcher."""
 
     @pytest.fixture(params=LAUNCHERS)
     def launcher(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
 
     @pytest.fixture
-    def place(self, hosts: BareHosts, curves: dict[str, dict[str, Any]]) -> Place:
+    def environment(self, hosts: BareHosts, curves: dict[str, dict[str, Any]]) -> Environment:
         return hosts
 
     @pytest.fixture

@@ -26,7 +26,7 @@ def whole(lab: Lab) -> Iterator[None]:
         lab.lab("up", "--nodes", "3")
 
 
-def assert_mended(lab: Lab, *argv: str) -> None:
+def assert_repaired(lab: Lab, *argv: str) -> None:
     """Assert that a run repairs everything: every container runs, and reaches every other."""
     result = lab.json("up", *argv)
     assert result["ok"]
@@ -45,7 +45,7 @@ def test_the_control_process_is_killed_between_any_two_phases(lab: Lab, phases: 
         run = lab.start("up", "--limit", "n1,n2")
         run.after(phase)
         run.kill()
-    assert_mended(lab)
+    assert_repaired(lab)
 
 
 def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
@@ -65,7 +65,7 @@ def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
     output = lab.json("up", *note, "--extra-vars", "ansible_timeout=20", expect=1)
     assert (output["unreachable"], output["failed"]) == (["n3"], [])
     lab.lab("start", "n3")
-    assert_mended(lab, *note)
+    assert_repaired(lab, *note)
     assert "NOTE=of this run" in lab.container("n3", "{{.Config.Env}}")
 
 
@@ -90,7 +90,7 @@ def test_ctrl_c_stops_in_an_orderly_way(lab: Lab) -> None:
     output = run.end(expect=130)
     assert "Stopped." in output
     assert "Traceback" not in output
-    assert_mended(lab)
+    assert_repaired(lab)
 
 
 def test_the_engine_of_a_node_is_restarted(lab: Lab) -> None:
@@ -101,7 +101,7 @@ def test_the_engine_of_a_node_is_restarted(lab: Lab) -> None:
         "the container of n1 runs again",
         seen=lambda: lab.container("n1"),
     )
-    assert_mended(lab)
+    assert_repaired(lab)
 
 
 def test_a_cut_cable_is_found_and_named_and_so_is_who_lets_nobody_in(lab: Lab) -> None:
@@ -179,7 +179,7 @@ def test_a_peer_dies_while_it_fetches_an_image_and_an_engine_while_it_loads_it(l
     assert re.search(r"cpu.tar did not reach n3, which was no longer heard at [1-9]?[0-9]%", output), output
     assert [lab.container(node) for node in NODES] == ["", "running", ""]
     assert lab.on("n3", "sh", "-c", f"ls {fetched}"), "the next run goes on with what has arrived"
-    assert_mended(lab, *peers)
+    assert_repaired(lab, *peers)
     image = ["docker", "image", "inspect", "--format", "{{.Id}} {{.RootFS.Layers}}", "rdm-lab/cpu:1"]
     assert lab.on("n1", *image) == lab.on("n2", *image) == lab.on("n3", *image)
     for node in NODES:
@@ -200,7 +200,7 @@ def sriov(product: Product) -> Iterator[Lab]:
 
 
 def test_the_sriov_plugin_is_killed(sriov: Lab) -> None:
-    assert_mended(sriov)
+    assert_repaired(sriov)
     sriov.on("n1", "docker", "kill", "rdm-sriov-plugin")
     command = ["docker", "inspect", "--format", "{{.State.Status}}", "rdm-sriov-plugin"]
     wait_until(lambda: sriov.on("n1", *command).strip() == "exited", "the plugin has ended")
@@ -218,7 +218,7 @@ def test_the_sriov_plugin_is_killed(sriov: Lab) -> None:
 def test_an_engine_restart_with_the_sriov_plugin(sriov: Lab) -> None:
     sriov.provisioned()
     sriov.kill_engine("n2")
-    assert_mended(sriov)
+    assert_repaired(sriov)
 
 
 def test_down_takes_the_plugin_last_and_leaves_no_link(sriov: Lab) -> None:

@@ -68,12 +68,12 @@ def test_a_running_job_outlives_every_change_or_the_change_is_refused(slurm: Slu
     slurm.ends(job, "RUNNING")
     before = process(slurm, "n1", "slurmctld")
 
-    rehearsed = slurm.product.run(
+    predicted = slurm.product.run(
         *("ansible-playbook", "-i", f"inventory/{slurm.name}", "rdm.provision.slurm_up", "--check", "--diff"),
         *("-e", options(slurm, SlurmdTimeout=77)),
     ).stdout
-    assert "+SlurmdTimeout=77" in rehearsed
-    assert "have slurmctld and all slurmd read the configuration again" in rehearsed
+    assert "+SlurmdTimeout=77" in predicted
+    assert "have slurmctld and all slurmd read the configuration again" in predicted
 
     slurm.json("slurm", "up", "-e", options(slurm, SlurmdTimeout=77))
     assert process(slurm, "n1", "slurmctld") == before

@@ -111,15 +111,15 @@ def test_states_are_known_while_accounting_is_down(trained: SlurmLab) -> None:
 
 
 def test_a_fine_tuning_has_the_losses_of_one_process(trained: SlurmLab) -> None:
-    place = (trained.user, "/shared/python/bin/python", "/shared/jobs")
+    runtime = (trained.user, "/shared/python/bin/python", "/shared/jobs")
     file = trained.product.directory / "tune.json"
     file.write_text(json.dumps(tuning.CONFIG), encoding="utf-8")
     trained.on("n1", "sh", "-c", f"rm -r {PEFT}")
     result = trained.json("train", str(file), "--launcher", "slurm", "--name", "tuned", expect=2)
     # One node makes it on the shared disk.
     assert changed(follow(problems(result), "env up", trained.json)) == [*NODES]
-    tuning.made(*place)
-    expected = tuning.alone(*place)
+    tuning.made(*runtime)
+    expected = tuning.alone(*runtime)
     data = [one for one in OPTIONS if not one.startswith("data.")]
     trained.rdm("train", str(file), "--launcher", "slurm", "--name", "tuned", "--detach", *data)
     result = reaches(trained, "tuned", "finished", "failed")

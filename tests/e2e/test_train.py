@@ -26,13 +26,13 @@ from ansible_collections.rdm.provision.rdm_lab.spec import LABEL
 
 from tests.e2e import tuning
 from tests.e2e.demo import Demo
-from tests.e2e.places import (
+from tests.e2e.environments import (
     LOSSES,
     NODES,
     STEPS,
     TINY,
     Containers,
-    Place,
+    Environment,
     end,
     jobs,
     nothing_left,
@@ -48,7 +48,7 @@ from tests.e2e.product import COMMAND_S, ROOT, Product, running_lab, wait_until
 from tests.e2e.promises import Promises, Trained
 from tests.labs import lab_name
 
-AS_ASKED = ("--nodes", "2", "--trainer")
+AS_REQUESTED = ("--nodes", "2", "--trainer")
 FIRST = {step: loss for step, loss in LOSSES.items() if step <= STEPS}
 
 
@@ -56,7 +56,7 @@ FIRST = {step: loss for step, loss in LOSSES.items() if step <= STEPS}
 def cluster(request: pytest.FixtureRequest, product: Product) -> Iterator[Containers]:
     """Two provisioned nodes with the training image; the demo's, if its tests run as well."""
     if not any(item.path.stem == "test_demo" for item in request.session.items):
-        with running_lab(product, lab_name("e2e-train"), *AS_ASKED) as lab:
+        with running_lab(product, lab_name("e2e-train"), *AS_REQUESTED) as lab:
             lab.json("up")
             yield Containers(product, lab.name)
         return
@@ -65,7 +65,7 @@ def cluster(request: pytest.FixtureRequest, product: Product) -> Iterator[Contai
     lab.inventory.parent.mkdir(exist_ok=True)
     lab.inventory.symlink_to(demo.clone / "inventory" / demo.name)
     # The clone's trainer is the committed one.
-    lab.lab("up", *AS_ASKED)
+    lab.lab("up", *AS_REQUESTED)
     lab.json("up")
     yield lab
     lab.inventory.unlink()
@@ -75,7 +75,7 @@ def cluster(request: pytest.FixtureRequest, product: Product) -> Iterator[Contai
 def whole(cluster: Containers) -> None:
     """Make all nodes run, and no job, whatever the previous test did."""
     if any(cluster.container(node) != "running" for node in NODES):
-        cluster.lab("up", *AS_ASKED)
+        cluster.lab("up", *AS_REQUESTED)
         cluster.provisioned()
     if any(processes(cluster, node) for node in NODES):
         for job in jobs(cluster).values():
@@ -185,7 +185,7 @@ def test_nodes_fine_tune_when_their_image_has_the_packages(cluster: Containers) 
     assert [one["node"] for one in problems if "EXTRAS=finetune" in json.dumps(one)] == [None]
     assert not cluster.there("n1", cluster.directory("n1", "e2e-tuned"))
 
-    cluster.lab("up", *AS_ASKED, "--extra", "finetune")
+    cluster.lab("up", *AS_REQUESTED, "--extra", "finetune")
     cluster.json("up")
     for node in NODES:
         tuning.made(lambda *argv, node=node: cluster.inside(node, *argv), "python", "/jobs")
@@ -202,7 +202,7 @@ def test_nodes_fine_tune_when_their_image_has_the_packages(cluster: Containers) 
 
     # ZeRO-2 with members that have no inventory.
     data = f"{cluster.directory('n1', 'data')}:/jobs/data:ro"
-    outputs = said_by_members(cluster, tuning.CONFIG, "finetune", "/files/tiny.yaml", volumes=[data])
+    outputs = member_outputs(cluster, tuning.CONFIG, "finetune", "/files/tiny.yaml", volumes=[data])
     assert losses_in(outputs["m3"]) == pytest.approx(expected, abs=1e-3)
 
 
@@ -292,7 +292,7 @@ def test_what_a_job_leaves_is_where_it_says(
 
 MEMBERS = {"m0": "n1", "m1": "n1", "m2": "n2", "m3": "n2"}
 LAUNCHER = "192.169.16.210"
-SAY_RANK = ("sh", "-c", 'echo "rank $NODE_RANK of $NNODES at $MASTER_ADDR"')
+PRINT_RANK = ("sh", "-c", 'echo "rank $NODE_RANK of $NNODES at $MASTER_ADDR"')
 WRITE = 'umask 77; mkdir -p /tmp/files; cd /tmp/files; printf %s "$1" >secret; printf %s "$2" >tiny.yaml'
 
 
@@ -317,7 +317,7 @@ def exit_codes(cluster: Containers) -> list[str]:
     return [cluster.on(node, *inspect, name).strip() for name, node in MEMBERS.items()]
 
 
-def said_by_members(
+def member_outputs(
     cluster: Containers, config: dict[str, Any], *command: str, volumes: Sequence[str] = ()
 ) -> dict[str, str]:
     """Let four members run a command to its end; return each one's standard output."""
@@ -349,13 +349,13 @@ def losses_in(log: str) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(
-    "command", [SAY_RANK, pytest.param(("train", "/files/tiny.yaml"), marks=pytest.mark.long)]
+    "command", [PRINT_RANK, pytest.param(("train", "/files/tiny.yaml"), marks=pytest.mark.long)]
 )
 def test_containers_that_know_only_the_launcher_and_a_secret_start_and_end_together(
     cluster: Containers, command: tuple[str, ...]
 ) -> None:
-    outputs = said_by_members(cluster, TINY, *command)
-    if command == SAY_RANK:
+    outputs = member_outputs(cluster, TINY, *command)
+    if command == PRINT_RANK:
         assert outputs == {name: f"rank {name[1]} of 4 at {LAUNCHER}\n" for name in MEMBERS}
     else:
         assert losses_in(outputs["m3"]) == pytest.approx(FIRST, abs=1e-3)
@@ -511,7 +511,7 @@ def test_a_cut_cable_ends_the_job_on_both_sides(cluster: Containers, config: str
 
 
 class TestContainers(Promises):
-    """What every place promises; a rank killed under no_ssh is above, in a job that trains."""
+    """What every environment promises; a rank killed under no_ssh is above, in a job that trains."""
 
     restarts = 0
 
@@ -522,7 +522,7 @@ class TestContainers(Promises):
         return str(request.param)
 
     @pytest.fixture
-    def place(self, cluster: Containers) -> Place:
+    def environment(self, cluster: Containers) -> Environment:
         return cluster
 
     @pytest.fixture
@@ -535,18 +535,18 @@ class TestContainers(Promises):
         ["mpirun", *(pytest.param(one, marks=pytest.mark.long) for one in ("torchrun", "deepspeed"))],
     )
     def test_a_rank_that_is_killed_ends_the_job_everywhere_unless_it_may_restart(
-        self, place: Place, launcher: str, config: str
+        self, environment: Environment, launcher: str, config: str
     ) -> None:
         super().test_a_rank_that_is_killed_ends_the_job_everywhere_unless_it_may_restart(
-            place, launcher, config
+            environment, launcher, config
         )
 
     # For the other nodes, a node that is cut off is like one that is down.
     @pytest.mark.long
     def test_a_node_that_goes_down_ends_the_job_on_the_others(
-        self, place: Place, launcher: str, config: str
+        self, environment: Environment, launcher: str, config: str
     ) -> None:
-        super().test_a_node_that_goes_down_ends_the_job_on_the_others(place, launcher, config)
+        super().test_a_node_that_goes_down_ends_the_job_on_the_others(environment, launcher, config)
 
 
 def test_down_keeps_what_jobs_left_and_says_so(

@@ -125,7 +125,7 @@ def test_one_container_more_than_there_are_functions_is_refused(machines: Machin
             )
         taken = {machines.function("n2", name)["vf"] for name in ("rdm", *others)}
         assert taken == set(range(FUNCTIONS))
-        refused = machines.refusal(
+        refused = machines.error_of(
             "n2", "docker", "run", "--name", "one-more", "--network", network, image, "true"
         )
         assert "no virtual function of ib0 is free" in refused
@@ -161,7 +161,7 @@ def test_a_vf_that_loses_its_driver_is_named_hurts_no_other_and_is_repaired(
         # The plugin hands it to no container, and reports why none is free.
         for name in others[1:]:
             machines.on("n2", *run, name, image, "sleep", "infinity")
-        refused = machines.refusal("n2", *run, "one-more", image, "sleep", "infinity")
+        refused = machines.error_of("n2", *run, "one-more", image, "sleep", "infinity")
         assert f"containers have all {FUNCTIONS - 1}, and {pci} has no driver" in refused
         # While containers have all the others.
         assert machines.json("up")["ok"]

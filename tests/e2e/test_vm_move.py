@@ -63,7 +63,7 @@ def upstream(lab: MachineLab) -> dict[str, Any]:
     }
 
 
-def told(lab: MachineLab, **variables: Any) -> MachineLab:
+def with_variables(lab: MachineLab, **variables: Any) -> MachineLab:
     """Give the cluster these variables in addition to the lab's own."""
     lab.inventory_text(yaml.safe_dump(variables))
     return lab
@@ -87,7 +87,7 @@ def test_a_cluster_moves_to_our_plugin_as_the_guide_says(old: MachineLab) -> Non
     for node in NODES:
         write_context(old, node)
         assert old.functions(node) == []
-    assert told(old, **upstream(old)).json("up")["ok"]
+    assert with_variables(old, **upstream(old)).json("up")["ok"]
     for node in NODES:
         assert old.container(node) == "running"
         assert old.on(node, "docker", "inspect", "--format", "{{.Config.Image}}", PLUGIN).strip() == IMAGE
@@ -96,18 +96,18 @@ def test_a_cluster_moves_to_our_plugin_as_the_guide_says(old: MachineLab) -> Non
     before = {node: (networks(old, node), old.pid(node)) for node in NODES}
 
     # Not without network_replace, and not without sriov_vfs.
-    refused = reasons(told(old).json("up", expect=2))
+    refused = reasons(with_variables(old).json("up", expect=2))
     assert set(refused) == set(NODES)
     for why in refused.values():
         assert any("set network_replace: true" in one for one in why), why
-    refused = reasons(told(old, network_replace=True, sriov_vfs=0).json("up", expect=2))
+    refused = reasons(with_variables(old, network_replace=True, sriov_vfs=0).json("up", expect=2))
     lost = "sriov_vfs 0 makes no virtual functions, and rdma/sriov-plugin takes those of ib0 with it"
     assert set(refused) == set(NODES)
     for why in refused.values():
         assert [one.startswith(lost) for one in why] == [True], why
     assert {node: (networks(old, node), old.pid(node)) for node in NODES} == before
 
-    assert told(old, network_replace=True).json("up")["ok"]
+    assert with_variables(old, network_replace=True).json("up")["ok"]
     for node in NODES:
         assert len(networks(old, node)) == 1
         assert not networks(old, node) & before[node][0], "the upstream plugin's network is still there"
@@ -118,11 +118,11 @@ def test_a_cluster_moves_to_our_plugin_as_the_guide_says(old: MachineLab) -> Non
         assert len(old.functions(node)) == FUNCTIONS
         assert len(old.at_home(node)) == FUNCTIONS - 1, "a VF is neither in the container nor free"
     old.all_reach()
-    assert changed(told(old).json("up")) == []
+    assert changed(with_variables(old).json("up")) == []
 
 
 def test_the_upstream_plugin_is_refused_where_it_forgets_its_networks(new: MachineLab) -> None:
-    refused = reasons(told(new, **upstream(new)).json("up", expect=2))
+    refused = reasons(with_variables(new, **upstream(new)).json("up", expect=2))
     assert set(refused) == set(NODES)
     for why in refused.values():
         (reason,) = [one for one in why if one.startswith("sriov_plugin upstream ")]

@@ -65,7 +65,7 @@ def test_a_card_whose_functions_are_all_taken_is_named(lab: MachineLab) -> None:
             lab.on("n2", *run, "ibnet-1", "--name", name, image, "sleep", "infinity")
         assert lab.at_home("n2", "ib1") == []
         assert len(lab.at_home("n2", "ib0")) == FUNCTIONS - 1
-        refused = lab.refusal("n2", *run, "ibnet-1", "--name", "one-more", image, "sleep", "infinity")
+        refused = lab.error_of("n2", *run, "ibnet-1", "--name", "one-more", image, "sleep", "infinity")
         assert "no virtual function of ib1 is free" in refused
         lab.on("n2", *run, "ibnet", "--name", "on-the-other", image, "sleep", "infinity")
     finally:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.places import ENDLESS, NODES, OTHER_VERSION, TINY, Containers, read, trains
+from tests.e2e.environments import ENDLESS, NODES, OTHER_VERSION, TINY, Containers, read, trains
 from tests.e2e.product import ROOT, Product, running_lab, wait_until
 from tests.labs import lab_name
 

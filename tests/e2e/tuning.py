@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A fine-tuning of a tiny model, which each place has the same losses of as one process."""
+"""A fine-tuning of a tiny model, with the same losses in each environment as on one process."""
 
 from __future__ import annotations
 

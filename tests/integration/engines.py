@@ -60,8 +60,8 @@ def engine_directory(release: str) -> Path:
 def _fetch(release: str, where: Path) -> None:
     own = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(), re.MULTILINE)
     assert own, "the machine does not say which release it is"
-    places = [Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]
-    texts = {str(path): path.read_text() for path in places if path.is_file()}
+    files = [Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]
+    texts = {str(path): path.read_text() for path in files if path.is_file()}
     sources = [
         line.replace(f" {own[1]} ", f" {release} ")
         for line in apt_sources(texts, own[1])

@@ -76,10 +76,10 @@ class Node:
             engine: socket of another engine than this node's.
         """
         before = self.log.read_text().count(READY) if self.log.exists() else 0
-        places = ["--socket", self.socket, "--state", self.state, "--engine", engine or self.engine.socket]
+        options = ["--socket", self.socket, "--state", self.state, "--engine", engine or self.engine.socket]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(self.program), *map(str, places)], stdout=log, stderr=subprocess.STDOUT
+                [sys.executable, str(self.program), *map(str, options)], stdout=log, stderr=subprocess.STDOUT
             )
         assert wait_until(lambda: self.log.read_text().count(READY) > before, HANGS_S), self.log.read_text()
 

@@ -64,7 +64,7 @@ class Fabric(Node):
             verbs.mkdir(parents=True)
             (verbs / "ibdev").write_text(f"mlx5_{index}\n")
 
-    def keep_apart(self) -> None:
+    def set_exclusive(self) -> None:
         """Set RDMA's mode to exclusive, with no device moved so far."""
         mode = self.sys / "module/ib_core/parameters/netns_mode"
         mode.parent.mkdir(parents=True)
@@ -112,12 +112,12 @@ def fabric() -> Iterator[Fabric]:
 @pytest.fixture
 def api(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{fabric.engine.socket}")
-    looking = (
+    readers = (
         vfs.devices,
         vfs.still_there,
         vfs.stayed_behind,
     )
-    for read in looking:
+    for read in readers:
         monkeypatch.setattr(vfs, read.__name__, functools.partial(read, root=str(fabric.sys)))
     fabric.number([*range(FUNCTIONS)])
     yield fabric.engine.api
@@ -257,7 +257,7 @@ def test_a_device_that_its_move_renamed_recreates_the_container(
         fabric.number([*reversed(range(FUNCTIONS))])
 
     monkeypatch.setattr(rdma_namespace, "printed", move)
-    fabric.keep_apart()
+    fabric.set_exclusive()
     namespaces = rdma_namespace.RdmaNamespaces(str(fabric.sys), str(fabric.engine.root / "netns"))
     with pytest.raises(FunctionProblem, match="for programs since it moved, and was uverbs") as caught:
         namespaces.lend(f"0000:41:00.{mine + 1}", True, "/proc/self/ns/net")
@@ -272,7 +272,7 @@ def test_a_successor_without_its_rdma_device_makes_room_for_the_old_one_again(
 ) -> None:
     up(fabric)
     before = found(api)["Id"]
-    fabric.keep_apart()
+    fabric.set_exclusive()
     monkeypatch.setattr(vfs, "_MOVES_S", 0.0)
     with pytest.raises(Failed, match=r"did not move to its container.* of another, which runs again"):
         up(fabric, env={"A": "1"})
@@ -287,7 +287,7 @@ def test_a_container_whose_device_stayed_on_the_node_is_started_again(
 ) -> None:
     up(fabric)
     before = found(api)
-    fabric.keep_apart()
+    fabric.set_exclusive()
     predicted = up(fabric, check=True)
     assert (predicted["changed"], predicted["actions"]) == (True, ["restart"])
     # The cause still exists: it is reported, and the next run retries.

@@ -20,23 +20,23 @@ VERSION = "3.13.5"
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Debian's source archive of Python, which is the file that pyenv's definition names."""
-    place = tmp_path_factory.mktemp("source")
+    directory = tmp_path_factory.mktemp("source")
     known = ["apt-get", "download", "--print-uris", "bash"]
     uris = subprocess.run(known, capture_output=True, text=True, check=True).stdout
     archive = uris.split("'")[1].partition("/pool/")[0].replace("debian-security", "debian")
-    (place / "lists" / "partial").mkdir(parents=True)
-    (place / "sources.list").write_text(f"deb-src [trusted=yes] {archive} trixie main\n")
+    (directory / "lists" / "partial").mkdir(parents=True)
+    (directory / "sources.list").write_text(f"deb-src [trusted=yes] {archive} trixie main\n")
     apt = ["apt-get", "-qq"]
     for name, value in {
-        "Etc::sourcelist": place / "sources.list",
+        "Etc::sourcelist": directory / "sources.list",
         "Etc::sourceparts": "-",
-        "State::lists": place / "lists",
-        "Cache": place / "cache",
+        "State::lists": directory / "lists",
+        "Cache": directory / "cache",
     }.items():
         apt += ["-o", f"Dir::{name}={value}"]
     for words in (["update"], ["source", "--download-only", "python3.13"]):
-        subprocess.run([*apt, *words], cwd=place, check=True, timeout=600)
-    return place / f"python3.13_{VERSION}.orig.tar.xz"
+        subprocess.run([*apt, *words], cwd=directory, check=True, timeout=600)
+    return directory / f"python3.13_{VERSION}.orig.tar.xz"
 
 
 def test_pyenv_builds_a_python_or_says_why_not(source: Path, tmp_path: Path) -> None:

@@ -219,18 +219,20 @@ def on_rails(engine: Engine, python_image: str, tmp_path: Path) -> Iterator[Clus
             engine.api.post("/networks/create", {**spec, "IPAM": {"Config": [{"Subnet": subnet}]}})
             ends.callback(engine.api.delete, f"/networks/{network}")
         for node in RAIL_NODES:
-            places = [{"IPAMConfig": {"IPv4Address": on_rail(node, number)}} for number in range(len(RAILS))]
+            endpoints = [
+                {"IPAMConfig": {"IPv4Address": on_rail(node, number)}} for number in range(len(RAILS))
+            ]
             host = {
                 "NetworkMode": networks[0],
                 "Init": True,
                 "Devices": [given(number) for number in range(len(RAILS))],
                 "Binds": [f"{tmp_path / node}:/tree"],
             }
-            first = {"EndpointsConfig": {networks[0]: places[0]}}
+            first = {"EndpointsConfig": {networks[0]: endpoints[0]}}
             spec = {"Image": python_image, "HostConfig": host, "NetworkingConfig": first}
             engine.api.post("/containers/create", spec, name=f"rdm-{node}")
             ends.callback(engine.api.delete, f"/containers/rdm-{node}", force=True)
-            second = {"Container": f"rdm-{node}", "EndpointConfig": places[1]}
+            second = {"Container": f"rdm-{node}", "EndpointConfig": endpoints[1]}
             engine.api.post(f"/networks/{networks[1]}/connect", second)
             engine.api.post(f"/containers/rdm-{node}/start")
             show_device(tmp_path / node, 0, "mlx5_0", on_rail(node, 0))
@@ -239,7 +241,7 @@ def on_rails(engine: Engine, python_image: str, tmp_path: Path) -> Iterator[Clus
         yield Cluster(engine, tmp_path)
 
 
-def rails_judged(cluster: Cluster, *nodes: str) -> tuple[dict[str, Any], dict[str, str]]:
+def evaluate_rails(cluster: Cluster, *nodes: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Measure between nodes; return the evaluation by rail, and the reasons of failed nodes."""
     environment = cluster.engine.environment
     _code, rdma, failed = verify(cluster.trees, environment, nodes=nodes, verify_rails=RAILS)
@@ -247,7 +249,7 @@ def rails_judged(cluster: Cluster, *nodes: str) -> tuple[dict[str, Any], dict[st
 
 
 def test_each_rail_is_measured_with_its_own_device(on_rails: Cluster) -> None:
-    rails, failed = rails_judged(on_rails, *RAIL_NODES)
+    rails, failed = evaluate_rails(on_rails, *RAIL_NODES)
     assert failed == {"n3": "rail ib1: it sends 24.1 and receives 24.1 Gb/s where 96.6 are usual"}
     assert rails["ib0"]["bandwidth_gbit"]["n1"] == {"n2": 96.61, "n3": 96.61}
     assert rails["ib1"]["bandwidth_gbit"]["n1"] == {"n2": 96.61, "n3": 24.11}
@@ -267,7 +269,7 @@ def test_each_rail_is_measured_over_its_own_network(on_rails: Cluster) -> None:
         if on_rail("n2", 1) in [address.get("local") for address in one["addr_info"]]
     ]
     subprocess.run([*enter, "link", "set", link, "down"], check=True)
-    rails, failed = rails_judged(on_rails, "n1", "n2")
+    rails, failed = evaluate_rails(on_rails, "n1", "n2")
     assert rails["ib0"]["ok"]
     assert rails["ib0"]["bandwidth_gbit"]["n1"] == {"n2": 96.61}
     assert not rails["ib1"]["ok"]

@@ -145,7 +145,7 @@ class User:
     def rights(self) -> list[str]:
         return [f"--reuid={self.name}", "--regid=nogroup", "--clear-groups", "--no-new-privs"]
 
-    def ask(self, *words: str, **request: Any) -> dict[str, Any]:
+    def agent(self, *words: str, **request: Any) -> dict[str, Any]:
         program = ROOT / "trainer/.venv/bin/rdm-trainer"
         answer: dict[str, Any] = json.loads(
             self.run(str(program), "job", *words, stdin=json.dumps(request) if request else "")
@@ -162,22 +162,22 @@ class User:
             "config": json.dumps({"name": job, "launcher": launcher}),
             "overrides": [],
         }
-        checked = self.ask("check", **request)
+        checked = self.agent("check", **request)
         assert checked["problems"] == []
-        assert self.ask("start", **request, offer=checked["offer"])["started"]
+        assert self.agent("start", **request, offer=checked["offer"])["started"]
 
     def begins(self, job: str) -> None:
         def output() -> str:
-            return "".join(self.ask("logs", job)["parts"].values())
+            return "".join(self.agent("logs", job)["parts"].values())
 
         self.reaches(job, "running")
         assert wait_until(lambda: output() == f"of {self.name}\n", HANGS_S, 1.0), output()
 
     def state(self, job: str) -> str:
-        return str(self.ask("state", job)["job"]["state"])
+        return str(self.agent("state", job)["job"]["state"])
 
     def reaches(self, job: str, state: str) -> None:
-        assert wait_until(lambda: self.state(job) == state, HANGS_S, 1.0), self.ask("state", job)
+        assert wait_until(lambda: self.state(job) == state, HANGS_S, 1.0), self.agent("state", job)
 
 
 def test_two_users_have_jobs_of_one_name_on_one_node_at_the_same_time(host: Host) -> None:
@@ -188,7 +188,7 @@ def test_two_users_have_jobs_of_one_name_on_one_node_at_the_same_time(host: Host
         user.begins("mine")
     running = host.run("squeue", "--noheader", "--states=running", "--format=%u %j").split("\n")
     assert sorted(filter(None, running)) == ["daemon mine", "nobody mine"]
-    assert one.ask("stop", "mine")["job"]["state"] == "stopped"
+    assert one.agent("stop", "mine")["job"]["state"] == "stopped"
     assert other.state("mine") == "running"
     other.run("touch", "jobs/mine/end")
     other.reaches("mine", "finished")

@@ -43,7 +43,7 @@ class Rdma:
     def __init__(self, node: Node, late: bool) -> None:
         self.node, self.late = node, late
         self.root = node.engine.root / "rdma"
-        self.told, self.refusal = self.root / "told", self.root / "refusal"
+        self.moves, self.error = self.root / "told", self.root / "refusal"
         mode = self.root / "sys/module/ib_core/parameters/netns_mode"
         mode.parent.mkdir(parents=True)
         mode.write_text("N\n")
@@ -52,15 +52,15 @@ class Rdma:
         script.parent.mkdir()
         # Its arguments: dev set DEVICE netns NAME.
         script.write_text(
-            f"#!/bin/sh\n[ ! -e {self.refusal} ] || {{ cat {self.refusal} >&2; exit 1; }}\n"
+            f"#!/bin/sh\n[ ! -e {self.error} ] || {{ cat {self.error} >&2; exit 1; }}\n"
             f"rm {self.root}/sys/class/infiniband/$3/device || exit\n"
-            f"echo $3 $(stat -L -c %i {self.root}/netns/$5) >> {self.told}\n"
+            f"echo $3 $(stat -L -c %i {self.root}/netns/$5) >> {self.moves}\n"
         )
         script.chmod(0o755)
         text = (ROOT / "roles/lab/files" / PLUGIN).read_text()
         assert SERVES in text
-        places = f"{str(self.root / 'sys')!r}, {str(self.root / 'netns')!r}"
-        text = text.replace(SERVES, f"plugin.main(None, stand_ins, Devices({places}, plugin.say))")
+        roots = f"{str(self.root / 'sys')!r}, {str(self.root / 'netns')!r}"
+        text = text.replace(SERVES, f"plugin.main(None, stand_ins, Devices({roots}, plugin.say))")
         own = RDMA.format(engine=str(node.engine.root / "docker.pid"))
         text = text.replace("def main", f"{own}\n\ndef main", 1)
         node.program.write_bytes(packed_program(ROOT, text))
@@ -78,13 +78,13 @@ class Rdma:
             verbs.mkdir(parents=True, exist_ok=True)
             (verbs / "ibdev").write_text(f"mlx5_{number}\n")
 
-    def places(self) -> list[str]:
+    def moved(self) -> list[str]:
         """Return which device moved to which network namespace since the last forget()."""
-        return self.told.read_text().splitlines() if self.told.exists() else []
+        return self.moves.read_text().splitlines() if self.moves.exists() else []
 
     def forget(self) -> None:
         """Forget where devices moved."""
-        self.told.unlink(missing_ok=True)
+        self.moves.unlink(missing_ok=True)
 
     def wanted(self, name: str) -> str:
         """Return where the device of a running container has to be."""
@@ -116,12 +116,12 @@ def test_each_container_has_its_device_in_its_namespace_after_every_start(rdma: 
     node.run("nb")
     both = sorted([rdma.wanted("na"), rdma.wanted("nb")])
     assert both[0].split()[1] != both[1].split()[1]
-    assert wait_until(lambda: sorted(rdma.places()) == both, HANGS_S), (rdma.places(), both)
+    assert wait_until(lambda: sorted(rdma.moved()) == both, HANGS_S), (rdma.moved(), both)
     before = node.address("na")
     node.remove("nb")
 
     def follows() -> bool:
-        return wait_until(lambda: rdma.places() == [rdma.wanted("na")], HANGS_S)
+        return wait_until(lambda: rdma.moved() == [rdma.wanted("na")], HANGS_S)
 
     rdma.come_back()
     rdma.forget()
@@ -142,7 +142,7 @@ def test_each_container_has_its_device_in_its_namespace_after_every_start(rdma: 
 
 def test_a_device_that_cannot_move_is_named(rdma: Rdma) -> None:
     node = rdma.node
-    rdma.refusal.write_text("error: Operation not supported\n")
+    rdma.error.write_text("error: Operation not supported\n")
     message = "cannot move to its container, as the mode exclusive requires: rdma dev set"
     if rdma.late:
         node.run("na")
@@ -153,11 +153,11 @@ def test_a_device_that_cannot_move_is_named(rdma: Rdma) -> None:
     assert "error: Operation not supported. Without it: rdma system set netns shared" in rdma.log()
     node.remove("na")
     assert node.promised() == {}
-    rdma.refusal.unlink()
+    rdma.error.unlink()
     names = [f"c{number}" for number in range(FUNCTIONS)]
     for name in names:
         node.run(name)
     wanted = sorted(map(rdma.wanted, names))
-    assert wait_until(lambda: sorted(rdma.places()) == wanted, HANGS_S), (rdma.places(), wanted)
+    assert wait_until(lambda: sorted(rdma.moved()) == wanted, HANGS_S), (rdma.moved(), wanted)
     node.remove(*names)
     assert node.promised() == {}

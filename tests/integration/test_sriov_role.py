@@ -207,8 +207,8 @@ class Card(FakeKernel):
         super().__init__(directory)
         self.name = name
         self.device = (self.sys / "class/net/eth1/device").resolve()
-        for place in (self.sys / "class/net", self.device / "net"):
-            (place / "eth1").rename(place / name)
+        for folder in (self.sys / "class/net", self.device / "net"):
+            (folder / "eth1").rename(folder / name)
         self.make(self.device.name, 4)
         self.hold(name, 0)
 

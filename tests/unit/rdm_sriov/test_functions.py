@@ -113,10 +113,10 @@ class Card(Functions):
     def __init__(self, root: Path, shown: str) -> None:
         super().__init__(str(root))
         self.shown = shown
-        self.said: list[str] = []
+        self.commands: list[str] = []
 
     def _ip(self, words: Sequence[str]) -> str:  # type: ignore[override]
-        self.said.append(" ".join(words))
+        self.commands.append(" ".join(words))
         if "-j" in words and not self.shown:
             raise FunctionProblem("ip -j: not supported")
         return self.shown if "-j" in words else ""
@@ -145,10 +145,10 @@ def test_a_card_that_knows_no_address_of_a_function_learns_it_before_it_checks_s
     card.isolate(function, 0, trusted=False)
     # The kernel takes the address first of one command's settings (do_setvfinfo).
     mac = "mac 02:00:00:00:00:03 " if sets_mac else ""
-    assert card.said[1:] == [f"link set dev eth0 vf 1 {mac}{WITHOUT_RIGHTS}"]
-    card.said.clear()
+    assert card.commands[1:] == [f"link set dev eth0 vf 1 {mac}{WITHOUT_RIGHTS}"]
+    card.commands.clear()
     card.isolate(function, 7, trusted=True)
-    assert card.said == ["link set dev eth0 vf 1 vlan 7 trust on spoofchk off"]
+    assert card.commands == ["link set dev eth0 vf 1 vlan 7 trust on spoofchk off"]
 
 
 def test_a_command_that_shows_no_functions_changes_nothing(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_command_that_shows_no_functions_changes_nothing(tmp_path: Path) -> No
     for shown in ("", "[null]", "nonsense", "{}"):
         card = Card(tmp_path, shown)
         card.isolate(Function("0000:3b:00.3", "eth0", 1), 0, trusted=False)
-        assert card.said[1:] == [f"link set dev eth0 vf 1 {WITHOUT_RIGHTS}"]
+        assert card.commands[1:] == [f"link set dev eth0 vf 1 {WITHOUT_RIGHTS}"]
 
 
 class Refusing(Card):
@@ -179,6 +179,6 @@ def test_a_card_that_knows_no_vlans_is_good_for_a_network_without_one(tmp_path: 
     card = Refusing(tmp_path, "vlan", "trust")
     card.isolate(function, 0, trusted=False)
     known = ("vlan 0", "trust off", "spoofchk on")
-    assert card.said[-3:] == [f"link set dev eth0 vf 1 {one}" for one in known]
+    assert card.commands[-3:] == [f"link set dev eth0 vf 1 {one}" for one in known]
     with pytest.raises(FunctionProblem, match="not supported"):
         card.isolate(function, 100, trusted=False)

@@ -32,7 +32,7 @@ class Kernel(Functions):
         super().__init__(str(root))
         self.root = root
         self.kind = kind
-        self.said: list[str] = []
+        self.commands: list[str] = []
         self.refuses = ""
         self.count = 0
         card = self.interface_of("0000:3b:00.0", "ib0")
@@ -69,7 +69,7 @@ class Kernel(Functions):
 
     def _ip(self, words: Sequence[str]) -> str:  # type: ignore[override]
         line = " ".join(words)
-        self.said.append(line)
+        self.commands.append(line)
         if self.refuses and self.refuses in line:
             raise FunctionProblem(f"ip {line}: refused")
         if words[:2] == ["link", "add"]:
@@ -133,13 +133,13 @@ def node(tmp_path: Path) -> Node:
     (tmp_path / "state").mkdir()
     made = Node(tmp_path / "state", Kernel(tmp_path / "sys"))
     made.network(**OPTIONS)
-    made.kernel.said.clear()
+    made.kernel.commands.clear()
     return made
 
 
 def test_the_container_gets_an_interface_on_the_partition(node: Node) -> None:
     node.container("a")
-    assert node.kernel.said == [
+    assert node.kernel.commands == [
         "link set dev ib1 up",
         "link add link ib1 name rdm-p2 type ipoib pkey 0x8001",
         "link set dev rdm-p2 alias rdm-sriov a",
@@ -151,9 +151,9 @@ def test_the_container_gets_an_interface_on_the_partition(node: Node) -> None:
 def test_it_goes_with_the_endpoint_and_the_function_is_free(node: Node) -> None:
     away = node.container("a")
     node.kernel.bring(away, "rdm-p2")
-    node.kernel.said.clear()
+    node.kernel.commands.clear()
     node.call("DeleteEndpoint", EndpointID="a")
-    assert node.kernel.said == ["link set dev ib1 alias ", "link del dev rdm-p2"]
+    assert node.kernel.commands == ["link set dev ib1 alias ", "link del dev rdm-p2"]
     node.container("b")
     node.container("c")
     assert {node.function("b"), node.function("c")} == {"0000:3b:00.1", "0000:3b:00.2"}
@@ -178,10 +178,10 @@ def test_after_a_killed_engine_what_came_back_is_taken_away_before_the_next(node
     node.container("b")
     node.driver.answer("Plugin.Activate", {})
     node.kernel.bring(away, "eth0")  # the name that it had in the container
-    node.kernel.said.clear()
+    node.kernel.commands.clear()
     node.container("c")
     assert node.function("c") == "0000:3b:00.1"
-    assert node.kernel.said[:2] == ["link set dev ib1 alias ", "link del dev eth0"]
+    assert node.kernel.commands[:2] == ["link set dev ib1 alias ", "link del dev eth0"]
 
 
 def test_one_that_comes_back_late_is_not_taken_for_that_of_another(node: Node) -> None:
@@ -227,9 +227,9 @@ def test_an_end_that_the_kernel_refuses_holds_no_function(node: Node, what: str)
 
 def test_a_network_without_a_partition_makes_none(node: Node) -> None:
     node.network(netdevice="ib0")
-    node.kernel.said.clear()
+    node.kernel.commands.clear()
     assert node.container("a").name.startswith("ib1-away")
-    assert node.kernel.said == []
+    assert node.kernel.commands == []
 
 
 def test_others_children_stay(node: Node) -> None:

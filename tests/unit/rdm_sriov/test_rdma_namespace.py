@@ -53,7 +53,7 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.said: list[str] = []
+        self.messages: list[str] = []
         for number in range(2):
             device = root / f"sys/class/infiniband/mlx5_{number}"
             (root / f"sys/bus/ib0.{number}").mkdir(parents=True)
@@ -70,7 +70,7 @@ class Node:
             f"[ ! -e {root}/then ] || sh {root}/then\n"
         )
         program.chmod(0o755)
-        self.namespaces = RdmaNamespaces(str(root / "sys"), str(root / "netns"), self.said.append)
+        self.namespaces = RdmaNamespaces(str(root / "sys"), str(root / "netns"), self.messages.append)
 
     def verbs(self, number: int) -> Path:
         """The directory of a device's character device."""
@@ -82,7 +82,7 @@ class Node:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{letter}\n")
 
-    def told(self) -> list[str]:
+    def commands(self) -> list[str]:
         """What `rdma` was told, and the namespace that its last word led to."""
         path = self.root / "told"
         return path.read_text().splitlines() if path.exists() else []
@@ -100,29 +100,29 @@ def moved(number: int, namespace: object = NAMESPACE) -> str:
 
 def test_a_device_goes_into_a_namespace_that_is_there(node: Node) -> None:
     node.namespaces.lend("ib0.1", True, NAMESPACE)
-    assert node.told() == [moved(1)]
+    assert node.commands() == [moved(1)]
     assert list((node.root / "netns").iterdir()) == [], "a name is left"
     node.mode("Y")
     node.namespaces.lend("ib0.0", True, NAMESPACE)
-    assert node.told() == [moved(1)]
+    assert node.commands() == [moved(1)]
 
 
 def test_a_device_waits_for_a_namespace_that_the_engine_makes_later(node: Node) -> None:
     namespace = node.root / "later"
     node.namespaces.lend("ib0.0", True, str(namespace))
     namespace.touch()  # as the engine does, before it mounts the namespace there
-    assert not wait_until(lambda: bool(node.told()), 0.2)
+    assert not wait_until(lambda: bool(node.commands()), 0.2)
     namespace.unlink()
     namespace.symlink_to(NAMESPACE)
-    assert wait_until(lambda: node.told() == [moved(0, namespace)], 240)
+    assert wait_until(lambda: node.commands() == [moved(0, namespace)], 240)
 
 
 def test_a_namespace_that_is_never_made_is_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_namespace, "_TIMEOUT_S", 0.1)
     node.namespaces.lend("ib0.0", True, str(node.root / "never"))
-    assert wait_until(lambda: bool(node.said), 240)
-    assert "the RDMA device mlx5_0 stays here: within 0.1 s there was no namespace" in node.said[0]
-    assert node.told() == []
+    assert wait_until(lambda: bool(node.messages), 240)
+    assert "the RDMA device mlx5_0 stays here: within 0.1 s there was no namespace" in node.messages[0]
+    assert node.commands() == []
 
 
 def test_what_the_kernel_refuses_is_reported_with_a_hint(node: Node) -> None:
@@ -132,7 +132,7 @@ def test_what_the_kernel_refuses_is_reported_with_a_hint(node: Node) -> None:
     later = node.root / "later"
     later.symlink_to(NAMESPACE)
     node.namespaces._follow("mlx5_0", str(later))
-    assert "mlx5_0 cannot move" in node.said[0]
+    assert "mlx5_0 cannot move" in node.messages[0]
     assert list((node.root / "netns").iterdir()) == []
 
 
@@ -164,7 +164,7 @@ def test_devices_move_one_after_the_other(node: Node) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(node.told()) == [moved(0), moved(1)]
+    assert sorted(node.commands()) == [moved(0), moved(1)]
 
 
 class Server(Plugin):
@@ -190,7 +190,7 @@ def test_the_plugin_lends_the_device_with_the_function(node: Node) -> None:
     plugin = Server(node)
     plugin.network()
     assert plugin.container("a", bound="ib0.1") == "ib0.1"
-    assert node.told() == [moved(1)]
+    assert node.commands() == [moved(1)]
 
 
 def test_an_infiniband_function_whose_device_is_needed_is_refused_before_anything_is_done(node: Node) -> None:
@@ -200,7 +200,7 @@ def test_an_infiniband_function_whose_device_is_needed_is_refused_before_anythin
         plugin.container("a", bound="ib0.1")
     assert plugin.state.endpoints == {}
     assert plugin.container("b") == "ib0.0", "without RDMA it has its interface"
-    assert node.told() == []
+    assert node.commands() == []
 
 
 def test_a_container_whose_device_cannot_move_does_not_start(node: Node) -> None:

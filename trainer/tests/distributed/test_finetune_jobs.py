@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from rdm_log.report.write import write
+from tests.distributed.environments import Agents, Environment, InSlurm, reaches
 from tests.distributed.finetuning import finetunings, losses
 from tests.distributed.members import Members, codes
 from tests.distributed.nodes import Nodes, running
-from tests.distributed.places import Agents, InSlurm, Place, reaches
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.long
@@ -50,7 +50,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
 
 
 @pytest.fixture(params=["agents", "slurm"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Environment]:
     if request.param == "agents":
         with running(Nodes(tmp_path)) as nodes:
             yield Agents(nodes)
@@ -59,28 +59,28 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 def test_a_rank_that_is_killed_costs_a_restart_and_no_loss(
-    place: Place, tiny: tuple[dict[str, Any], dict[int, float]]
+    environment: Environment, tiny: tuple[dict[str, Any], dict[int, float]]
 ) -> None:
     config, expected = tiny
-    job = f"tuned-{place.kind}"
-    own = {**config, "name": job, "launcher": {**config["launcher"], "kind": place.kind}}
-    place.submit(job, "launcher.max_restarts=1", config=json.dumps(own))
+    job = f"tuned-{environment.kind}"
+    own = {**config, "name": job, "launcher": {**config["launcher"], "kind": environment.kind}}
+    environment.submit(job, "launcher.max_restarts=1", config=json.dumps(own))
 
     def checkpoint() -> int:
-        file = place.directories(job)[0] / "progress.json"
+        file = environment.directories(job)[0] / "progress.json"
         return int(json.loads(file.read_text()).get("checkpoint") or 0) if file.exists() else 0
 
     wait_until(f"{job} has a checkpoint", checkpoint, lambda step: step > 0)
-    (record,) = (path for where in place.directories(job) for path in where.glob("ranks/*/1.json"))
+    (record,) = (path for where in environment.directories(job) for path in where.glob("ranks/*/1.json"))
     os.kill(int(json.loads(record.read_text())["pid"]), signal.SIGKILL)
-    told = reaches(place, job, "finished", "failed")
+    told = reaches(environment, job, "finished", "failed")
     assert (told["state"], told["restarts"]) == ("finished", 1), told
     assert told["progress"]["tokens_per_second"] > 0
     # For steps of both attempts, the losses are the last attempt's.
     assert dict(told["progress"]["losses"]) == pytest.approx(expected, rel=1e-3)
-    first = place.directories(job)[0]
+    first = environment.directories(job)[0]
     assert (first / "model/model.safetensors").is_file()
-    (page,) = write([first], place.folder / "page.html")
+    (page,) = write([first], environment.folder / "page.html")
     assert page.verdict().word == "finished"
 
 

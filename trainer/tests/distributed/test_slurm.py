@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What only Slurm does to jobs. :mod:`tests.distributed.test_places` has what all environments do."""
+"""What only Slurm does to jobs. :mod:`tests.distributed.test_environments` has what all environments do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from rdm_job.directory import TIME, JobDirectory
 from rdm_job.slurm import container
-from tests.distributed.places import reaches, state, tiny, trains
+from tests.distributed.environments import reaches, state, tiny, trains
 from tests.distributed.registry import serving
 from tests.distributed.slurm_cluster import EACH_RELEASE, NODES, RANKS, RELEASES, Image, Slurm, running
 from tests.tiny import LOSSES

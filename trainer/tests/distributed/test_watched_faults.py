@@ -24,9 +24,9 @@ import pytest
 
 from rdm_job.directory import JobDirectory
 from tests.distributed.doors import open_doors
+from tests.distributed.environments import tiny
 from tests.distributed.limits import Limits, first_of_all, limited
 from tests.distributed.nodes import TINY, Nodes, running
-from tests.distributed.places import tiny
 from tests.distributed.slurm_cluster import Slurm
 from tests.distributed.slurm_cluster import running as slurm_running
 from tests.waiting import wait_until

@@ -33,7 +33,7 @@ REGISTERED = {
 }
 
 
-def spare(directory: Path, *options: str) -> tuple[int, dict[str, Any], list[str]]:
+def protect(directory: Path, *options: str) -> tuple[int, dict[str, Any], list[str]]:
     """Return the exit status, the result, and the hosts on which the play continued."""
     (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": REGISTERED}}, sort_keys=False))
     (directory / "play.yml").write_text(PLAY)
@@ -49,13 +49,13 @@ def spare(directory: Path, *options: str) -> tuple[int, dict[str, Any], list[str
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         },
     )
-    spared, *after = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
-    (result,) = spared["hosts"].values()
+    protected, *after = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    (result,) = protected["hosts"].values()
     return done.returncode, result, [host for task in after for host in task["hosts"]]
 
 
 def test_every_job_of_every_host_is_named_and_no_host_goes_on(tmp_path: Path) -> None:
-    rc, result, after = spare(tmp_path)
+    rc, result, after = protect(tmp_path)
     assert (rc, result["rdm_refused"], result["changed"], after) == (2, "nodes", False, [])
     assert [(one["node"], one["value"]) for one in result["problems"]] == [
         ("busy", "the job one"),
@@ -68,7 +68,7 @@ def test_every_job_of_every_host_is_named_and_no_host_goes_on(tmp_path: Path) ->
 
 
 def test_check_mode_only_warns(tmp_path: Path) -> None:
-    rc, result, after = spare(tmp_path, "--check")
+    rc, result, after = protect(tmp_path, "--check")
     assert (rc, after) == (0, sorted(REGISTERED))
     assert [warning[:42] for warning in result["warnings"]] == [
         "This would be refused: busy, busy-too: the",
@@ -77,4 +77,4 @@ def test_check_mode_only_warns(tmp_path: Path) -> None:
 
 
 def test_hosts_without_jobs_go_on(tmp_path: Path) -> None:
-    assert spare(tmp_path, "--limit=idle,gone,not-asked")[0] == 0
+    assert protect(tmp_path, "--limit=idle,gone,not-asked")[0] == 0

@@ -62,7 +62,7 @@ def decision(folder: Path, *flags: str, play: str = PLAY) -> dict[str, Any]:
     return result
 
 
-def refusal(folder: Path, *flags: str) -> tuple[str, dict[str, str]]:
+def failure(folder: Path, *flags: str) -> tuple[str, dict[str, str]]:
     """Return the refused stage and the only problem."""
     result = decision(folder, *flags)
     assert "problems" in result, result
@@ -71,14 +71,14 @@ def refusal(folder: Path, *flags: str) -> tuple[str, dict[str, str]]:
 
 
 def test_nodes_whose_drivers_need_other_builds_are_refused_before_anything_is_locked(tmp_path: Path) -> None:
-    who, problem = refusal(tmp_path)
+    who, problem = failure(tmp_path)
     assert (who, problem["node"], problem["value"]) == ("nodes", "n3", "torch for cu118")
     assert not (tmp_path / "python_env.lock").exists()
 
 
 def test_a_few_nodes_do_not_rewrite_the_lock_file_of_all(tmp_path: Path) -> None:
     (tmp_path / "python_env.lock").write_text("# of all\n")
-    who, problem = refusal(tmp_path, "--limit=n3")
+    who, problem = failure(tmp_path, "--limit=n3")
     assert (who, problem["value"]) == ("inventory", "python_env.lock")
     assert (tmp_path / "python_env.lock").read_text() == "# of all\n"
 

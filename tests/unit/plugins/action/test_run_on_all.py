@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 
 
 @pytest.fixture(scope="module")
-def settled(tmp_path_factory: pytest.TempPathFactory, model: Cluster) -> Cluster:
+def up_to_date(tmp_path_factory: pytest.TempPathFactory, model: Cluster) -> Cluster:
     """Four nodes that need nothing."""
     made = Cluster(tmp_path_factory.mktemp("settled"), 4)
     made.start_after_first_run(model)
@@ -38,13 +38,13 @@ def settled(tmp_path_factory: pytest.TempPathFactory, model: Cluster) -> Cluster
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, settled: Cluster) -> Cluster:
+def cluster(tmp_path: Path, up_to_date: Cluster) -> Cluster:
     """Four nodes that need nothing, queried by one task."""
     made = Cluster(tmp_path / "cluster", 4)
-    shutil.copytree(settled.state, made.state, dirs_exist_ok=True)
+    shutil.copytree(up_to_date.state, made.state, dirs_exist_ok=True)
     # The inventory names the directory; nothing that was made from it does.
     others = shutil.ignore_patterns("hosts.yml")
-    shutil.copytree(settled.inventory, made.inventory, ignore=others, dirs_exist_ok=True)
+    shutil.copytree(up_to_date.inventory, made.inventory, ignore=others, dirs_exist_ok=True)
     for node in made.nodes:
         made.own_variables(node, preflight_threaded_above=0)
     return made
@@ -59,7 +59,7 @@ def lost(figures: Figures) -> dict[str, tuple[str, str]]:
     return found
 
 
-def asked_once(figures: Figures, task: str) -> str:
+def task_output(figures: Figures, task: str) -> str:
     """Return what Ansible printed between the heading of a task and the next heading."""
     return figures.output.split(f" : {task}] ")[1].split("\n\n")[0]
 
@@ -97,7 +97,7 @@ def test_without_threads_the_run_is_the_same(cluster: Cluster) -> None:
     run = cluster.playbook("site", *WITHOUT_THREADS).expect(0)
     assert run.calls["rdm.provision.node_facts"] == run.calls["rdm.provision.fabric_probe"] == 4
     assert run.changed == ["n3"]
-    assert asked_once(run, "Gather facts of the node").count("ok: [") == 4
+    assert task_output(run, "Gather facts of the node").count("ok: [") == 4
 
 
 def test_few_nodes_have_tasks_of_their_own_and_are_in_the_recap(cluster: Cluster) -> None:

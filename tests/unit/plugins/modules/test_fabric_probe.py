@@ -52,7 +52,7 @@ def answer(**changes: Any) -> ExecResult:
         "note": "",
         "link": {"name": "eth0", "up": True},
         "also": "",
-        "rtt_us": [10.0 * (place + 1) for place in range(peers)],
+        "rtt_us": [10.0 * (index + 1) for index in range(peers)],
         "min_us": [1.0] * peers,
         "sent": [3] * peers,
         "answered": [3] * peers,

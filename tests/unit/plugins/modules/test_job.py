@@ -60,7 +60,7 @@ class Engine:
         self.argv, self.stdin = argv, stdin
         return self.answer
 
-    def says(self, code: int = 0, **answer: Any) -> None:
+    def returns(self, code: int = 0, **answer: Any) -> None:
         self.answer = ExecResult(code, json.dumps({"ok": True, "problems": [], **answer}).encode(), b"")
 
 
@@ -105,19 +105,19 @@ class Environment:
         (self.home / "answer").write_text(json.dumps(result), encoding="utf-8")
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def called_with(self) -> dict[str, Any]:
         path = self.home / "asked"
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
     @property
     def argv(self) -> list[str]:
-        return ["rdm-trainer", *self.asked["argv"]] if self.asked else []
+        return ["rdm-trainer", *self.called_with["argv"]] if self.called_with else []
 
     @property
     def stdin(self) -> bytes:
-        return str(self.asked["stdin"]).encode()
+        return str(self.called_with["stdin"]).encode()
 
-    def says(self, code: int = 0, **answer: Any) -> None:
+    def returns(self, code: int = 0, **answer: Any) -> None:
         self.answer = ExecResult(code, json.dumps({"ok": True, "problems": [], **answer}).encode(), b"")
 
 
@@ -151,7 +151,7 @@ def run(verb: str, at: Any = None, *, check: bool = False, **options: Any) -> di
 
 
 def test_a_request_goes_through_standard_input_and_not_through_the_arguments(agent: Any) -> None:
-    agent.says(facts={"torch": "2"}, offer={"agent_port": 5, "master_port": 6})
+    agent.returns(facts={"torch": "2"}, offer={"agent_port": 5, "master_port": 6})
     result = run("check", agent, plan=PLAN, node="n1")
     assert agent.argv == ["rdm-trainer", "job", "check"]
     request = json.loads(agent.stdin or b"")
@@ -160,14 +160,14 @@ def test_a_request_goes_through_standard_input_and_not_through_the_arguments(age
 
 
 def test_a_start_changes_something_once(agent: Any) -> None:
-    agent.says(started=True, job=RUNNING)
+    agent.returns(started=True, job=RUNNING)
     assert run("start", agent, plan=PLAN, node="n1")["changed"]
-    agent.says(started=False, job=RUNNING)
+    agent.returns(started=False, job=RUNNING)
     assert not run("start", agent, plan=PLAN, node="n1")["changed"]
 
 
 def test_how_a_started_job_is_the_master_alone_says(agent: Any) -> None:
-    agent.says(started=True, job=RUNNING)
+    agent.returns(started=True, job=RUNNING)
     assert run("start", agent, plan=PLAN, node="n1")["job"] == RUNNING
     assert "job" not in run("start", agent, plan=PLAN, node="n2")
 
@@ -175,10 +175,10 @@ def test_how_a_started_job_is_the_master_alone_says(agent: Any) -> None:
 def test_in_check_mode_nothing_is_started_or_stopped(agent: Any) -> None:
     assert run("start", agent, plan=PLAN, node="n1", check=True)["changed"]
     assert agent.argv == []
-    agent.says(job=RUNNING)
+    agent.returns(job=RUNNING)
     assert run("stop", agent, name="tiny-1", check=True)["changed"]
     assert agent.argv[:3] == ["rdm-trainer", "job", "state"]
-    agent.says(job={**RUNNING, "state": "finished"})
+    agent.returns(job={**RUNNING, "state": "finished"})
     assert not run("stop", agent, name="tiny-1", check=True)["changed"]
 
 
@@ -193,14 +193,14 @@ def test_in_check_mode_nothing_is_started_or_stopped(agent: Any) -> None:
 )
 def test_how_a_job_is(agent: Any, state: str, ended: bool, msg: str) -> None:
     reason = "a rank died" if state == "failed" else ""
-    agent.says(job={**RUNNING, "state": state, "reason": reason})
+    agent.returns(job={**RUNNING, "state": state, "reason": reason})
     result = run("state", agent, name="tiny-1", wait=5)
     assert agent.argv == ["rdm-trainer", "job", "state", "tiny-1", "--wait", "5.0"]
     assert (result["known"], result["ended"], result["msg"]) == (True, ended, msg)
 
 
 def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(agent: Any) -> None:
-    agent.says(text="a\n", offset=7, ended=False)
+    agent.returns(text="a\n", offset=7, ended=False)
     result = run("logs", agent, name="tiny-1", stream="err", tail=3)
     assert agent.argv[3:] == ["tiny-1", "--stream", "err", "--tail", "3"]
     assert (result["text"], result["offset"], result["stream"]) == ("a\n", 7, "err")
@@ -209,52 +209,52 @@ def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(agent: Any) 
 
 
 def test_a_notice_about_missing_lines_is_passed_on(agent: Any) -> None:
-    agent.says(text="", offset=7, ended=False, notice="No line on n1 says so.")
+    agent.returns(text="", offset=7, ended=False, notice="No line on n1 says so.")
     assert run("logs", agent, name="tiny-1", rank=1)["notice"] == "No line on n1 says so."
 
 
 def test_nothing_is_awaited_of_a_rank_that_the_job_does_not_have(agent: Any) -> None:
-    agent.says(text="", offset=7, ended=False, ranks=4)
+    agent.returns(text="", offset=7, ended=False, ranks=4)
     result = run("logs", agent, name="tiny-1", rank=99, wait=10)
     assert (result["ranks"], result["ended"]) == (4, True)
     assert run("logs", agent, name="tiny-1", rank=4)["ranks"] == 4
     assert "ranks" not in run("logs", agent, name="tiny-1", rank=3)
     # It is unknown for a job that Slurm has not started.
-    agent.says(text="", offset="", ended=False)
+    agent.returns(text="", offset="", ended=False)
     assert "ranks" not in run("logs", agent, name="tiny-1", rank=99)
 
 
 @pytest.mark.parametrize("found", [{"text": "[rank20]: a\n"}, {"text": "", "parts": {"n2": "[rank20]: a\n"}}])
 def test_lines_of_a_rank_that_the_job_had_before_are_shown(agent: Any, found: dict[str, Any]) -> None:
     # A former agent always reports the number of ranks.
-    agent.says(offset=7, ended=False, ranks=16, **found)
+    agent.returns(offset=7, ended=False, ranks=16, **found)
     result = run("logs", agent, name="tiny-1", rank=20)
     assert {key: result.get(key) for key in found} == found
     assert (result["ended"], "ranks" in result) == (False, False)
 
 
 def test_sections_are_the_agents(agent: Any) -> None:
-    agent.says(sections=[{"title": "iteration time", "lines": [], "total": None, "is_whole": True}])
+    agent.returns(sections=[{"title": "iteration time", "lines": [], "total": None, "is_whole": True}])
     result = run("sections", agent, name="tiny-1")
     assert agent.argv == ["rdm-trainer", "job", "sections", "tiny-1"]
     assert (result["sections"][0]["title"], result["known"]) == ("iteration time", True)
 
 
 def test_a_report_is_the_agents(agent: Any) -> None:
-    agent.says(report={"rdm_report": 1, "name": "tiny-1"})
+    agent.returns(report={"rdm_report": 1, "name": "tiny-1"})
     result = run("report", agent, name="tiny-1")
     assert agent.argv == ["rdm-trainer", "job", "report", "tiny-1"]
     assert (result["report"]["name"], result["known"]) == ("tiny-1", True)
 
 
 def test_jobs_of_this_node_are_removed_and_in_check_mode_only_checked(agent: Any) -> None:
-    agent.says(removed=[{"job": "tiny-1", "bytes": 4096}], kept=[])
+    agent.returns(removed=[{"job": "tiny-1", "bytes": 4096}], kept=[])
     result = run("remove", agent, names=["another", "tiny-1"], check=True)
     assert agent.argv == ["rdm-trainer", "job", "remove", "tiny-1", "--look"]
     result = run("remove", agent, names=["another", "tiny-1"])
     assert agent.argv == ["rdm-trainer", "job", "remove", "tiny-1"]
     assert (result["removed"], result["changed"]) == ([{"job": "tiny-1", "bytes": 4096}], True)
-    agent.says(removed=[], kept=[{"job": "tiny-1", "reason": "it is running"}])
+    agent.returns(removed=[], kept=[{"job": "tiny-1", "reason": "it is running"}])
     assert not run("remove", agent, names=["tiny-1"])["changed"]
 
 
@@ -267,7 +267,7 @@ def test_no_other_directory_is_removed(agent: Any) -> None:
 
 
 def test_what_a_killed_removal_has_left_goes_whatever_the_names(agent: Any, tmp_path: Path) -> None:
-    agent.says(removed=[{"job": "old", "bytes": 4096}], kept=[])
+    agent.returns(removed=[{"job": "old", "bytes": 4096}], kept=[])
     left = next(tmp_path.rglob("tiny-1")).parent / ".removed-old.1a-2b"
     left.mkdir()
     assert run("remove", agent, names=["another"], check=True)["changed"]
@@ -291,7 +291,7 @@ def test_how_a_job_ran_is_in_its_directory(agent: Any, tmp_path: Path) -> None:
 
 
 def test_stop_says_whether_there_was_anything_to_stop(agent: Any) -> None:
-    agent.says(stopped=True, job={**RUNNING, "state": "stopped"})
+    agent.returns(stopped=True, job={**RUNNING, "state": "stopped"})
     assert run("stop", agent, name="tiny-1", now=True)["changed"]
     assert agent.argv[-1] == "--now"
 
@@ -325,7 +325,7 @@ def test_running_jobs_are_named_without_the_agent(engine: Engine, tmp_path: Path
 
 def test_a_killed_runs_leftover_container_is_not_queried(engine: Engine, tmp_path: Path) -> None:
     engine.containers.insert(0, {**engine.container, "Names": ["/rdm.next"], "State": "created"})
-    engine.says(jobs=[])
+    engine.returns(jobs=[])
     assert "directory" in run("list")
     with running_job(tmp_path, "tiny-1"):
         assert run("running", node="n1")["running"] == ["tiny-1"]
@@ -388,7 +388,7 @@ def test_an_engine_that_does_not_answer_is_a_problem_too(monkeypatch: pytest.Mon
 
 
 def test_an_agent_that_refuses_gives_its_reasons(agent: Any) -> None:
-    agent.says(3, ok=False, problems=["The disk is full.", "No GPU."])
+    agent.returns(3, ok=False, problems=["The disk is full.", "No GPU."])
     assert run("check", agent, plan=PLAN, node="n1")["problems"] == ["The disk is full.", "No GPU."]
     with pytest.raises(Failed, match=r"^The disk is full; No GPU$"):
         run("start", agent, plan=PLAN, node="n1")
@@ -449,9 +449,9 @@ def test_the_hosts_agent_has_its_environment_and_not_the_modules(
     host: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
-    host.says(jobs=[])
+    host.returns(jobs=[])
     assert run("list", host)["directory"] == host.options["directory"]
-    variables = host.asked["environment"]
+    variables = host.called_with["environment"]
     assert variables["PATH"].split(":")[0] == str(host.program.parent)
     assert "PYTHONPATH" not in variables
     names = ("MY_IP", "RDM_CLUSTER_KEY", "RDM_JOBS", "VIRTUAL_ENV")
@@ -464,7 +464,7 @@ def test_paths_are_the_users_and_the_hosts(host: Environment, monkeypatch: pytes
     monkeypatch.setenv("HOME", str(host.home))
     host.options.update(directory="~/%n")
     (host.home / os.uname().nodename).mkdir()
-    host.says(jobs=[])
+    host.returns(jobs=[])
     assert run("list", host)["directory"] == str(host.home / os.uname().nodename)
 
 

@@ -29,7 +29,7 @@ def copy(tmp_path: Path) -> Path:
     return file
 
 
-def place(jobs: Path, copy: Path, path: str) -> dict[str, Any]:
+def store(jobs: Path, copy: Path, path: str) -> dict[str, Any]:
     return run_module(job_data, {"source": "/x", "directory": str(jobs), "place": path, "copy": str(copy)})
 
 
@@ -40,10 +40,10 @@ def compare(jobs: Path, **sizes: int) -> tuple[list[str], dict[str, str]]:
 
 def test_a_file_is_stored_and_found(jobs: Path, copy: Path) -> None:
     assert compare(jobs, text=6) == (["text"], {})
-    assert place(jobs, copy, "sets/a/text")["copied"] == ["sets/a/text"]
-    placed = jobs / "data" / "sets" / "a" / "text"
-    assert (placed.read_bytes(), placed.stat().st_mode & 0o777) == (b"tokens", 0o644)
-    place(jobs, copy, "text")
+    assert store(jobs, copy, "sets/a/text")["copied"] == ["sets/a/text"]
+    stored = jobs / "data" / "sets" / "a" / "text"
+    assert (stored.read_bytes(), stored.stat().st_mode & 0o777) == (b"tokens", 0o644)
+    store(jobs, copy, "text")
     assert compare(jobs, text=6) == ([], {"text": hashlib.sha256(b"tokens").hexdigest()})
     assert compare(jobs, text=7) == (["text"], {})
     assert sorted(path.name for path in (jobs / "data").iterdir()) == ["sets", "text"]
@@ -57,7 +57,7 @@ def test_a_link_instead_of_a_file_is_replaced_and_not_followed(
     (jobs / "data").mkdir()
     (jobs / "data" / "text").symlink_to(secret)
     assert compare(jobs, text=6) == (["text"], {})
-    place(jobs, copy, "text")
+    store(jobs, copy, "text")
     assert (secret.read_bytes(), (jobs / "data" / "text").is_symlink()) == (b"secret", False)
 
 
@@ -68,7 +68,7 @@ def test_a_link_instead_of_a_directory_is_refused(jobs: Path, copy: Path, tmp_pa
     (jobs / part).parent.mkdir(exist_ok=True)
     (jobs / part).symlink_to(elsewhere)
     with pytest.raises(Failed, match=rf"{part} is not a directory, perhaps a symbolic link: remove it"):
-        place(jobs, copy, "sets/text")
+        store(jobs, copy, "sets/text")
     with pytest.raises(Failed, match="remove it"):
         run_module(job_data, {"source": "/x", "directory": str(jobs), "sizes": {"sets/text": 6}})
     assert list(elsewhere.iterdir()) == []
@@ -78,7 +78,7 @@ def test_a_directory_instead_of_a_file_is_refused_and_leaves_nothing(jobs: Path,
     (jobs / "data" / "text").mkdir(parents=True)
     assert compare(jobs, text=6) == (["text"], {})
     with pytest.raises(Failed, match="text is a directory: remove it"):
-        place(jobs, copy, "text")
+        store(jobs, copy, "text")
     assert [path.name for path in (jobs / "data").iterdir()] == ["text"]
 
 

@@ -421,12 +421,12 @@ def facts(**docker: Any) -> dict[str, Any]:
 
 
 def state(
-    found: dict[str, Any] | None, *, why: str = "", my_ip: str = "10.77.0.100", tmp: Path, **planned: Any
+    reported: dict[str, Any] | None, *, why: str = "", my_ip: str = "10.77.0.100", tmp: Path, **planned: Any
 ) -> Any:
     # The inventory's value is a template, so it is not the cluster's name.
     cluster = Cluster(tmp, {"master": ("node1",)}, {"node1": {"rdm_cluster": "{{ site }}"}})
     plan = {"cluster": "mine", "nodes": {"node1": {"my_ip": my_ip, "note": "kept"}}, **planned}
-    returned = {FACTS_MODULE: {"node1": [found]}} if found is not None else {}
+    returned = {FACTS_MODULE: {"node1": [reported]}} if reported is not None else {}
     nodes = {"node1": NodeRecap(ok=1, why=why)}
     (found,) = cluster.states(RunResult(verb="status", nodes=nodes, returned=returned, plan=plan))
     return found

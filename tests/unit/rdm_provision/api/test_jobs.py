@@ -199,8 +199,8 @@ def test_only_jobs_that_ended_long_ago_by_their_masters_word_are_pruned(
         job("of-n2", "finished", NOW - 60 * day, master="n2"),
         job("submitted", "finished", NOW - 31 * day, master="n7", launcher="slurm"),
     ]
-    heard: dict[str, list[dict[str, Any]]] = {"n1": [{"jobs": answers, "directory": "/d"}]}
-    result = RunResult(verb="jobs", returned={"rdm.provision.job": heard})
+    returned: dict[str, list[dict[str, Any]]] = {"n1": [{"jobs": answers, "directory": "/d"}]}
+    result = RunResult(verb="jobs", returned={"rdm.provision.job": returned})
     known = cluster.heard_jobs(result)
     assert [one.job for one in prunable(known, age("30d"), NOW)] == ["older", "old", "submitted"]
     run = cluster.prune(["old", "older"], check=True)
@@ -483,7 +483,7 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
 
 
 @pytest.mark.parametrize(
-    ("heard", "changes", "words"),
+    ("node", "changes", "words"),
     [
         # It is unknown where a command writes checkpoints.
         ("n1", {"progress": {"iteration": 5000, "loss": 2.1}}, ""),
@@ -498,10 +498,10 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
     ],
 )
 def test_unknown_checkpoints_are_not_shown(
-    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, heard: str, changes: Any, words: str
+    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, node: str, changes: Any, words: str
 ) -> None:
-    reported = {heard: [{"known": True, "job": {**TOLD, "state": "stopped", **changes}}]}
-    nodes = {heard: NodeRecap(ok=1, changed=1)}
+    reported = {node: [{"known": True, "job": {**TOLD, "state": "stopped", **changes}}]}
+    nodes = {node: NodeRecap(ok=1, changed=1)}
     result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": reported})
     monkeypatch.setattr(live, "watch", lambda *_, **__: result)
     outcome = CliRunner().invoke(stop_verb.stop, ["-i", str(make_inventory("n1", "n2")), "demo-1"])
@@ -784,10 +784,10 @@ def test_a_job_and_the_list_of_jobs_show_the_verdict() -> None:
     assert re.search(r"demo-1 +running +- +30/50", text)
     # Doubts about a finished job's result are shown; its end is shown already.
     done = {**TOLD, "state": "finished", "ended": NOW}
-    for verdict, is_told in ((SLOW, True), ({**WELL, "verdict": "finished"}, False)):
+    for verdict, is_shown in ((SLOW, True), ({**WELL, "verdict": "finished"}, False)):
         console = screen()
         job_view.ending(console, JobState.of({**done, "verdict": verdict}, "/d", NOW))
-        assert (str(verdict["reason"]) in console.export_text()) == is_told
+        assert (str(verdict["reason"]) in console.export_text()) == is_shown
 
 
 @pytest.mark.parametrize(("verdict", "code"), [(SLOW, 4), (WELL, 0)])

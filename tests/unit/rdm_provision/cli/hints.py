@@ -42,7 +42,7 @@ class Hint(NamedTuple):
 
     where: str
     words: list[str]
-    told: bool
+    in_message: bool
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:

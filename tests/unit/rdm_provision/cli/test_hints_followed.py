@@ -129,7 +129,7 @@ def something_would_change(world: World) -> list[str]:
 
 
 @gives("rdm_provision/cli/__init__.py: check VALUE")
-def up_is_asked_to_check(world: World) -> list[str]:
+def up_only_checks(world: World) -> list[str]:
     return ["up", "--check", *world.cluster()]
 
 
@@ -403,7 +403,7 @@ def a_profile_is_not_compared_with_the_nodes(world: World) -> list[str]:
 
 
 @gives("rdm_provision/cli/verbs/profile.py: exec -- nvidia-smi")
-def a_node_does_not_say_which_gpus_it_has(world: World) -> list[str]:
+def a_node_does_not_report_its_gpus(world: World) -> list[str]:
     world.ends(reported={"facts": {}})
     return ["profile", *world.cluster(), world.config()]
 
@@ -620,7 +620,7 @@ NO_HINTS = {
 
 
 def test_every_hint_in_the_sources_is_followed_somewhere() -> None:
-    found = {f"{hint.where.partition(':')[0]}: {' '.join(hint.words)}" for hint in hints() if hint.told}
+    found = {f"{hint.where.partition(':')[0]}: {' '.join(hint.words)}" for hint in hints() if hint.in_message}
     followed = {hint for _, which in STATES.values() for hint in which}
     followed |= {hint for which in ON_NODES.values() for hint in which} | NO_HINTS
     assert found - followed == set(), "these are in no row"

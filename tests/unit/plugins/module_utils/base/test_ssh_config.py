@@ -11,7 +11,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config impo
 DICTIONARY = "".join(f"node{number} 10.20.{number // 250}.{number % 250 + 1}\n" for number in range(300))
 
 
-def asked(tmp_path: Path, config: str, target: str) -> dict[str, str]:
+def resolve(tmp_path: Path, config: str, target: str) -> dict[str, str]:
     """Return the settings that `ssh target` would use."""
     (tmp_path / "config").write_text(config)
     done = subprocess.run(
@@ -22,7 +22,7 @@ def asked(tmp_path: Path, config: str, target: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("target", ["node0", "NODE0", "Node299", "10.20.0.1", "10.20.1.50"])
 def test_a_node_is_reached_by_name_and_by_address(tmp_path: Path, target: str) -> None:
-    settings = asked(tmp_path, ssh_client_config(DICTIONARY, 2222, "/etc/rdm/ssh"), target)
+    settings = resolve(tmp_path, ssh_client_config(DICTIONARY, 2222, "/etc/rdm/ssh"), target)
     addresses = dict(line.split() for line in DICTIONARY.splitlines())
     assert settings["hostname"] == addresses.get(target.lower(), target)
     assert settings["port"] == "2222"
@@ -34,7 +34,7 @@ def test_a_node_is_reached_by_name_and_by_address(tmp_path: Path, target: str) -
 
 
 def test_other_hosts_are_left_to_the_images_own_configuration(tmp_path: Path) -> None:
-    settings = asked(tmp_path, ssh_client_config(DICTIONARY, 2222, "/etc/rdm/ssh"), "github.com")
+    settings = resolve(tmp_path, ssh_client_config(DICTIONARY, 2222, "/etc/rdm/ssh"), "github.com")
     assert settings["port"] == "22"
     assert "rdm" not in settings["userknownhostsfile"]
 
@@ -51,6 +51,6 @@ def test_a_line_that_ssh_would_read_otherwise_is_refused(line: str) -> None:
 
 def test_a_name_is_found_as_it_is_typed_and_as_it_is_written(tmp_path: Path) -> None:
     config = ssh_client_config("GPU01 10.0.0.1\nGPU02 10.0.0.2\ngpu02 10.0.0.3\n", 22, "/d")
-    found = {name: asked(tmp_path, config, name) for name in ("GPU01", "gpu01", "Gpu01", "GPU02", "gpu02")}
+    found = {name: resolve(tmp_path, config, name) for name in ("GPU01", "gpu01", "Gpu01", "GPU02", "gpu02")}
     assert [one["hostname"] for one in found.values()] == ["10.0.0.1"] * 3 + ["10.0.0.2", "10.0.0.3"]
     assert {one["userknownhostsfile"] for one in found.values()} == {"/d/known_hosts"}

@@ -242,12 +242,12 @@ def test_what_it_started_ends_with_it(cluster: Any) -> None:
 
 def test_a_port_that_another_program_has_is_skipped(cluster: Any) -> None:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_0"})
-    stranger = cluster({"n1": "mlx5_0", "n2": "mlx5_0"})
-    stranger.net, stranger.run = nodes.net, nodes.run  # so that neither ends the other
-    for name, settings in stranger.settings.items():
+    other = cluster({"n1": "mlx5_0", "n2": "mlx5_0"})
+    other.net, other.run = nodes.net, nodes.run  # so that neither ends the other
+    for name, settings in other.settings.items():
         settings.update(nodes.settings[name], run="another")
-    stranger.start("n1")
-    wait_until(lambda: "problem" not in stranger.collect("n1", 0.0))
+    other.start("n1")
+    wait_until(lambda: "problem" not in other.collect("n1", 0.0))
     nodes.start()
     assert nodes.results()["n2"]["pairs"] == {"n1": [96.61, 96.61, 2.07]}
 

@@ -75,15 +75,15 @@ def test_what_is_left_out_is_what_the_engine_has(height: int, others: int, known
         path = put(Path(directory), PACKERS[packing](saved(one, two)))
         index = index_archive(path)
         new = new_layers(index.images, [one.diff_ids[:known]])
-        spare = skippable_members(index, new)
-        with tarfile.open(fileobj=io.BytesIO(b"".join(load_chunks(path, index, spare)))) as archive:
+        skippable = skippable_members(index, new)
+        with tarfile.open(fileobj=io.BytesIO(b"".join(load_chunks(path, index, skippable)))) as archive:
             sent = {member.name for member in archive}
             contents = {name: reader.read() for name in sent if (reader := archive.extractfile(name))}
     assert {f"{diff_id[7:]}/layer.tar" for diff_id in new} <= sent
     assert {f"{one.id[7:]}.json", f"{two.id[7:]}.json", "manifest.json"} <= sent
     had = {f"{diff_id[7:]}/layer.tar" for diff_id in one.diff_ids[:known] if diff_id not in new}
-    assert spare == (had if packing == "plain" else set())
-    assert sent.isdisjoint(spare)
+    assert skippable == (had if packing == "plain" else set())
+    assert sent.isdisjoint(skippable)
     for made in (one, two):
         for diff_id, content in zip(made.diff_ids, made.layers, strict=True):
             assert contents.get(f"{diff_id[7:]}/layer.tar", content) == content
@@ -113,13 +113,13 @@ def test_members_that_are_left_out_are_hashed(tmp_path: Path) -> None:
     one = MadeImage([layer("low", 3_000_000), layer("high")], ["one:1"])
     path = put(tmp_path, saved(one))
     index = index_archive(path, digest=True)
-    spare = skippable_members(index, new_layers(index.images, [one.diff_ids[:1]]))
-    assert len(b"".join(load_chunks(path, index, spare))) < 3_000_000
+    skippable = skippable_members(index, new_layers(index.images, [one.diff_ids[:1]]))
+    assert len(b"".join(load_chunks(path, index, skippable))) < 3_000_000
     data = bytearray(saved(one))
     data[data.index(layer("low", 3_000_000)) + 2_000_000] ^= 1
     put(tmp_path, bytes(data))
     with pytest.raises(ArchiveChanged):
-        list(load_chunks(path, index, spare))
+        list(load_chunks(path, index, skippable))
 
 
 def test_a_load_that_is_given_up_ends_the_zstd_program(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Swarm:
         process.start()
         return int(reports.get(timeout=20))
 
-    def ask(self, path: str, token: str = TOKEN) -> tuple[int, Any]:
+    def request(self, path: str, token: str = TOKEN) -> tuple[int, Any]:
         connection = http.client.HTTPConnection(HOME, self.port, timeout=10)
         connection.request("GET", path, headers={"Authorization": "Bearer " + token})
         answer = connection.getresponse()
@@ -87,7 +87,7 @@ class Swarm:
         return answer.status, json.loads(body) if path == "/status" and body else body
 
     def nodes(self) -> dict[str, Any]:
-        return dict(self.ask("/status")[1]["nodes"])
+        return dict(self.request("/status")[1]["nodes"])
 
     def wait(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 60) -> dict[str, Any]:
         until = time.monotonic() + seconds
@@ -134,9 +134,9 @@ def test_the_source_sends_it_about_once_and_nothing_listens_afterwards(swarm: Sw
     swarm.wait_done(*names[:3])
     swarm.join("d")  # a node that joins late
     swarm.wait_done(*names)
-    assert swarm.ask("/piece/0", "wrong")[0] == 403
-    assert swarm.ask("/piece/999")[0] == 404
-    sent = swarm.ask("/status")[1]["sent"]
+    assert swarm.request("/piece/0", "wrong")[0] == 403
+    assert swarm.request("/piece/999")[0] == 404
+    sent = swarm.request("/status")[1]["sent"]
     assert swarm.archive.stat().st_size <= sent <= 2 * swarm.archive.stat().st_size
     swarm.end()
     assert all(swarm.has(name) for name in names)
@@ -227,7 +227,7 @@ def test_a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on(
         file.write(bytes(MIB))
     again.join("a")
     again.wait_done("a")
-    assert again.ask("/status")[1]["sent"] <= 8 * MIB
+    assert again.request("/status")[1]["sent"] <= 8 * MIB
     again.end()
     assert again.has("a")
 
@@ -395,9 +395,9 @@ def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
     source = alone(tmp_path, archive)
     running = threading.Thread(target=source.run)
     running.start()
-    with socket.create_connection((HOME, source.port), timeout=5) as stranger:
-        stranger.sendall(b"GET /status HTTP/1.1\r\n\r\n")
-        assert b" 403 " in stranger.makefile("rb").read(), "and the connection ends"
+    with socket.create_connection((HOME, source.port), timeout=5) as intruder:
+        intruder.sendall(b"GET /status HTTP/1.1\r\n\r\n")
+        assert b" 403 " in intruder.makefile("rb").read(), "and the connection ends"
     ended = threading.Event()
 
     def drip(connection: socket.socket) -> None:
@@ -525,13 +525,13 @@ def test_a_request_that_drips_gives_its_place_to_others(
     source = alone(tmp_path, archive)
     running = threading.Thread(target=source.run)
     running.start()
-    with socket.create_connection((HOME, source.port)) as stranger:
-        stranger.settimeout(20)
-        stranger.sendall(b"GET /sta")
+    with socket.create_connection((HOME, source.port)) as intruder:
+        intruder.settimeout(20)
+        intruder.sendall(b"GET /sta")
         until = time.monotonic() + 20
         with contextlib.suppress(ConnectionError):
             while time.monotonic() < until:
-                stranger.sendall(b"x")
+                intruder.sendall(b"x")
                 time.sleep(0.1)
         assert time.monotonic() < until
     source.end()

@@ -193,18 +193,18 @@ def test_what_another_user_has_written_there_is_named_and_the_rest_goes_later(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.make(node.wanted())
-    place = os.path.realpath(node.directory)
+    directory = os.path.realpath(node.directory)
 
     def denied(path: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "root.pyc")
 
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", denied)
-        message = rf"{place} cannot be removed: Permission denied \(root\.pyc\): remove what another user"
+        message = rf"{directory} cannot be removed: Permission denied \(root\.pyc\): remove what another user"
         with pytest.raises(EnvironmentProblem, match=message):
             environment.remove(node.directory, "c")
-    assert environment.remove(node.directory, "c") == [place]
-    assert not Path(place).exists()
+    assert environment.remove(node.directory, "c") == [directory]
+    assert not Path(directory).exists()
 
 
 def test_drift_of_packages_and_programs_is_seen(node: Node) -> None:
@@ -266,13 +266,13 @@ def test_nodes_that_share_pyenv_build_one_after_the_other(tmp_path: Path) -> Non
     """With a stand-in for pyenv that waits when a Python is half built, and cannot start twice."""
     pyenv = tmp_path / "bin" / "pyenv"
     pyenv.parent.mkdir()
-    place = tmp_path / "versions" / "3.99.1" / "bin"
+    directory = tmp_path / "versions" / "3.99.1" / "bin"
     half, go = tmp_path / "half", tmp_path / "go"
     os.mkfifo(half)
     os.mkfifo(go)
     pyenv.write_text(
-        f"#!/bin/sh\nset -e\nmkdir -p {place}\nln -s /bin/false {place}/python3\n"
-        f"echo > {half}\nread line < {go}\nln -sf {sys.executable} {place}/python3\n"
+        f"#!/bin/sh\nset -e\nmkdir -p {directory}\nln -s /bin/false {directory}/python3\n"
+        f"echo > {half}\nread line < {go}\nln -sf {sys.executable} {directory}/python3\n"
     )
     pyenv.chmod(0o755)
     with ThreadPoolExecutor() as pool:
@@ -281,7 +281,7 @@ def test_nodes_that_share_pyenv_build_one_after_the_other(tmp_path: Path) -> Non
         early = [node.done() for node in nodes]
         go.write_text("\n")
         assert early == [False, False]
-        assert [node.result() for node in nodes] == [f"{place}/python3"] * 2
+        assert [node.result() for node in nodes] == [f"{directory}/python3"] * 2
 
 
 @pytest.mark.parametrize(
@@ -534,9 +534,9 @@ def served(python_mirror: Path) -> Iterator[str]:
 def test_packages_come_from_a_mirror_that_only_the_proxy_reaches(node: Node, method: str) -> None:
     """Real pip and uv. A proxy is asked for whole addresses, which are paths below what it serves here."""
     index = "http://index.invalid/simple"
-    place = Path(node.home, "web", *index.split("/"), "helper")
-    place.mkdir(parents=True)
-    shutil.copy(node.package, place)
+    directory = Path(node.home, "web", *index.split("/"), "helper")
+    directory.mkdir(parents=True)
+    shutil.copy(node.package, directory)
     with serving(node.home / "web") as proxy:
         node.sources = Sources(index, proxy=proxy, cache=str(node.home / "cache"))
         node.make(node.wanted(method))

@@ -215,7 +215,7 @@ class FakeKernel(Kernel):
         """Let a VF vanish. Its PF's entry for it stays."""
         shutil.rmtree(self.vf(interface, number))
 
-    def find_anew(self, interface: str) -> None:
+    def rediscover(self, interface: str) -> None:
         """Take a card out, and find it again."""
         self.make(self.pci(interface), 0)
         for entry in (self.sys / "class/net" / interface / "device").glob("virtfn*"):

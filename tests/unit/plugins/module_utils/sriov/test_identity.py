@@ -25,7 +25,7 @@ def test_an_address_says_whose_it_is() -> None:
 
 @given(PLACES, PLACES)
 def test_two_vfs_never_share_an_address(one: tuple[int, int, int], other: tuple[int, int, int]) -> None:
-    macs = [mac_of(first_mac("06:5e", address), place, number) for address, place, number in (one, other)]
+    macs = [mac_of(first_mac("06:5e", address), index, number) for address, index, number in (one, other)]
     assert (macs[0] == macs[1]) == (one == other)
     assert (guid_of(macs[0]) == guid_of(macs[1])) == (one == other)
 
@@ -43,10 +43,10 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         normal(text)
 
 
-@pytest.mark.parametrize(("place", "number"), [(16, 0), (0, 256), (-1, 0)])
-def test_there_is_no_address_beyond_the_last(place: int, number: int) -> None:
+@pytest.mark.parametrize(("index", "number"), [(16, 0), (0, 256), (-1, 0)])
+def test_there_is_no_address_beyond_the_last(index: int, number: int) -> None:
     with pytest.raises(ValueError, match="16 physical functions with 256 VFs"):
-        mac_of("06:5e:91:06:40:00", place, number)
+        mac_of("06:5e:91:06:40:00", index, number)
 
 
 def test_without_a_first_mac_there_are_none() -> None:

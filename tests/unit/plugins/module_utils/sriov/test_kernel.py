@@ -37,7 +37,7 @@ def wanted(parent: str, number: int = 4, **more: Any) -> Wanted:
     return Wanted(parent, number, addresses(FIRST, 0, number), **{"policy": policy, **more})
 
 
-def refusal(kernel: FakeKernel, *several: Wanted) -> str:
+def error_of(kernel: FakeKernel, *several: Wanted) -> str:
     """Return why it is refused, and check that nothing was changed."""
     before = list(kernel.log)
     with pytest.raises(VfProblem) as refused:
@@ -178,7 +178,7 @@ def test_a_vf_that_was_unplugged_is_named_and_comes_back_with_its_card(kernel: F
     kernel.hold("ib0", 0)
     kernel.unplug("ib0", 2)
     # Nothing is tried: the kernel would remove all VFs and create none.
-    message = refusal(kernel, wanted("ib0"))
+    message = error_of(kernel, wanted("ib0"))
     assert message == (
         "ib0 has lost VF 2, unplugged by itself, and the kernel makes none in its place while it knows the "
         "card: end what uses ib0 and its VFs, make the kernel find the card again (echo 1 > "
@@ -187,12 +187,12 @@ def test_a_vf_that_was_unplugged_is_named_and_comes_back_with_its_card(kernel: F
     )
     # Preflight says the same, from facts; and so it stays with another number.
     assert problems(from_fact(to_fact(kernel.read("ib0"))), wanted("ib0")) == [message]
-    assert refusal(kernel, wanted("ib0", 3)) == message
+    assert error_of(kernel, wanted("ib0", 3)) == message
     kernel.make("0000:41:00.0", 0)
-    assert refusal(kernel, wanted("ib0")) == message
+    assert error_of(kernel, wanted("ib0")) == message
     # Those below it can be made.
     assert bring(kernel, wanted("ib0", 2)) is True
-    kernel.find_anew("ib0")
+    kernel.rediscover("ib0")
     assert bring(kernel, wanted("ib0")) is True
     assert kernel.read("ib0").whole
     assert [vf.address for vf in kernel.read("ib0").vfs] == [guid_of(one) for one in addresses(FIRST, 0, 4)]
@@ -208,7 +208,7 @@ def test_a_vf_that_lost_its_driver_is_bound_though_a_container_has_another(kerne
     assert kernel.interface_address("eth2", 2) == addresses(FIRST, 0, 4)[2]
     # But not if other changes are needed.
     kernel.unbind(kernel.vf("eth2", 2).name)
-    assert "while a container has VF 0" in refusal(kernel, wanted("eth2", vlan=9))
+    assert "while a container has VF 0" in error_of(kernel, wanted("eth2", vlan=9))
 
 
 def test_vfs_one_of_which_was_unplugged_can_be_taken_away(kernel: FakeKernel) -> None:
@@ -236,7 +236,7 @@ def test_vfs_that_the_node_itself_uses_stay(kernel: FakeKernel, parent: str, how
         f"({pci}), whose interface {interface} {USES[how].format(interface)}: take it out of use on the "
         "node, then run again"
     )
-    assert refusal(kernel, wanted(parent, 4)) == messages
+    assert error_of(kernel, wanted(parent, 4)) == messages
     # Preflight says the same, from facts.
     fact = to_fact(kernel.read(parent))
     assert problems(from_fact(fact), wanted(parent, 4)) == [messages]
@@ -244,7 +244,7 @@ def test_vfs_that_the_node_itself_uses_stay(kernel: FakeKernel, parent: str, how
     settings = {"policy": "Up"} if parent == "ib0" else {"vlan": 9}
     assert bring(kernel, wanted(parent, 2, **settings)) is True
     other = wanted(parent, 2)._replace(addresses=addresses("06:5e:91:06:50:00", 0, 2))
-    assert f"interface {interface}" in refusal(kernel, other)
+    assert f"interface {interface}" in error_of(kernel, other)
 
 
 def test_an_address_counts_unless_ipv6_made_it_on_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,15 +290,15 @@ def test_any_state_leads_to_the_wanted_one_or_stays(
             _happen(kernel, parent, what, vf)
         found = kernel.read(parent)
         if any(not vf.pci and vf.number < number for vf in found.vfs):
-            assert "unplugged by itself" in refusal(kernel, goal)
-            kernel.find_anew(parent)
+            assert "unplugged by itself" in error_of(kernel, goal)
+            kernel.rediscover(parent)
             found = kernel.read(parent)
         held = any(vf.holder for vf in found.vfs)
         work = bool(next_steps(found, goal))
         binds = all(step.path.endswith("/drivers_probe") for step in next_steps(found, goal))
         kernel.log.clear()
         if held and work and not binds:
-            assert "cannot be changed" in refusal(kernel, goal)
+            assert "cannot be changed" in error_of(kernel, goal)
             return
         assert bring(kernel, goal) is work
         assert held is False or binds
@@ -359,7 +359,7 @@ def _happen(kernel: FakeKernel, parent: str, what: str, number: int) -> None:
 def test_what_cannot_be_is_refused_in_one_sentence(
     kernel: FakeKernel, parent: str, number: int, message: str
 ) -> None:
-    text = refusal(kernel, Wanted(parent, number))
+    text = error_of(kernel, Wanted(parent, number))
     assert text.startswith(message)
     assert ". " not in text
 
@@ -367,12 +367,12 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 def test_a_held_vf_is_named(kernel: FakeKernel) -> None:
     bring(kernel, wanted("ib0"))
     kernel.hold("ib0", 2)
-    assert refusal(kernel, wanted("ib0", 8)) == (
+    assert error_of(kernel, wanted("ib0", 8)) == (
         "ib0 cannot be changed (it has 4 VFs, not 8) while a container has VF 2 of ib0 (0000:41:00.3): "
         "end what uses it, then run again"
     )
     kernel.give_away("ib0", 0)
-    assert "vfio-pci has VF 0 of ib0 (0000:41:00.1) and a container has VF 2" in refusal(
+    assert "vfio-pci has VF 0 of ib0 (0000:41:00.1) and a container has VF 2" in error_of(
         kernel, wanted("ib0", policy="Up")
     )
 
@@ -386,34 +386,34 @@ def test_a_held_vf_stops_nothing_that_is_right(kernel: FakeKernel) -> None:
 
 
 def test_one_bad_function_keeps_the_good_ones_as_they_are(kernel: FakeKernel) -> None:
-    text = refusal(kernel, wanted("ib0"), wanted("ib2"), wanted("eth4"))
+    text = error_of(kernel, wanted("ib0"), wanted("ib2"), wanted("eth4"))
     assert "mlx4_core" in text
     assert "bond0" in text
     assert kernel.read("ib0").number == 0
 
 
 def test_one_function_under_two_names_is_refused(kernel: FakeKernel) -> None:
-    assert "ib0 and 0000:41:00.0 are one function" in refusal(kernel, wanted("ib0"), wanted("0000:41:00.0"))
+    assert "ib0 and 0000:41:00.0 are one function" in error_of(kernel, wanted("ib0"), wanted("0000:41:00.0"))
 
 
 def test_infiniband_settings_are_refused_on_ethernet_and_the_other_way(kernel: FakeKernel) -> None:
-    assert "ib0 is InfiniBand, whose VFs have no VLAN or trust" in refusal(
+    assert "ib0 is InfiniBand, whose VFs have no VLAN or trust" in error_of(
         kernel, wanted("ib0", vlan=1, trust=False)
     )
     guid = Wanted("eth1", 1, ["06:5e:91:ff:fe:06:40:00"])
-    assert "eth1 is Ethernet, and 06:5e:91:ff:fe:06:40:00 is a GUID" in refusal(kernel, guid)
+    assert "eth1 is Ethernet, and 06:5e:91:ff:fe:06:40:00 is a GUID" in error_of(kernel, guid)
 
 
 def test_a_driver_that_shows_neither_policy_nor_guids_is_refused(kernel: FakeKernel) -> None:
     kernel.make("0000:42:00.0", 4)
     kernel.ip_works = False
-    assert "neither sysfs nor ip link shows policy and GUIDs of the VFs of ib1" in refusal(
+    assert "neither sysfs nor ip link shows policy and GUIDs of the VFs of ib1" in error_of(
         kernel, wanted("ib1")
     )
 
 
 def test_too_few_addresses_are_refused(kernel: FakeKernel) -> None:
-    assert "ib0 is to have 2 VFs, and there are addresses for 1" in refusal(
+    assert "ib0 is to have 2 VFs, and there are addresses for 1" in error_of(
         kernel, Wanted("ib0", 2, addresses(FIRST, 0, 1))
     )
 

@@ -67,10 +67,10 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def watch(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    places = [
+    files = [
         shell_files.StartupFile(str(tmp_path / name), "end", True) for name in ("environment", "profile")
     ]
-    monkeypatch.setattr(shell_files, "startup_files", lambda *_args, **_kw: places)
+    monkeypatch.setattr(shell_files, "startup_files", lambda *_args, **_kw: files)
     block = "# BEGIN rdm-provision MY_IP (rdm)\nMY_IP=192.169.16.100\n# END rdm-provision MY_IP (rdm)\n"
     (tmp_path / "environment").write_text("LANG=C\n" + block, encoding="utf-8")
     archive = tmp_path / "training.tar"

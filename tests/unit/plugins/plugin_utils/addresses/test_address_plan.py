@@ -365,7 +365,7 @@ def test_any_history_keeps_every_address(history: list[list[str]], subnet: str) 
 @given(data=st.data())
 def test_pins_win_whatever_was_before(data: st.DataObject) -> None:
     plan: AddressPlan | None = None
-    refusals: list[Problem] = []
+    problems: list[Problem] = []
     for _ in range(data.draw(st.integers(1, 5))):
         hosts = data.draw(HOSTS)
         offsets = st.lists(st.integers(2, 254), unique=True, min_size=len(hosts), max_size=len(hosts))
@@ -381,11 +381,11 @@ def test_pins_win_whatever_was_before(data: st.DataObject) -> None:
         try:
             plan = make_plan(hosts, previous=plan, pins=pins)
         except PreconditionFailed as refused:
-            refusals += refused.problems
+            problems += refused.problems
             continue
         check_sound(plan)
         assert {name: plan.nodes[name] for name in pins} == pins
-    assert all("is the address of" in problem.reason for problem in refusals)
+    assert all("is the address of" in problem.reason for problem in problems)
 
 
 @settings(max_examples=30)

@@ -54,9 +54,9 @@ def test_interface_is_named_with_its_range_and_a_free_subnet() -> None:
 def test_a_standing_cluster_has_the_hint_to_remove_the_other_network() -> None:
     """Another subnet would rebuild a healthy cluster."""
     ours = network("ibnet", str(SUBNET), labels=OURS)
-    stranger = network("legacy", "192.169.16.128/25", driver="bridge")
+    other = network("legacy", "192.169.16.128/25", driver="bridge")
     nodes = {
-        "n1": report(docker_networks=with_network(ours, stranger)),
+        "n1": report(docker_networks=with_network(ours, other)),
         "n2": report(docker_networks=with_network(ours)),
         "n3": report(ssh={"client": "192.169.16.9"}, docker_networks=with_network(ours)),
     }
@@ -69,12 +69,10 @@ def test_a_standing_cluster_has_the_hint_to_remove_the_other_network() -> None:
         "n3",
         "choose another subnet with rdm_subnet, for example 10.20.0.0/24",
     )
-    alone = {"n1": report(docker_networks=with_network(stranger))}
+    alone = {"n1": report(docker_networks=with_network(other))}
     [problem] = collisions(SUBNET, alone, {"n1": "ibnet"}, "rdm")
     assert problem.hint.startswith("choose another subnet"), "nothing of ours stands yet"
-    moved = {
-        "n1": report(docker_networks=with_network(network("ibnet", "10.9.0.0/24", labels=OURS), stranger))
-    }
+    moved = {"n1": report(docker_networks=with_network(network("ibnet", "10.9.0.0/24", labels=OURS), other))}
     [problem] = collisions(SUBNET, moved, {"n1": "ibnet"}, "rdm")
     assert problem.hint.startswith("choose another subnet"), "the cluster has another subnet"
 

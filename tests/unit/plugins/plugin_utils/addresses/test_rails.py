@@ -94,9 +94,9 @@ NETWORKS = st.integers(16, 29).flatmap(
 )
 
 
-@given(first=NETWORKS, count=st.integers(1, MOST), place=st.integers(0, (1 << 16) - 1))
+@given(first=NETWORKS, count=st.integers(1, MOST), offset=st.integers(0, (1 << 16) - 1))
 def test_no_two_rails_overlap_and_a_node_has_one_offset_in_all(
-    first: IPv4Network, count: int, place: int
+    first: IPv4Network, count: int, offset: int
 ) -> None:
     found, problems = rail_subnets(first, {"a": count}, {})
     if problems:
@@ -105,7 +105,7 @@ def test_no_two_rails_overlap_and_a_node_has_one_offset_in_all(
     assert len(found) == count - 1
     every = [first, *found]
     assert not any(one.overlaps(other) for one in every for other in every if one is not other)
-    address = first[place % first.num_addresses]
+    address = first[offset % first.num_addresses]
     for subnet in found:
         there = IPv4Address(in_subnet(str(address), first, subnet))
         assert there in subnet

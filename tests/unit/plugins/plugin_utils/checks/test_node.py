@@ -872,9 +872,9 @@ def test_another_container_on_the_network_is_named_and_the_node_whose_address_it
         "the address 192.169.16.101 of node2 is used by the container guest, which is not this "
         "cluster's: remove that container from the network"
     ]
-    beside = with_networks(ours, containers=(mine, container("guest", ibnet="192.169.16.7")))
-    assert problems(beside, others=others) == []
-    (sentence,) = warnings(beside, others=others)
+    shared = with_networks(ours, containers=(mine, container("guest", ibnet="192.169.16.7")))
+    assert problems(shared, others=others) == []
+    (sentence,) = warnings(shared, others=others)
     assert "is on the network ibnet at 192.169.16.7: the engine may give it the address" in sentence
     assert warnings(with_networks(ours, containers=(mine,))) != []  # guest, of which the engine knows no more
     alone = network("ibnet", SUBNET, labels=OURS, containers=["rdm"])

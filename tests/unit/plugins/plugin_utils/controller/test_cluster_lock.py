@@ -61,7 +61,7 @@ Start = Callable[[], tuple[subprocess.Popen[str], int]]
 
 
 @pytest.fixture(autouse=True)
-def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_lock, "ORDERLY_S", 0.3)
 
 

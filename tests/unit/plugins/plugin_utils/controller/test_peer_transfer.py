@@ -45,14 +45,14 @@ def test_the_source_hears_of_the_controller_while_a_node_takes_long_to_join(
     nodes: Nodes, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_transfer, "_LEASE_S", 0.3)
-    heard = threading.Event()
+    called = threading.Event()
 
     def reported(_name: str) -> dict[str, Any]:
-        heard.set()
+        called.set()
         return {"nodes": dict.fromkeys(NODES[1:], ALL), "sent": 3}
 
     def joined(name: str) -> dict[str, Any]:
-        assert name != "n3" or heard.wait(20), "the source would have ended"
+        assert name != "n3" or called.wait(20), "the source would have ended"
         return {"port": 7077}
 
     nodes.answers.update(reported=reported, joined=joined)

@@ -15,13 +15,13 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 PARSED = {"changed": False}
 
 
-def asked(value: Any = None, error: BaseException | None = None) -> QueryResults:
+def results_of(value: Any = None, error: BaseException | None = None) -> QueryResults:
     return sort([Outcome("a", value, error)], 7.0)
 
 
 def test_an_answer_is_taken_without_what_ansible_adds() -> None:
     value = {**PARSED, "node": {"x": 1}, "invocation": {"module_args": {}}, "ansible_facts": {}}
-    assert asked(value) == QueryResults({"a": {"changed": False, "node": {"x": 1}}}, {}, {}, {})
+    assert results_of(value) == QueryResults({"a": {"changed": False, "node": {"x": 1}}}, {}, {}, {})
 
 
 def test_what_nodes_say_in_the_same_words_is_kept_once() -> None:
@@ -43,7 +43,7 @@ def test_a_string_that_ansible_has_marked_stays_marked() -> None:
 
 
 def test_an_interpreter_that_had_to_be_found_is_remembered() -> None:
-    found = asked({**PARSED, "ansible_facts": {"discovered_interpreter_python": "/usr/bin/python3"}})
+    found = results_of({**PARSED, "ansible_facts": {"discovered_interpreter_python": "/usr/bin/python3"}})
     assert found.interpreters == {"a": "/usr/bin/python3"}
 
 
@@ -58,13 +58,13 @@ def test_an_interpreter_that_had_to_be_found_is_remembered() -> None:
     ],
 )
 def test_what_is_not_a_plain_answer_is_left_to_an_ordinary_task(value: dict[str, Any], why: str) -> None:
-    assert asked(value) == QueryResults({}, {}, {"a": why}, {})
+    assert results_of(value) == QueryResults({}, {}, {"a": why}, {})
 
 
 def test_only_the_connection_plugin_says_that_a_host_is_lost() -> None:
-    assert asked(error=AnsibleConnectionFailure("no route")).lost == {"a": "no route"}
-    assert asked(error=TimeoutError()).others == {"a": "it has not answered within 7 s"}
-    assert asked(error=ValueError("odd")).others == {"a": "ValueError: odd"}
+    assert results_of(error=AnsibleConnectionFailure("no route")).lost == {"a": "no route"}
+    assert results_of(error=TimeoutError()).others == {"a": "it has not answered within 7 s"}
+    assert results_of(error=ValueError("odd")).others == {"a": "ValueError: odd"}
 
 
 def test_a_play_of_the_rest_ends_with_one_that_was_reached() -> None:

@@ -105,14 +105,14 @@ def test_problems_of_nodes_come_with_those_of_the_inventory() -> None:
     without_engine = report(docker=None, docker_state="absent", docker_error="Docker is not installed")
     states = wants(plan, network_parent="ib7")
 
-    def beside(found: list[Problem]) -> list[tuple[str | None, str]]:
+    def problems_with(found: list[Problem]) -> list[tuple[str | None, str]]:
         facts = {"m": report(), "w2": without_engine}
         return [(one.node, one.sentence[:20]) for one in problems_of_nodes(plan, found, states, facts)]
 
     parent, engine = ("m", "network_parent ib7 i"), ("w2", "Docker is not instal")
-    assert beside(found) == [parent, engine]
-    assert beside([Problem(None, "the plan", "is bad", "")]) == [engine]
-    assert beside([Problem("m", "x", "is bad", "")])[0][0] == "w2"
+    assert problems_with(found) == [parent, engine]
+    assert problems_with([Problem(None, "the plan", "is bad", "")]) == [engine]
+    assert problems_with([Problem("m", "x", "is bad", "")])[0][0] == "w2"
 
 
 def test_empty_cluster_is_refused() -> None:

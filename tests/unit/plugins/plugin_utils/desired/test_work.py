@@ -28,17 +28,17 @@ def test_every_reason_becomes_work_where_the_role_is_wanted_and_nothing_else(
         started = {role for role in (wants if recheck else has) if role in wants}
         moved = started | ({"images"} & has)
         expected = started | {
-            follower for role in moved for follower in _all_followers(role, wants) if follower in wants
+            dependent for role in moved for dependent in _all_dependents(role, wants) if dependent in wants
         }
         assert set(work.why.get(node, {})) == expected
         assert list(work.why.get(node, {})) == [role for role in ROLES if role in expected]
         assert all(work.why.get(node, {}).values())
 
 
-def _all_followers(role: str, wants: set[str]) -> set[str]:
+def _all_dependents(role: str, wants: set[str]) -> set[str]:
     found: set[str] = set()
-    for follower in DEPENDENTS.get(role, ()):
-        found |= {follower} | (_all_followers(follower, wants) if follower in wants else set())
+    for dependent in DEPENDENTS.get(role, ()):
+        found |= {dependent} | (_all_dependents(dependent, wants) if dependent in wants else set())
     return found
 
 
@@ -89,15 +89,15 @@ def test_what_is_written_with_a_container_has_no_play_and_all_else_has_one(
     found = {node: {role: ["a reason"] for role in has} for node, (has, _) in cluster.items()}
     wanted = {node: list(ROLES) for node in cluster}
     absent: dict[str, list[str]] = {node: [] for node in cluster}
-    apart = decide(found, wanted, absent)
+    unbundled = decide(found, wanted, absent)
     work = decide(found, wanted, absent, bundled=BUNDLED)
-    assert apart.bundled == {}
-    assert work.why == apart.why
+    assert unbundled.bundled == {}
+    assert work.why == unbundled.why
     assert set(work.bundled) == {node for node, mine in work.why.items() if "container" in mine}
     for part in (*ROLES, "state_file"):
         due = [node for node, mine in work.why.items() if part in mine or part == "state_file"]
-        passing = [node for node in due if part in work.bundled.get(node, ())]
-        alone = [node for node in due if node not in passing]
+        bundled = [node for node in due if part in work.bundled.get(node, ())]
+        alone = [node for node in due if node not in bundled]
         assert work.plays[part][: len(alone)] == alone
-        assert set(passing).isdisjoint(work.plays[part][: len(alone)])
-        assert passing == ([node for node in due if node in work.bundled] if part in BUNDLED else [])
+        assert set(bundled).isdisjoint(work.plays[part][: len(alone)])
+        assert bundled == ([node for node in due if node in work.bundled] if part in BUNDLED else [])

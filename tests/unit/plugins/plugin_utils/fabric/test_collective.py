@@ -52,7 +52,7 @@ def test_a_sound_cluster_is_ok_and_its_nodes_have_their_names() -> None:
 
 def test_the_node_whose_exchanges_are_slow_is_named_and_nobody_else() -> None:
     evaluated = evaluate_collective(NODES, job(slow="n4"))
-    assert [name for name, verdict in evaluated["verdicts"].items() if not verdict["ok"]] == ["n4"]
+    assert [name for name, result in evaluated["verdicts"].items() if not result["ok"]] == ["n4"]
     assert evaluated["findings"] == ["n4: it sends 20 and receives 20 Gb/s where 180 are usual"]
 
 
@@ -77,7 +77,7 @@ def test_among_a_thousand_nodes_eight_exchanges_distinguish_slow_nodes_from_a_sl
     evaluated = evaluate_collective(
         nodes, job(nodes=list(nodes), links_gbit=links, rates_gbit={}), slow_share=0.5
     )
-    assert {name for name, verdict in evaluated["verdicts"].items() if not verdict["ok"]} == slow | set(link)
+    assert {name for name, result in evaluated["verdicts"].items() if not result["ok"]} == slow | set(link)
     messages = [finding.partition(":")[0] for finding in evaluated["findings"]]
     assert sorted(messages) == sorted([*slow, " <-> ".join(link)])
 

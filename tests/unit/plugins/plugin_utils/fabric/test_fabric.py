@@ -44,7 +44,7 @@ def cut(*gone: str) -> Rtt:
 
 
 def failing(evaluated: Fabric) -> list[str]:
-    return [name for name, verdict in evaluated.verdicts.items() if not verdict.ok]
+    return [name for name, result in evaluated.verdicts.items() if not result.ok]
 
 
 def test_a_healthy_cluster_has_no_findings() -> None:
@@ -450,8 +450,8 @@ def test_a_sample_names_every_link_that_loses_packets_and_no_other(
     arrives = {node: 0.9 if node in bad else 0.9999 for node in LARGE}
 
     def loss(one: str, other: str) -> float:
-        heard = (arrives[one] * arrives[other]) ** 2
-        return sum(draw.random() > heard for _ in range(3)) / 3
+        received = (arrives[one] * arrives[other]) ** 2
+        return sum(draw.random() > received for _ in range(3)) / 3
 
     measurements = {}
     for node, own in large.items():
@@ -459,7 +459,7 @@ def test_a_sample_names_every_link_that_loses_packets_and_no_other(
         measurements[node] = own._replace(loss={peer: share for peer, share in shares.items() if share})
     evaluated = evaluate(LARGE, measurements)
     assert evaluated.ok
-    assert {name for name, verdict in evaluated.verdicts.items() if "it loses" in verdict.reason} == bad
+    assert {name for name, result in evaluated.verdicts.items() if "it loses" in result.reason} == bad
 
 
 def test_a_single_pair_in_the_sample_is_reported_for_both_ends(large: dict[str, Measurement]) -> None:
@@ -543,7 +543,7 @@ def test_every_failing_pair_has_a_reported_end(
     evaluated = evaluate(*case)
     for one, other in evaluated.failed_pairs:
         assert not (evaluated.verdicts[one].ok and evaluated.verdicts[other].ok)
-    assert all(verdict.reason for verdict in evaluated.verdicts.values() if not verdict.ok)
+    assert all(result.reason for result in evaluated.verdicts.values() if not result.ok)
     assert evaluated.ok == (not evaluated.findings)
 
 

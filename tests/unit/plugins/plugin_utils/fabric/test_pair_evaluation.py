@@ -71,24 +71,24 @@ def test_planted_slow_nodes_and_links_are_named_and_nobody_else(
     found: tuple[list[str], list[str], list[Pair]], direction: str
 ) -> None:
     nodes, bad, links = found
-    verdict = evaluated(rounds(nodes), nodes, slow=bad, links=links, direction=direction)
-    assert set(verdict.nodes) == set(bad)
-    assert set(verdict.links) == set(links)
+    result = evaluated(rounds(nodes), nodes, slow=bad, links=links, direction=direction)
+    assert set(result.nodes) == set(bad)
+    assert set(result.links) == set(links)
 
 
 @given(planted())
 def test_so_are_planted_failures(found: tuple[list[str], list[str], list[Pair]]) -> None:
     nodes, bad, links = found
-    verdict = evaluated(rounds(nodes), nodes, dead=bad, cut=links)
-    assert set(verdict.nodes) == set(bad)
-    assert set(verdict.links) == set(links)
+    result = evaluated(rounds(nodes), nodes, dead=bad, cut=links)
+    assert set(result.nodes) == set(bad)
+    assert set(result.links) == set(links)
 
 
 @given(st.integers(2, 30).map(names))
 def test_a_sound_cluster_is_sound(nodes: list[str]) -> None:
-    verdict = evaluated(rounds(nodes), nodes)
-    assert (verdict.nodes, verdict.links) == ({}, {})
-    assert verdict.usual_gbit == pytest.approx(GOOD, rel=0.06)
+    result = evaluated(rounds(nodes), nodes)
+    assert (result.nodes, result.links) == ({}, {})
+    assert result.usual_gbit == pytest.approx(GOOD, rel=0.06)
 
 
 @pytest.mark.parametrize("most", [16, 100])
@@ -100,25 +100,25 @@ def test_at_a_thousand_nodes(most: int) -> None:
     slow, late, dead = bad[:30], bad[30:50], bad[50:]
     good = [pair for pair in schedule[0] if not set(pair) & set(bad)]
     links, cut = good[:20], good[20:25]
-    verdict = evaluated(schedule, nodes, slow=slow, late=late, dead=dead, links=links, cut=cut)
-    assert set(verdict.nodes) == set(bad)
-    assert set(verdict.links) == {*links, *cut}
+    result = evaluated(schedule, nodes, slow=slow, late=late, dead=dead, links=links, cut=cut)
+    assert set(result.nodes) == set(bad)
+    assert set(result.links) == {*links, *cut}
 
 
 def test_of_three_a_slow_one_is_known_and_of_two_it_is_a_link() -> None:
     three = names(3)
     assert set(evaluated(rounds(three), three, slow=["n2"]).nodes) == {"n2"}
     two = names(2)
-    verdict = evaluate(two, {("n1", "n2"): 20.0, ("n2", "n1"): 97.0}, {}, {})
-    assert verdict.nodes == {}
-    assert verdict.links == {("n1", "n2"): "n1 sends n2 20 Gb/s; usual are 97"}
+    result = evaluate(two, {("n1", "n2"): 20.0, ("n2", "n1"): 97.0}, {}, {})
+    assert result.nodes == {}
+    assert result.links == {("n1", "n2"): "n1 sends n2 20 Gb/s; usual are 97"}
 
 
 def test_half_of_the_nodes_slow_is_reported_though_no_node_is_faulty() -> None:
     nodes = names(4)
-    verdict = evaluated(rounds(nodes), nodes, slow=["n3", "n4"])
-    assert (verdict.nodes, verdict.links) == ({}, {})
-    [sentence] = verdict.unclear
+    result = evaluated(rounds(nodes), nodes, slow=["n3", "n4"])
+    assert (result.nodes, result.links) == ({}, {})
+    [sentence] = result.unclear
     assert sentence.startswith("the bandwidths go from ")
     assert "no single node or link explains it; slow are " in sentence
     assert "n1 <-> n2" not in sentence
@@ -130,14 +130,14 @@ def test_half_of_the_nodes_slow_is_reported_though_no_node_is_faulty() -> None:
 
 def test_the_reason_says_how_slow_and_in_which_direction() -> None:
     nodes = names(8)
-    verdict = evaluated(rounds(nodes), nodes, slow=["n3"], direction="sends")
-    assert verdict.nodes["n3"].startswith("it sends 2")
-    assert verdict.nodes["n3"].endswith(" are usual")
-    assert "receives" not in verdict.nodes["n3"]
+    result = evaluated(rounds(nodes), nodes, slow=["n3"], direction="sends")
+    assert result.nodes["n3"].startswith("it sends 2")
+    assert result.nodes["n3"].endswith(" are usual")
+    assert "receives" not in result.nodes["n3"]
     assert "its latency is 1" in evaluated(rounds(nodes), nodes, late=["n3"]).nodes["n3"]
     assert evaluated(rounds(nodes), nodes, dead=["n3"]).nodes["n3"] == "7 of its pairs failed: no answer"
 
 
 def test_nothing_measured_is_nothing_known() -> None:
-    verdict = evaluate(names(3), {}, {}, {})
-    assert (verdict.nodes, verdict.links, verdict.usual_gbit, verdict.usual_us) == ({}, {}, None, None)
+    result = evaluate(names(3), {}, {}, {})
+    assert (result.nodes, result.links, result.usual_gbit, result.usual_us) == ({}, {}, None, None)

@@ -158,7 +158,7 @@ def test_the_slow_node_fails_with_its_reason_and_its_links_rate() -> None:
     gathered["n3"]["found"]["rate_gbit"] = 25.0
     evaluated = as_dict(evaluate_rdma(nodes, gathered, results(nodes, slow="n3")))
     assert not evaluated["ok"]
-    assert [name for name, verdict in evaluated["verdicts"].items() if not verdict["ok"]] == ["n3"]
+    assert [name for name, result in evaluated["verdicts"].items() if not result["ok"]] == ["n3"]
     assert evaluated["findings"] == [
         "n3: it sends 20 and receives 20 Gb/s where 180 are usual; its link runs at 25 Gb/s, the others' "
         "at 200"
@@ -227,7 +227,7 @@ def test_a_reason_that_several_share_is_reported_once() -> None:
         evaluate_rdma(nodes, {name: of_node(reason=reason, given=[], given_all=True) for name in nodes}, {})
     )
     assert evaluated["findings"] == [f"n1, n2, n3: {reason}"]
-    assert [verdict["ok"] for verdict in evaluated["verdicts"].values()] == [False] * 3
+    assert [result["ok"] for result in evaluated["verdicts"].values()] == [False] * 3
     assert evaluated["usual_gbit"] is None
 
 

@@ -108,7 +108,7 @@ class Node:
         (self.tools / name).write_text(f"#!/bin/sh\n/bin/cat {self.tools}/{name}.txt\nexit {status}\n")
         (self.tools / name).chmod(0o755)
 
-    def look(self, wanted: SriovSettings = WANTED) -> dict[str, Any]:
+    def gather(self, wanted: SriovSettings = WANTED) -> dict[str, Any]:
         self._monkeypatch.setattr(pf, "opensm", lambda: {})
         found = node_facts(
             str(self.tree / "sys"),
@@ -118,7 +118,7 @@ class Node:
         )
         return {**found, "distribution": {"id": "ubuntu"}, **self.facts}
 
-    def says(
+    def findings(
         self,
         wanted: SriovSettings = WANTED,
         driver: str = "sriov",
@@ -132,7 +132,7 @@ class Node:
         more: dict[str, Any] = {"plugin": plugin, "functions": functions, "network_options": options or {}}
         state = desired(node="n1", network_driver=driver, network_parent=below, sriov=wanted, **more)
         findings = Findings([], [])
-        facts = self.look(wanted)
+        facts = self.gather(wanted)
         for check in CHECKS:
             check(state, facts, findings)
         return sentences(findings.problems), sentences(findings.warnings)
@@ -144,8 +144,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 
 def test_a_node_that_is_ready_says_nothing(node: Node) -> None:
-    assert node.says() == ([], [])
-    assert node.look()["boot"] == {
+    assert node.findings() == ([], [])
+    assert node.gather()["boot"] == {
         "cpu": "intel",
         "virtual": False,
         "iommu": True,
@@ -156,12 +156,12 @@ def test_a_node_that_is_ready_says_nothing(node: Node) -> None:
 
 def test_another_driver_of_the_network_needs_no_vfs(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
-    assert node.says(SriovSettings(("ib0",)), driver="macvlan") == ([], [])
+    assert node.findings(SriovSettings(("ib0",)), driver="macvlan") == ([], [])
 
 
 def test_a_virtual_interface_instead_of_the_pf_is_refused(node: Node) -> None:
     (node.tree / "sys/class/net/veth0").mkdir()
-    problems, warnings = node.says(SriovSettings(("veth0",), vfs=4))
+    problems, warnings = node.findings(SriovSettings(("veth0",), vfs=4))
     assert ["veth0 is no PCI device" in problem for problem in problems] == [True]
     assert warnings == []
 
@@ -183,7 +183,7 @@ def test_no_vfs_is_refused_with_the_layer_that_is_not_ready(
 ) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.tool("mstconfig", listing(current, after))
-    problems, warnings = node.says()
+    problems, warnings = node.findings()
     assert warnings == []
     assert problems[0].startswith(f"n1: {layer} ib0 (0000:41:00.0) offers no VFs")
     assert hint in problems[0]
@@ -193,19 +193,22 @@ def test_a_pf_is_named_by_its_pci_address_too(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.tool("mstconfig", listing(OFF, OFF))
     named = WANTED._replace(parents=("0000:41:00.0",))
-    assert node.says(named) == node.says()
-    assert node.look(named)["parents"] == node.look()["parents"]
-    assert len(node.look(named._replace(parents=("0000:41:00.0", "ib0")))["parents"]) == 1
+    assert node.findings(named) == node.findings()
+    assert node.gather(named)["parents"] == node.gather()["parents"]
+    assert len(node.gather(named._replace(parents=("0000:41:00.0", "ib0")))["parents"]) == 1
     # The layer reports it, and the functions do not repeat it.
     wanted = [Wanted("0000:41:00.0", 4)]
-    assert len(node.says(named, functions=wanted)[0]) == 1
+    assert len(node.findings(named, functions=wanted)[0]) == 1
 
 
 def test_the_plan_runs_each_of_these_checks(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.without_iommu()
     port(node, "mlx5_0", state="1: DOWN", phys_state="2: Polling")
-    facts = {**report(infiniband=[]), **{key: node.look()[key] for key in ("infiniband", "parents", "boot")}}
+    facts = {
+        **report(infiniband=[]),
+        **{key: node.gather()[key] for key in ("infiniband", "parents", "boot")},
+    }
     findings = check_node(desired(network_driver="sriov", sriov=WANTED), facts)
     assert [one.value for one in findings.problems] == ["firmware:"]
     assert {one.value for one in findings.warnings} >= {"kernel command line:", "link:"}
@@ -213,21 +216,21 @@ def test_the_plan_runs_each_of_these_checks(node: Node) -> None:
 
 def test_more_vfs_than_the_firmware_allows_says_both_numbers(node: Node) -> None:
     node.tool("mstconfig", listing(ON, ON))
-    problems, _ = node.says(WANTED._replace(vfs=16))
+    problems, _ = node.findings(WANTED._replace(vfs=16))
     assert "offers 8 VFs (sriov_totalvfs), and sriov_vfs asks for 16" in problems[0]
     assert "NUM_OF_VFS=16, and reboot, or set sriov_vfs to 8 or less" in problems[0]
 
 
 def test_without_a_tool_the_command_that_would_show_it_is_named(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
-    problems, _ = node.says()
+    problems, _ = node.findings()
     assert "neither mstconfig nor mlxconfig is installed: install mstflint" in problems[0]
 
 
 def test_a_tool_that_fails_is_quoted(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.tool("mstconfig", "-E- Failed to open the device\n", status=3)
-    problems, _ = node.says()
+    problems, _ = node.findings()
     assert (
         "mstconfig: -E- Failed to open the device: see as root why (mstconfig -d 0000:41:00.0" in problems[0]
     )
@@ -238,7 +241,7 @@ def test_what_the_run_repairs_is_a_warning(node: Node, reboot_ok: bool, then: st
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.tool("mstconfig", listing(OFF, OFF))
     wanted = WANTED._replace(firmware_vfs=8, reboot_ok=reboot_ok)
-    problems, warnings = node.says(wanted)
+    problems, warnings = node.findings(wanted)
     assert problems == []
     assert len(warnings) == 1
     assert then in warnings[0]
@@ -254,9 +257,9 @@ def test_what_the_run_repairs_is_a_warning(node: Node, reboot_ok: bool, then: st
 
 def test_another_vendor_has_no_firmware_to_query(node: Node) -> None:
     node.write(f"{PF}/vendor", "0x8086")
-    assert "set sriov_vfs to 8 or less" in node.says(WANTED._replace(vfs=9))[0][0]
+    assert "set sriov_vfs to 8 or less" in node.findings(WANTED._replace(vfs=9))[0][0]
     node.remove(f"{PF}/sriov_totalvfs")
-    assert node.says()[0][0].startswith("n1: BIOS: ib0 (0000:41:00.0) offers no VFs")
+    assert node.findings()[0][0].startswith("n1: BIOS: ib0 (0000:41:00.0) offers no VFs")
 
 
 def _bonded(node: Node) -> None:
@@ -287,21 +290,21 @@ def test_an_interface_that_can_have_no_vfs_is_refused(
     node: Node, spoil: Callable[[Node], None], message: str
 ) -> None:
     spoil(node)
-    problems, _ = node.says()
+    problems, _ = node.findings()
     assert len(problems) == 1
     assert message in problems[0]
 
 
 def test_a_card_without_its_driver_is_named_where_the_interface_is_missing(node: Node) -> None:
     node.write("sys/bus/pci/devices/0000:41:00.0/device", "0x101b")
-    assert node.look(SriovSettings(("ib7",)))["driverless"] == []
+    assert node.gather(SriovSettings(("ib7",)))["driverless"] == []
     # Neither a VF without one, nor a card that is none of a network.
     for path in ("0000:41:00.0/driver", "0000:41:00.1/driver"):
         node.remove(f"sys/bus/pci/devices/{path}")
     node.write("sys/bus/pci/devices/0000:00:02.0/class", "0x030000")
-    assert node.look()["driverless"] == [], "nothing is missing"
+    assert node.gather()["driverless"] == [], "nothing is missing"
     findings = Findings([], [])
-    facts = {**node.look(SriovSettings(("ib7",))), "interfaces": [{"name": "lo"}, {"name": "eth0"}]}
+    facts = {**node.gather(SriovSettings(("ib7",))), "interfaces": [{"name": "lo"}, {"name": "eth0"}]}
     device_checks.parent(desired(network_driver="sriov", network_parent="ib7"), facts, findings)
     [problem] = findings.problems
     assert problem.sentence == (
@@ -314,18 +317,18 @@ def test_a_card_without_its_driver_is_named_where_the_interface_is_missing(node:
 def test_a_vlan_is_refused_before_firmware_that_has_no_vfs_yet_is_changed(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.tool("mstconfig", listing(OFF, OFF))
-    problems, _ = node.says(WANTED._replace(firmware_vfs=8), options={"vlan": "100"})
+    problems, _ = node.findings(WANTED._replace(firmware_vfs=8), options={"vlan": "100"})
     assert [problem.partition(" does")[0] for problem in problems] == ["n1: network_vlan 100"]
 
 
 def test_the_variable_that_names_the_interface_is_reported(node: Node) -> None:
     _is_vf(node)
-    assert node.says(parent="ib9")[0][0].startswith("n1: host: sriov_vf_pfs ib0 is a VF itself")
+    assert node.findings(parent="ib9")[0][0].startswith("n1: host: sriov_vf_pfs ib0 is a VF itself")
 
 
 def test_a_bond_instead_of_the_pf_is_refused(node: Node) -> None:
     _bonded(node)
-    problems, _ = node.says(WANTED._replace(parents=("bond0",)))
+    problems, _ = node.findings(WANTED._replace(parents=("bond0",)))
     assert problems[0].startswith(
         "n1: host: network_parent bond0 is a bond, and VFs belong to one PCI function"
     )
@@ -334,7 +337,7 @@ def test_a_bond_instead_of_the_pf_is_refused(node: Node) -> None:
 def test_an_iommu_that_the_bios_has_off(node: Node) -> None:
     node.without_iommu()
     node.remove("sys/firmware/acpi/tables/DMAR")
-    problems, warnings = node.says()
+    problems, warnings = node.findings()
     assert problems == []
     assert warnings[0].startswith("n1: BIOS: the IOMMU is off (there is no DMAR")
     assert "switch VT-d on" in warnings[0]
@@ -343,7 +346,7 @@ def test_an_iommu_that_the_bios_has_off(node: Node) -> None:
 def test_an_iommu_that_the_kernel_has_off(node: Node) -> None:
     node.without_iommu()
     node.booted("root=/dev/sda1 quiet")
-    warning = node.says()[1][0]
+    warning = node.findings()[1][0]
     assert warning.startswith(
         "n1: kernel command line: the IOMMU is off (no IOMMU group, /proc/cmdline has nothing"
     )
@@ -352,21 +355,21 @@ def test_an_iommu_that_the_kernel_has_off(node: Node) -> None:
         in warning
     )
     node.facts = {"distribution": {"id": "rocky"}}
-    assert 'grubby --update-kernel=ALL --args="intel_iommu=on iommu=pt"' in node.says()[1][0]
-    assert node.says(WANTED._replace(kernel_parameters=True)) == ([], [])
+    assert 'grubby --update-kernel=ALL --args="intel_iommu=on iommu=pt"' in node.findings()[1][0]
+    assert node.findings(WANTED._replace(kernel_parameters=True)) == ([], [])
 
 
 def test_an_amd_node_has_its_own_parameters(node: Node) -> None:
     node.without_iommu()
     node.write("sys/devices/system/cpu/modalias", "cpu:type:x86,ven0002fam0019mod0011:feature:,0000")
     node.write("sys/firmware/acpi/tables/IVRS", "")
-    assert "amd_iommu=on iommu=pt" in node.says()[1][0]
+    assert "amd_iommu=on iommu=pt" in node.findings()[1][0]
 
 
 def test_an_iommu_that_translates_is_slow(node: Node) -> None:
     node.booted("intel_iommu=on")
     node.write("sys/kernel/iommu_groups/7/type", "DMA-FQ")
-    warning = node.says()[1][0]
+    warning = node.findings()[1][0]
     assert (
         "kernel command line: the IOMMU translates every transfer (ib0 in a group of type DMA-FQ)" in warning
     )
@@ -375,7 +378,7 @@ def test_an_iommu_that_translates_is_slow(node: Node) -> None:
 def test_a_virtual_machine_has_its_hypervisors_iommu(node: Node) -> None:
     node.without_iommu()
     node.write("sys/devices/system/cpu/modalias", "cpu:type:x86,ven0000fam0006mod006A:feature:,0000,009F")
-    assert node.says() == ([], [])
+    assert node.findings() == ([], [])
 
 
 def port(node: Node, device: str, **files: str) -> None:
@@ -385,14 +388,14 @@ def port(node: Node, device: str, **files: str) -> None:
 
 def test_a_port_without_a_partner(node: Node) -> None:
     port(node, "mlx5_0", state="1: DOWN", phys_state="2: Polling")
-    warning = node.says()[1][0]
+    warning = node.findings()[1][0]
     assert warning.startswith("n1: link: port 1 of mlx5_0 (ib0) is DOWN, Polling: nobody at the other end")
 
 
 def test_a_port_that_no_subnet_manager_has_configured(node: Node) -> None:
     port(node, "mlx5_0", state="2: INIT", sm_lid="0x0")
     node.tool("sminfo", "sminfo: iberror: failed: query", status=255)
-    warnings = node.says()[1]
+    warnings = node.findings()[1]
     assert len(warnings) == 1
     assert "subnet manager: port 1 of mlx5_0 (ib0) is INIT with its link up, SM LID 0" in warnings[0]
     assert "sminfo -C mlx5_0 -P 1" in warnings[0]
@@ -400,19 +403,19 @@ def test_a_port_that_no_subnet_manager_has_configured(node: Node) -> None:
 
 def test_a_subnet_manager_that_is_gone(node: Node) -> None:
     node.tool("sminfo", "sminfo: iberror: failed: query\n", status=255)
-    warning = node.says()[1][0]
+    warning = node.findings()[1][0]
     assert "subnet manager: port 1 of mlx5_0 (ib0) is active, and that with LID 1 answers no more" in warning
 
 
 def test_a_subnet_manager_that_cannot_be_queried_is_not_missed(node: Node) -> None:
     node.tool("sminfo", "sminfo: iberror: failed: Failed to open 'mlx5_0' port '1'\n", status=255)
-    assert node.says() == ([], [])
+    assert node.findings() == ([], [])
 
 
 def test_ports_of_all_vfs_down(node: Node) -> None:
     for device in ("mlx5_1", "mlx5_2"):
         port(node, device, state="1: DOWN")
-    warning = node.says()[1][0]
+    warning = node.findings()[1][0]
     assert (
         "subnet manager: the ports of VFs 0, 1 of ib0 are down, and its own is active, so most likely"
         in warning
@@ -423,7 +426,7 @@ def test_ports_of_all_vfs_down(node: Node) -> None:
 def test_a_vf_that_does_not_follow(node: Node) -> None:
     port(node, "mlx5_2", state="1: DOWN")
     node.write(f"{PF}/sriov/1/policy", "Down")
-    warning = node.says()[1][0]
+    warning = node.findings()[1][0]
     assert "driver: the ports of VFs 1 of ib0" in warning
     assert "echo Follow > /sys/class/net/ib0/device/sriov/1/policy" in warning
 
@@ -435,21 +438,21 @@ def test_so_does_one_of_the_kernels_own_driver(node: Node, monkeypatch: pytest.M
         for number, state in enumerate(("auto", "disable"))
     ]
     monkeypatch.setattr(functions, "vf_links", lambda: {"ib0": dict(enumerate(links))})
-    assert node.says() == ([], [])
+    assert node.findings() == ([], [])
     for device in ("mlx5_1", "mlx5_2"):
         port(node, device, state="1: DOWN")
-    [warning] = node.says()[1]
+    [warning] = node.findings()[1]
     assert "the policy of 1 is not Follow (ip link show ib0): ip link set ib0 vf 1 state auto" in warning
 
 
 def test_the_subnet_managers_own_host_knows_for_sure(node: Node) -> None:
     node.facts = {"opensm": {"path": "/etc/opensm/opensm.conf", "virt_enabled": ""}}
-    assert node.says() == ([], [])  # it is not in charge
+    assert node.findings() == ([], [])  # it is not in charge
     port(node, "mlx5_0", lid="0x1")
-    warning = node.says()[1][0]
+    warning = node.findings()[1][0]
     assert "/etc/opensm/opensm.conf says nothing of virt_enabled, and this node's is in charge" in warning
     node.facts["opensm"]["virt_enabled"] = "2"
-    assert node.says() == ([], [])
+    assert node.findings() == ([], [])
 
 
 def test_partitions_and_second_ports_on_the_function(node: Node) -> None:
@@ -458,9 +461,10 @@ def test_partitions_and_second_ports_on_the_function(node: Node) -> None:
     node.write("sys/class/net/ib0.8001/parent", "ib0")
     node.write("sys/class/net/ib0.8001/pkey", "0x8001")
     assert (
-        "host: ib0.8001 (pkey 0x8001), ib9 on the PCI function of ib0" in node.says(plugin="upstream")[1][0]
+        "host: ib0.8001 (pkey 0x8001), ib9 on the PCI function of ib0"
+        in node.findings(plugin="upstream")[1][0]
     )
-    assert node.says() == ([], []), "rdm-sriov knows functions by their PCI addresses"
+    assert node.findings() == ([], []), "rdm-sriov knows functions by their PCI addresses"
 
 
 def test_opensm_configuration(tmp_path: Path) -> None:

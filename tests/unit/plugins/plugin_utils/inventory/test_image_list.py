@@ -24,7 +24,7 @@ def checked(images: Any, accelerator: str = "cpu", container_image: str = "") ->
     return check_images("n1", images, PROFILES, accelerator, container_image)
 
 
-def told(images: Any, accelerator: str = "cpu", container_image: str = "") -> list[str]:
+def problems_of(images: Any, accelerator: str = "cpu", container_image: str = "") -> list[str]:
     return sentences(checked(images, accelerator, container_image).problems)
 
 
@@ -37,7 +37,7 @@ def test_sound_list_gives_its_first_image_unless_another_is_chosen() -> None:
 
 def test_profile_serves_when_nothing_is_listed() -> None:
     assert checked([], "rocm") == checked(None, "rocm") == ("rocm/pytorch:1", True, [])
-    assert told([], "rocm", "a:1") == [
+    assert problems_of([], "rocm", "a:1") == [
         "n1: container_image a:1 is not in images_profiles: list it in images_list, or choose one of "
         "rocm/pytorch:1"
     ]
@@ -45,12 +45,12 @@ def test_profile_serves_when_nothing_is_listed() -> None:
 
 def test_without_list_and_profile_the_node_must_have_the_image() -> None:
     assert checked([], container_image="mine:1") == ("mine:1", False, [])
-    [sentence] = told([])
+    [sentence] = problems_of([])
     assert sentence.startswith("n1: images_list is empty, and images_profiles has nothing for cpu: list the")
 
 
 def test_image_that_is_not_listed_is_refused() -> None:
-    assert told([PULLED, ARCHIVED], container_image="c:1") == [
+    assert problems_of([PULLED, ARCHIVED], container_image="c:1") == [
         "n1: container_image c:1 is not in images_list: list it in images_list, or choose one of a:1, b:1"
     ]
 
@@ -78,28 +78,28 @@ def test_image_that_is_not_listed_is_refused() -> None:
     ],
 )
 def test_what_is_wrong_with_an_entry(entry: Any, words: str) -> None:
-    [sentence] = told([entry])
+    [sentence] = problems_of([entry])
     assert words in sentence
 
 
 def test_all_that_is_wrong_is_reported() -> None:
-    assert len(told([{"name": "a:1"}, PULLED, {"name": "b:1", "source": "archive"}, 7])) == 3
+    assert len(problems_of([{"name": "a:1"}, PULLED, {"name": "b:1", "source": "archive"}, 7])) == 3
 
 
 def test_list_must_be_a_list() -> None:
-    assert "images_list is not a list" in told("a:1")[0]
+    assert "images_list is not a list" in problems_of("a:1")[0]
 
 
 def test_same_name_from_different_sources_is_refused() -> None:
     again = {**ARCHIVED, "name": "docker.io/library/a:1"}
-    assert told([PULLED, again]) == [
+    assert problems_of([PULLED, again]) == [
         "n1: docker.io/library/a:1 in images_list is there twice, from a registry and from the archive "
         "/srv/b.tar: leave one of them"
     ]
-    assert "twice, with different settings" in told([PULLED, {**PULLED, "pull": "always"}])[0]
+    assert "twice, with different settings" in problems_of([PULLED, {**PULLED, "pull": "always"}])[0]
     assert (
         "from the build of /srv/c and from the build of /srv/d"
-        in told([BUILT, {**BUILT, "build": {"path": "/srv/d"}}])[0]
+        in problems_of([BUILT, {**BUILT, "build": {"path": "/srv/d"}}])[0]
     )
     assert checked([PULLED, dict(PULLED)]).problems == []
 

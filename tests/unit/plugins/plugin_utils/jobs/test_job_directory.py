@@ -5,23 +5,23 @@ from __future__ import annotations
 from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_directory import job_place
 
 
-def place(**variables: str) -> dict[str, str]:
+def options_of(**variables: str) -> dict[str, str]:
     return job_place(variables.get)
 
 
 def test_jobs_are_in_the_container_unless_the_inventory_says_otherwise() -> None:
-    assert place() == place(rdm_runtime="container") == {"runtime": "container"}
+    assert options_of() == options_of(rdm_runtime="container") == {"runtime": "container"}
 
 
 def test_the_hosts_directories_follow_its_configuration_directory() -> None:
-    assert place(rdm_runtime="host", my_ip="10.2.72.135") == {
+    assert options_of(rdm_runtime="host", my_ip="10.2.72.135") == {
         "runtime": "host",
         "environment": "~/.rdm/%n/python",
         "directory": "~/.rdm/%n/jobs",
         "key": "~/.rdm/%n/ssh/id_ed25519",
         "my_ip": "10.2.72.135",
     }
-    found = place(rdm_runtime="host", rdm_config_dir="/a", python_env_directory="/b", job_directory="/c")
+    found = options_of(rdm_runtime="host", rdm_config_dir="/a", python_env_directory="/b", job_directory="/c")
     assert (found["key"], found["environment"], found["directory"]) == ("/a/ssh/id_ed25519", "/b", "/c")
 
 

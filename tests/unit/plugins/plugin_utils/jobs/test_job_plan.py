@@ -33,7 +33,7 @@ def wanted(text: str = "name: tiny\n", *overrides: str, **more: Any) -> Wanted:
     return Wanted(text, "jobs/tiny.yaml", overrides, **more)
 
 
-def refusal(request: Wanted, in_run: list[str] | None = None) -> list[str]:
+def problems_of(request: Wanted, in_run: list[str] | None = None) -> list[str]:
     with pytest.raises(PreconditionFailed) as refused:
         plan_job(request, NODES, in_run or NAMES, NOW)
     return sentences(refused.value.problems)
@@ -155,13 +155,13 @@ def test_a_job_goes_on_with_its_own_configuration() -> None:
     ],
 )
 def test_what_is_impossible_is_reported_in_a_sentence(request_: Wanted, words: list[str]) -> None:
-    (sentence,) = refusal(request_)
+    (sentence,) = problems_of(request_)
     for word in words:
         assert word in sentence
 
 
 def test_every_problem_is_reported_at_once() -> None:
-    messages = refusal(wanted("launcher: {kind: mpi, nodes: 9}", "nonsense", name="No"))
+    messages = problems_of(wanted("launcher: {kind: mpi, nodes: 9}", "nonsense", name="No"))
     assert len(messages) == 4
 
 

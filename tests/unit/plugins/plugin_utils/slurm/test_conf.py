@@ -55,7 +55,7 @@ def cluster(*hosts: Host, **more: Any) -> Cluster:
     return replace(Cluster("c1", "n1", "n1", partitions, all_hosts), **more)
 
 
-def said(problems: list[Problem]) -> str:
+def report(problems: list[Problem]) -> str:
     return "\n".join(f"{problem.node}: {problem.sentence}" for problem in problems)
 
 
@@ -85,13 +85,13 @@ def test_the_controller_is_the_one_of_its_group_or_the_login_host_or_the_master(
 def test_there_is_one_controller(hosts: list[str], words: str) -> None:
     problems: list[Problem] = []
     slurm_conf.controller_of({**GROUPS, "slurm_controller": hosts}, problems)
-    assert f"the group slurm_controller {words}" in said(problems)
+    assert f"the group slurm_controller {words}" in report(problems)
 
 
 def partitions(wanted: dict[str, Any]) -> tuple[tuple[Partition, ...], str]:
     problems: list[Problem] = []
     found = slurm_conf.partitions_of(wanted, GROUPS, NODES, problems)
-    return found, said(problems)
+    return found, report(problems)
 
 
 def test_without_partitions_there_is_one_of_all_nodes() -> None:
@@ -152,7 +152,7 @@ def test_a_sound_cluster_has_no_problems() -> None:
     ],
 )
 def test_hosts_that_cannot_be_nodes_are_refused(changed: Host, words: str) -> None:
-    assert words in said(slurm_conf.check(cluster(changed)))
+    assert words in report(slurm_conf.check(cluster(changed)))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_hosts_that_cannot_be_nodes_are_refused(changed: Host, words: str) -> No
     ],
 )
 def test_options_that_break_the_configuration_are_refused(options: dict[str, Any], words: str) -> None:
-    assert words in said(slurm_conf.check(cluster(options=options)))
+    assert words in report(slurm_conf.check(cluster(options=options)))
 
 
 def test_the_key_of_a_cluster_that_exists_is_not_replaced() -> None:
@@ -174,7 +174,7 @@ def test_the_key_of_a_cluster_that_exists_is_not_replaced() -> None:
     }
     assert slurm_plan.check_key("aa", facts, "k") == []
     for mine, words in (("", "is not there"), ("cc", "is another")):
-        assert f"munge's key k {words} than that of the cluster, on n1" in said(
+        assert f"munge's key k {words} than that of the cluster, on n1" in report(
             slurm_plan.check_key(mine, facts, "k")
         )
 
@@ -183,7 +183,7 @@ def test_a_key_that_another_program_uses_is_not_replaced() -> None:
     facts = {"n2": {"owner": "", "munge_key": "bb", "running": ["munged"]}}
     assert slurm_plan.check_key("bb", facts, "k") == []
     for mine in ("", "aa"):
-        assert said(slurm_plan.check_key(mine, facts, "k")) == (
+        assert report(slurm_plan.check_key(mine, facts, "k")) == (
             "n2: munge runs here for another program, with a key of its own that Slurm's would replace: "
             "stop munge if nothing needs it, or take the host out of the inventory"
         )
@@ -241,7 +241,7 @@ def test_cgroups_are_used_where_all_nodes_have_them() -> None:
     assert slurm_conf.cgroups_work([FACTS, FACTS])
     assert not slurm_conf.cgroups_work([FACTS, {**FACTS, "systemd": False}])
     assert not slurm_conf.cgroups_work([FACTS, {**FACTS, "cgroup": {"version": 2, "controllers": ["cpu"]}}])
-    assert said(slurm_conf.check(cluster(host("n2", {"systemd": False}), cgroups=True))) == (
+    assert report(slurm_conf.check(cluster(host("n2", {"systemd": False}), cgroups=True))) == (
         "n2: has no systemd, which gives slurmd a control group (slurm_cgroups is true): leave slurm_cgroups "
         "at auto, or set it to false"
     )
@@ -327,18 +327,18 @@ def test_what_would_end_a_job_is_refused_with_its_id() -> None:
     old = slurm_conf.slurm_conf(cluster())
     assert slurm_changes.endangered(old, old, JOBS) == []
     smaller = slurm_conf.slurm_conf(cluster(host("n3", cpus=8)))
-    words = said(slurm_changes.endangered(old, smaller, JOBS))
+    words = report(slurm_changes.endangered(old, smaller, JOBS))
     assert words.startswith("n3: would have another CPUs, Sockets, CoresPerSocket, ThreadsPerCore while")
     assert "scancel 7" in words
     assert slurm_changes.endangered(old, smaller, []) == []
     # Another node may change at the same time.
     assert slurm_changes.endangered(old, slurm_conf.slurm_conf(cluster(host("n1", cpus=8))), JOBS) == []
     gone = slurm_conf.slurm_conf(cluster(partitions=(Partition("hgx", tuple(NODES)),)))
-    assert "the partition gpu2 would be removed while job 7 is there" in said(
+    assert "the partition gpu2 would be removed while job 7 is there" in report(
         slurm_changes.endangered(old, gone, JOBS)
     )
     without = slurm_conf.slurm_conf(cluster(partitions=(Partition("gpu2", ("n1", "n2")),)))
-    assert "n3: would leave the cluster while job 7" in said(slurm_changes.endangered(old, without, JOBS))
+    assert "n3: would leave the cluster while job 7" in report(slurm_changes.endangered(old, without, JOBS))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_what_would_end_a_job_is_refused_with_its_id() -> None:
 )
 def test_settings_that_no_job_outlives_are_not_changed(changed: dict[str, Any], words: str) -> None:
     old, new = slurm_conf.slurm_conf(cluster()), slurm_conf.slurm_conf(cluster(**changed))
-    found = said(slurm_changes.endangered(old, new, JOBS))
+    found = report(slurm_changes.endangered(old, new, JOBS))
     assert words in found
     assert "which ends all jobs, while job 7 is there: wait for it, or cancel with scancel 7" in found
     assert slurm_changes.endangered(old, new, []) == []
@@ -365,7 +365,7 @@ def test_another_controller_is_refused_while_the_one_before_runs() -> None:
         "n3": {"owner": "", "jobs": [], "running": ["slurmctld"]},
     }
     assert slurm_changes.check_controller("c1", "n1", hosts) == []
-    words = said(slurm_changes.check_controller("c1", "n2", hosts))
+    words = report(slurm_changes.check_controller("c1", "n2", hosts))
     assert words == (
         "n1: is the controller of c1, whose jobs would end if n2 took its place: "
         "take the cluster away with slurm down first, or put this host into the group slurm_controller"
@@ -373,7 +373,7 @@ def test_another_controller_is_refused_while_the_one_before_runs() -> None:
     stopped: dict[str, Any] = {**hosts, "n1": {"owner": "c1", "jobs": None, "running": ["slurmd"]}}
     assert slurm_changes.check_controller("c1", "n2", stopped) == []
     stopped["n1"]["running"] = ["slurmd", "slurmstepd"]
-    assert said(slurm_changes.check_controller("c1", "n2", stopped)) == words
+    assert report(slurm_changes.check_controller("c1", "n2", stopped)) == words
 
 
 def test_jobs_missing_from_every_queue_are_seen_by_their_steps() -> None:
@@ -389,13 +389,13 @@ def test_what_may_end_jobs_missing_from_every_queue_is_refused() -> None:
     old, same = slurm_conf.slurm_conf(cluster()), slurm_conf.slurm_conf(cluster(options={"SlurmdTimeout": 9}))
     assert slurm_changes.endangered(old, same, [], ["n2"]) == []
     one = (Partition("hgx", ("n1", "n2")),)
-    words = said(slurm_changes.endangered(old, slurm_conf.slurm_conf(cluster(partitions=one)), [], ["n2"]))
+    words = report(slurm_changes.endangered(old, slurm_conf.slurm_conf(cluster(partitions=one)), [], ["n2"]))
     why = f"while jobs run on n2 and the queue cannot be read: {slurm_changes.HINT}"
     assert f"n3: would leave the cluster {why}" in words
     assert f"the partition gpu2 would be removed {why}" in words
     held = slurm_conf.slurm_conf(cluster(cgroups=True))
-    assert why in said(slurm_changes.endangered(old, held, [], ["n2"]))
-    assert said(slurm_plan.check_queue([], ["n2"])) == (
+    assert why in report(slurm_changes.endangered(old, held, [], ["n2"]))
+    assert report(slurm_plan.check_queue([], ["n2"])) == (
         f"None: the queue cannot be read, and jobs run on n2: {slurm_changes.HINT}"
     )
 
@@ -555,12 +555,12 @@ def test_a_firewall_has_nothing_to_let_through_for_a_host_itself(address: str) -
 
 
 def test_a_slurmrestd_that_could_not_run_is_refused() -> None:
-    words = said(slurm_conf.check(cluster(host("n1", {"systemd": False}), rest="127.0.0.1:6820")))
+    words = report(slurm_conf.check(cluster(host("n1", {"systemd": False}), rest="127.0.0.1:6820")))
     assert "n1: slurm_rest needs systemd" in words
     for address in ("6820", "localhost", "localhost:0", "localhost:65536", "a b:1", "host:6820\nUser=root"):
-        assert "is no address" in said(slurm_conf.check(cluster(rest=address)))
+        assert "is no address" in report(slurm_conf.check(cluster(rest=address)))
     mine = cluster(rest="[::1]:6820", options={"AuthAltTypes": "auth/jwt"})
-    assert "AuthAltTypes is the role's own" in said(slurm_conf.check(mine))
+    assert "AuthAltTypes is the role's own" in report(slurm_conf.check(mine))
     assert slurm_conf.check(cluster(options={"AuthAltTypes": "auth/jwt"})) == []
 
 
@@ -578,7 +578,7 @@ def test_all_that_is_written_is_removed_in_the_end() -> None:
 
 @pytest.mark.parametrize("jobs", [[], JOBS, [*JOBS, {"id": "8", "nodes": ""}]])
 def test_a_cluster_with_jobs_is_not_taken_away(jobs: list[dict[str, str]]) -> None:
-    words = said(slurm_plan.check_queue(jobs))
+    words = report(slurm_plan.check_queue(jobs))
     assert words.count("scancel") == bool(jobs)
     for job in jobs:
         assert job["id"] in words

@@ -17,10 +17,10 @@ from tests.distributed.slurm_cluster import PROGRAM, Slurm
 from tests.tiny import CONFIG
 from tests.waiting import wait_until
 
-__all__ = ["Agents", "InSlurm", "Place", "reaches", "state", "tiny", "trains"]
+__all__ = ["Agents", "Environment", "InSlurm", "reaches", "state", "tiny", "trains"]
 
 
-class Place(Protocol):
+class Environment(Protocol):
     """Two nodes with a process on each.
 
     Attributes:
@@ -164,23 +164,25 @@ def tiny(folder: Path, kind: str, **sections: dict[str, Any]) -> str:
     return json.dumps(wanted)
 
 
-def state(place: Place | Slurm, job: str) -> dict[str, Any]:
+def state(environment: Environment | Slurm, job: str) -> dict[str, Any]:
     """Return a job's state."""
-    found: dict[str, Any] = place.ask("state", job)["job"]
+    found: dict[str, Any] = environment.ask("state", job)["job"]
     return found
 
 
-def reaches(place: Place | Slurm, job: str, *states: str) -> dict[str, Any]:
+def reaches(environment: Environment | Slurm, job: str, *states: str) -> dict[str, Any]:
     """Wait until a job is in one of these states, and return its state."""
     return wait_until(
-        f"{job} is {' or '.join(states)}", lambda: state(place, job), lambda one: one["state"] in states
+        f"{job} is {' or '.join(states)}", lambda: state(environment, job), lambda one: one["state"] in states
     )
 
 
-def trains(place: Place | Slurm, job: str, iteration: int, key: str = "iteration") -> dict[str, Any]:
+def trains(
+    environment: Environment | Slurm, job: str, iteration: int, key: str = "iteration"
+) -> dict[str, Any]:
     """Wait until a job has reached this iteration, or has a checkpoint of it; return its state."""
     return wait_until(
         f"{job} has reached {iteration}",
-        lambda: state(place, job),
+        lambda: state(environment, job),
         lambda one: (one["progress"].get(key) or 0) >= iteration or one["ended"],
     )

@@ -26,15 +26,15 @@ WAITING = "/tmp/e2e_waiting.py"
 PROGRAM_THAT_WAITS = """
 import os, signal, socket, sys, time
 
-place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 # Else torchrun itself listens there, as it tells torch.
 listens = os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 if "connected" in sys.argv and listens:
-    other, _ = socket.create_server(place).accept()
+    other, _ = socket.create_server(address).accept()
 elif "connected" in sys.argv:
     while True:
         try:
-            other = socket.create_connection(place)
+            other = socket.create_connection(address)
             break
         except ConnectionRefusedError:
             time.sleep(0.05)
@@ -56,7 +56,7 @@ folder.rename(folder.with_name(f"deepspeed-{sys.argv[1]}.dist-info"))
 
 
 @dataclass(frozen=True)
-class Place(Lab, ABC):
+class Environment(Lab, ABC):
     """Two nodes of a lab, with one process of a job on each."""
 
     @abstractmethod
@@ -68,12 +68,12 @@ class Place(Lab, ABC):
         """Run a program in a node's execution environment; return its output."""
 
     @abstractmethod
-    def spares(self, job: str) -> str:
+    def protects(self, job: str) -> str:
         """Check that verbs that would end the running job are refused and change nothing; return why."""
 
 
 @dataclass(frozen=True)
-class Containers(Place):
+class Containers(Environment):
     """The nodes' training containers."""
 
     def directory(self, node: str, job: str) -> str:
@@ -82,7 +82,7 @@ class Containers(Place):
     def inside(self, node: str, *argv: str, check: bool = True) -> str:
         return self.on(node, "docker", "exec", "rdm", *argv, check=check)
 
-    def spares(self, job: str) -> str:
+    def protects(self, job: str) -> str:
         before = [self.container(node, "{{.Id}} {{.State.StartedAt}}") for node in NODES]
         for verb, *words in (
             ["down"],
@@ -99,112 +99,112 @@ class Containers(Place):
         return problems(result)
 
 
-def jobs(place: Place, *argv: str) -> dict[str, Any]:
+def jobs(environment: Environment, *argv: str) -> dict[str, Any]:
     """The jobs that the nodes know, by name."""
-    return {job["job"]: job for job in place.json("jobs", *argv)["jobs"]}
+    return {job["job"]: job for job in environment.json("jobs", *argv)["jobs"]}
 
 
-def read(place: Place, job: str, file: str) -> dict[str, Any]:
+def read(environment: Environment, job: str, file: str) -> dict[str, Any]:
     """The content of a job's file on its master; empty if there is none."""
-    text = place.on("n1", "cat", f"{place.directory('n1', job)}/{file}", check=False)
+    text = environment.on("n1", "cat", f"{environment.directory('n1', job)}/{file}", check=False)
     found: dict[str, Any] = json.loads(text) if text else {}
     return found
 
 
-def progress(place: Place, job: str) -> dict[str, Any]:
+def progress(environment: Environment, job: str) -> dict[str, Any]:
     """The progress of a job."""
-    return {"iteration": 0, **read(place, job, "progress.json")}
+    return {"iteration": 0, **read(environment, job, "progress.json")}
 
 
-def start(place: Place, config: str, job: str, *argv: str) -> None:
+def start(environment: Environment, config: str, job: str, *argv: str) -> None:
     """Start a training that does not end by itself, and return when it has trained a step."""
-    place.json("train", config, ENDLESS, "--name", job, "--detach", *argv)
-    trains(place, job)
+    environment.json("train", config, ENDLESS, "--name", job, "--detach", *argv)
+    trains(environment, job)
 
 
-def waiting(place: Place, *arguments: str) -> str:
+def waiting(environment: Environment, *arguments: str) -> str:
     """Write the program that waits to every node; return the override with which a job runs it."""
     write = ["sh", "-c", 'printf %s "$1" >"$2"', "sh", PROGRAM_THAT_WAITS, WAITING]
     for node in NODES:
-        place.inside(node, *write)
+        environment.inside(node, *write)
     return f"launcher.program=[{', '.join((WAITING, *arguments))}]"
 
 
-def start_waiting(place: Place, config: str, job: str, *argv: str) -> None:
+def start_waiting(environment: Environment, config: str, job: str, *argv: str) -> None:
     """Start a job that only waits, and return when all its processes wait."""
-    place.json("train", config, waiting(place), "--name", job, "--detach", *argv)
-    waits(place, job)
+    environment.json("train", config, waiting(environment), "--name", job, "--detach", *argv)
+    waits(environment, job)
 
 
-def waits(place: Place, job: str) -> None:
+def waits(environment: Environment, job: str) -> None:
     """Wait until every process of a job that only waits is waiting, and the job's state is running."""
 
     def logs() -> dict[str, str]:
-        files = {node: f"{place.directory(node, job)}/logs/{node}.out" for node in NODES}
-        return {node: place.on(node, "cat", file, check=False) for node, file in files.items()}
+        files = {node: f"{environment.directory(node, job)}/logs/{node}.out" for node in NODES}
+        return {node: environment.on(node, "cat", file, check=False) for node, file in files.items()}
 
     wait_until(lambda: all("at work" in log for log in logs().values()), f"{job} is at work", seen=logs)
-    runs(place, job)
+    runs(environment, job)
 
 
-def trains(place: Place, job: str, beyond: int = 0) -> None:
+def trains(environment: Environment, job: str, beyond: int = 0) -> None:
     """Wait until a job has trained beyond a step, and its state is running."""
     wait_until(
-        lambda: progress(place, job)["iteration"] > beyond,
+        lambda: progress(environment, job)["iteration"] > beyond,
         f"{job} trains beyond step {beyond}",
-        seen=lambda: read(place, job, "state.json"),
+        seen=lambda: read(environment, job, "state.json"),
     )
     # A rank reports its steps; an agent reports the state, a little later.
-    runs(place, job)
+    runs(environment, job)
 
 
-def runs(place: Place, job: str) -> None:
+def runs(environment: Environment, job: str) -> None:
     """Wait until a job's state is running."""
     wait_until(
-        lambda: read(place, job, "state.json").get("state") == "running",
+        lambda: read(environment, job, "state.json").get("state") == "running",
         f"{job} runs",
-        seen=lambda: read(place, job, "state.json"),
+        seen=lambda: read(environment, job, "state.json"),
     )
 
 
-def restarted(place: Place, job: str, times: int) -> None:
+def restarted(environment: Environment, job: str, times: int) -> None:
     """Wait until a job has restarted this many times."""
     wait_until(
-        lambda: read(place, job, "state.json").get("restarts") == times,
+        lambda: read(environment, job, "state.json").get("restarts") == times,
         f"{job} restarts for the {times}. time",
-        seen=lambda: read(place, job, "state.json"),
+        seen=lambda: read(environment, job, "state.json"),
     )
 
 
-def nothing_left(place: Place, job: str, nodes: Sequence[str] = NODES) -> None:
+def nothing_left(environment: Environment, job: str, nodes: Sequence[str] = NODES) -> None:
     """Wait until no process of a job is left, for at most SOON seconds."""
 
     def left() -> dict[str, list[str]]:
-        return {node: processes(place, node, job) for node in nodes}
+        return {node: processes(environment, node, job) for node in nodes}
 
     wait_until(lambda: not any(left().values()), f"no process of {job} is left", SOON, seen=left)
 
 
-def processes(place: Place, node: str, job: str = ".*") -> list[str]:
+def processes(environment: Environment, node: str, job: str = ".*") -> list[str]:
     """The ids of a job's processes on a node, or of all jobs'."""
     script = f"grep -lz ^RDM_JOB_ID={job}@ /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
-    return place.inside(node, "sh", "-c", script, check=False).split()
+    return environment.inside(node, "sh", "-c", script, check=False).split()
 
 
-def pid(place: Place, job: str, node: str) -> str:
+def pid(environment: Environment, job: str, node: str) -> str:
     """The id of a job's only process on a node; empty between two attempts."""
-    record = f"{place.directory(node, job)}/ranks/{node}/{NODES.index(node)}.json"
-    text = place.on(node, "cat", record, check=False)
+    record = f"{environment.directory(node, job)}/ranks/{node}/{NODES.index(node)}.json"
+    text = environment.on(node, "cat", record, check=False)
     return str(json.loads(text)["pid"]) if text else ""
 
 
-def gone(place: Place, job: str) -> bool:
+def gone(environment: Environment, job: str) -> bool:
     """Whether no process of a job is left on any node."""
-    return not any(processes(place, node, job) for node in NODES)
+    return not any(processes(environment, node, job) for node in NODES)
 
 
-def end(place: Place, job: str) -> dict[str, Any]:
+def end(environment: Environment, job: str) -> dict[str, Any]:
     """Watch a job until it fails or is stopped, and return its last state."""
-    (ended,) = place.json("jobs", job, "--watch", expect=1)["jobs"]
+    (ended,) = environment.json("jobs", job, "--watch", expect=1)["jobs"]
     found: dict[str, Any] = ended
     return found
