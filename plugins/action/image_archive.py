@@ -88,8 +88,8 @@ class ActionModule(ActionBase):
             index["sha256"] = ""
         arguments.update(remote_src=False, copy=copy, index=index)
         result = self._module(arguments, task_vars)
-        # If loading failed, the pieces are kept for the next run. The archive is kept for its other images: an
-        # engine loads only one at a time of an OCI layout.
+        # If loading failed, the pieces are kept for the next run. The archive is kept for its other images:
+        # of an OCI layout, an engine loads only one at a time.
         if not brought.get("keep") and (brought.get("whole") or not result.get("failed")):
             self._low_level_execute_command(remove)
         return result

@@ -31,9 +31,11 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import (
     TURN_S,
+    announce_every_s,
     any_of,
     neighbours,
     rarest,
+    silent_after_s,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
     PieceFile,
@@ -175,8 +177,8 @@ class _Members:
 
     @property
     def every_s(self) -> float:
-        """Seconds between two announcements of a node: the source handles some 400 per second."""
-        return min(5.0, max(0.5, len(self.known) / 400))
+        """Seconds between two announcements of a node."""
+        return announce_every_s(len(self.known))
 
     def announce(self, address: str, announced: Dict[str, Any]) -> Dict[str, Any]:
         """Record a node's progress, and return the neighbours that it may fetch from.
@@ -202,7 +204,7 @@ class _Members:
 
     def _alive(self) -> Dict[str, Dict[str, Any]]:
         """Return the nodes that still take part; pieces that only others have are sent again."""
-        since = time.monotonic() - 2 - 3 * self.every_s
+        since = time.monotonic() - silent_after_s(self.every_s)
         return {name: one for name, one in self.known.items() if one["at"] > since and not one["error"]}
 
     def _unsent(self, alive: Dict[str, Dict[str, Any]]) -> int:
@@ -371,7 +373,9 @@ class Peer:
             _thread(self._work_direct)
         heard = noted = time.monotonic()
         announced = 0.0
-        while not self.ended.is_set() and time.monotonic() - heard < self.settings.lease_s:
+        while not self.ended.is_set():
+            if time.monotonic() - heard > max(self.settings.lease_s, silent_after_s(self._every_s)):
+                return
             if time.monotonic() - announced >= self._every_s:
                 announced = time.monotonic()
                 with contextlib.suppress(OSError, ValueError, http.client.HTTPException, Busy):

@@ -13,6 +13,22 @@ NEIGHBOURS = 6
 """Nodes that a node fetches from in a turn; as many fetch from it."""
 TURN_S = 5.0
 """Seconds after which a node gets other neighbours."""
+_ANNOUNCED_PER_S = 400
+"""Announcements that a source handles in half of a core's time; the other half is for what it sends."""
+
+
+def announce_every_s(nodes: int) -> float:
+    """Return the seconds between two announcements of a node, by the number of nodes."""
+    return max(0.5, nodes / _ANNOUNCED_PER_S)
+
+
+def silent_after_s(every_s: float) -> float:
+    """Return the seconds after which a node is taken for lost: three announcements in a row are missing.
+
+    Args:
+        every_s: `announce_every_s`.
+    """
+    return 2 + 3 * every_s
 
 
 def neighbours(nodes: Sequence[str], own: str, turn: int) -> List[str]:

@@ -7,12 +7,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names, size_text
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import (
+    announce_every_s,
+    silent_after_s,
+)
 
 FEWEST_NODES = 3
 SMALLEST = 256 * 1024 * 1024
 """From so many nodes and bytes, the transfer from node to node saves more than its start costs."""
 SILENT_S = 15.0
-"""A node that its source has not heard from for so long is given up."""
+"""A node that its source has not heard from for so long is given up; among many nodes, after longer."""
 STALLED_S = 60.0
 """A node that has received nothing for so long is given up;"""
 PIECE_S = 600.0
@@ -56,13 +60,15 @@ class Watch:
         self._have = dict.fromkeys(self._moved, -1)
         self._share = dict.fromkeys(self._moved, 0.0)
         self._done: set[str] = set()
+        self._silent_s = max(SILENT_S, silent_after_s(announce_every_s(len(self._moved))))
+        self._stalled_s = max(STALLED_S, self._silent_s)
 
     def add(self, reported: Mapping[str, Mapping[str, Any]], now: float) -> None:
         """Process a report."""
         for name in self._moved:
             one = reported.get(name)
             if one is None:
-                if now - self._moved[name] > SILENT_S:
+                if now - self._moved[name] > self._silent_s:
                     self.given_up.setdefault(name, "has not begun to fetch it")
                 continue
             if one["have"] != self._have[name]:
@@ -77,10 +83,14 @@ class Watch:
                 self.given_up.pop(name, None)
             elif one["error"]:
                 self.given_up[name] = f"stopped at {self._share[name]:.0%}: {one['error']}"
-            elif one["silent_s"] > SILENT_S:
+            elif one["silent_s"] > self._silent_s:
                 self.given_up[name] = f"was no longer heard at {self._share[name]:.0%}"
-            elif now - max(self._moved[name], min(self._got[name], self._moved[name] + PIECE_S)) > STALLED_S:
-                self.given_up[name] = f"has received nothing for {STALLED_S:.0f} s at {self._share[name]:.0%}"
+            elif (
+                now - max(self._moved[name], min(self._got[name], self._moved[name] + PIECE_S))
+                > self._stalled_s
+            ):
+                waited = f"{self._stalled_s:.0f} s at {self._share[name]:.0%}"
+                self.given_up[name] = f"has received nothing for {waited}"
             else:
                 self.given_up.pop(name, None)
 

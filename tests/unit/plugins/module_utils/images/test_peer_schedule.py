@@ -9,8 +9,10 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.images import peer
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import (
     NEIGHBOURS,
+    announce_every_s,
     neighbours,
     rarest,
+    silent_after_s,
 )
 
 CHANCE = random.Random(1)
@@ -28,6 +30,17 @@ def test_every_node_has_as_many_that_fetch_from_it_as_it_fetches_from(size: int)
         of_two_turns += fetching
     connections = max(of_two_turns.values()) * (1 + peer._FETCHES_OF_ONE)
     assert connections <= peer._CONNECTIONS
+
+
+@pytest.mark.parametrize(
+    ("nodes", "every_s", "silent_s"), [(8, 0.5, 3.5), (200, 0.5, 3.5), (2000, 5, 17), (5000, 12.5, 39.5)]
+)
+def test_many_nodes_announce_themselves_less_often_and_are_lost_later(
+    nodes: int, every_s: float, silent_s: float
+) -> None:
+    assert announce_every_s(nodes) == every_s
+    assert nodes / every_s <= 400, "a second, of which the source handles twice as many"
+    assert silent_after_s(every_s) == silent_s
 
 
 def test_neighbours_are_others_in_the_next_turn() -> None:

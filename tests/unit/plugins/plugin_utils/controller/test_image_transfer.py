@@ -79,6 +79,15 @@ def test_a_node_on_a_slow_link_receives_something_while_it_has_no_whole_piece() 
     assert watch.ended(), "what it receives is never a piece"
 
 
+def test_among_many_nodes_which_announce_less_often_a_node_is_given_up_later() -> None:
+    many = [str(number) for number in range(5000)]
+    watch = Watch(many, GIB, 0)
+    watch.add(dict.fromkeys(many, report(40, silent_s=38.0)), 30)
+    assert not watch.given_up
+    watch.add({**dict.fromkeys(many, report(40)), "7": report(40, silent_s=40.0)}, 31)
+    assert watch.given_up == {"7": "was no longer heard at 40%"}
+
+
 def test_who_comes_back_is_waited_for() -> None:
     watch = Watch(["a"], GIB, 0)
     watch.add({"a": report(40, silent_s=20.0)}, 1)
