@@ -79,7 +79,12 @@ class PlainGPT(nn.Module):
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
-        logits = functional.linear(self.norm(x), self.tokens.weight)
+        return self.head(self.norm(x), self.tokens.weight, labels)
+
+    @staticmethod
+    def head(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss of the last activations [batch, sequence, hidden]."""
+        logits = functional.linear(x, weight)
         return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The benchmark of slow fabrics also works without an accelerator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import DEADLINE_S
+
+ROOT = Path(__file__).resolve().parents[3]
+BANDWIDTH = 0.002
+"""Of the fabric, in GB/s: slow enough that a step takes some tenths of a second longer."""
+
+
+@pytest.mark.parametrize("ways", ["ours", pytest.param("ours,ddp,fsdp2", marks=pytest.mark.long)])
+def test_each_way_takes_at_least_the_time_of_its_bytes(tmp_path: Path, ways: str) -> None:
+    file = tmp_path / "measured.json"
+    result = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "benchmarks" / "slow_fabric.py"), "--quick", "--ways", ways),
+            *("--bandwidths", f"{BANDWIDTH},0", "--accumulation", "2", "--json", str(file)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    measured = json.loads(file.read_text())
+    for way in ways.split(","):
+        # Our engine sends a third of it, the weights, from the end of the step before on.
+        least = measured[way]["sent"] * 0.66 / (BANDWIDTH * 1e9)
+        assert measured[way]["steps"][f"{BANDWIDTH}"][0] >= least > 0.2
+        assert measured[way]["fabric"][f"{BANDWIDTH}"] <= BANDWIDTH * 1e9
+    assert "| no limit " in result.stdout
