@@ -237,7 +237,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "fp8, fp4",
-        "`optimisation.precision: bf16`. " + MISSING,
+        "`optimisation.fp8_recipe: tensorwise` for the recipe of that name, else `optimisation.precision: bf16`. For "
+        "other recipes, run Megatron itself through `launcher.program`.",
         r"(no-|disable-)?fp8-.*|fp4-.*|first-last-layers-bf16|num-layers-at-.*-in-bf16|reuse-grad-buf-.*"
         r"|te-precision-config-file|te-rng-tracker",
     ),

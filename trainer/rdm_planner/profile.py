@@ -27,6 +27,7 @@ __all__ = [
     "Profile",
     "interpolate",
     "packages_of",
+    "require_modelled",
     "shape_of",
 ]
 
@@ -70,6 +71,19 @@ def shape_of(config: Config) -> dict[str, Any]:
         "engine": config.engine,
         "documents": config.knows_documents,
     }
+
+
+def require_modelled(config: Config) -> None:
+    """Reject a job whose speed the cost model does not know.
+
+    Raises:
+        TrainerError: It computes in fp8.
+    """
+    if config.optimisation.fp8_recipe != "none":
+        raise TrainerError(
+            f"optimisation.fp8_recipe is {config.optimisation.fp8_recipe}, whose speed the cost model does "
+            "not know; measure and search layouts with optimisation.fp8_recipe=none."
+        )
 
 
 def packages_of(engine: str) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ from rdm_core.errors import TrainerError
 
 __all__ = ["Start", "Stop", "alone", "device", "join", "memory"]
 
+# Ada's, the first with matrix products in fp8.
+_FP8_CAPABILITY = (8, 9)
 # Batch systems send SIGUSR1 before the time limit.
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -51,19 +53,22 @@ def alone(job_dir: Path) -> Iterator[None]:
         yield
 
 
-def join(precision: str, backend: str, timeout: datetime.timedelta) -> None:
+def join(precision: str, backend: str, timeout: datetime.timedelta, *, fp8_recipe: str = "none") -> None:
     """Become a rank: choose a device and join the process group. Without a launcher, the world size is 1.
 
     Args:
         precision: The precision of the computation: fp32, bf16 or fp16.
         backend: The process group's backend: auto, nccl or gloo.
         timeout: The timeout of its operations.
+        fp8_recipe: How matrix products compute in fp8; ``none`` if they do not.
 
     Raises:
         TrainerError: This node's device cannot do that.
     """
     on_cpu = device().type == "cpu"
     _require_device(precision, backend)
+    if fp8_recipe != "none" and not on_cpu:
+        _require_fp8(fp8_recipe)
     if not on_cpu:
         # A launcher may show each rank only its own device.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -116,6 +121,17 @@ def _require_device(precision: str, backend: str) -> None:
         )
     if backend == "nccl" and name == "cpu":
         raise TrainerError("launcher.backend is nccl, but this node has no GPU; use auto or gloo.")
+
+
+def _require_fp8(recipe: str) -> None:
+    capability = torch.cuda.get_device_capability()
+    if torch.version.hip or capability < _FP8_CAPABILITY:
+        has, needed = (".".join(map(str, one)) for one in (capability, _FP8_CAPABILITY))
+        found = "ROCm" if torch.version.hip else f"compute capability {has}"
+        raise TrainerError(
+            f"optimisation.fp8_recipe is {recipe}, which needs an NVIDIA GPU of compute capability {needed} "
+            f"or higher, but this node has {torch.cuda.get_device_name()} ({found}); set fp8_recipe to none."
+        )
 
 
 class Start:

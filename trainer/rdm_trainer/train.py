@@ -65,7 +65,10 @@ def run(config: Config, job_dir: Path) -> int:
     start.end("imports")
     timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
     with process.alone(job_dir):
-        process.join(config.optimisation.precision, config.launcher.backend, timeout)
+        optimisation = config.optimisation
+        process.join(
+            optimisation.precision, config.launcher.backend, timeout, fp8_recipe=optimisation.fp8_recipe
+        )
         with process.Stop() as stop:
             training = Training(config, job_dir, stop=stop, start=start)
             training.run()

@@ -275,6 +275,12 @@ class OptimisationConfig:
     """Samples to train."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Of weights and activations. The optimiser's copy of the weights is always fp32."""
+    fp8_recipe: Literal["none", "tensorwise", "rowwise"] = "none"
+    """Matrix products of attention and feed-forward networks compute in fp8: one scale for each tensor
+    (`tensorwise`, the fastest), or for each row or column. It needs `engine: native`, `precision: bf16`,
+    widths and tokens in multiples of 16 on each rank, and NVIDIA GPUs of compute capability 8.9 or higher; a
+    CPU emulates it. Products too small to gain, experts, embedding and head stay in bf16. It may change
+    between runs of a job."""
     lr: PositiveFloat = 1.5e-4
     """The highest learning rate."""
     min_lr: NotNegative = 0.0

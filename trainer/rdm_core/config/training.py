@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from rdm_core import float8
 from rdm_core.config.schema import Config
 from rdm_core.errors import TrainerError, Unfit, as_far_as_it_fits
 
@@ -29,6 +30,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _bert,
         _layout,
         unsupported,
+        _fp8,
         _length,
         _warmups,
         _rampup,
@@ -350,6 +352,40 @@ def unsupported(config: Config) -> Iterator[str]:
         yield (
             "optimisation.precision fp16 needs DeepSpeed, but engine is native; set engine to deepspeed, or "
             "precision to bf16."
+        )
+
+
+def _fp8(config: Config) -> Iterator[str]:
+    recipe = config.optimisation.fp8_recipe
+    if recipe == "none":
+        return
+    key = f"optimisation.fp8_recipe {recipe}"
+    if config.engine != "native":
+        yield (
+            f"{key} needs the native engine, but engine is {config.engine}; set engine to native, or take "
+            "fp8_recipe none."
+        )
+    if config.optimisation.precision != "bf16":
+        yield (
+            f"{key} needs optimisation.precision bf16, but it is {config.optimisation.precision}; take bf16, "
+            "or fp8_recipe none."
+        )
+    spec, parallel = config.spec, config.parallel
+    products = float8.products(spec, parallel.tensor)
+    if not any(float8.gains(recipe, *sizes) for sizes in products.values()):
+        yield f"{key} gains nothing, because all products of this model are small; take fp8_recipe none."
+    for name, (inputs, outputs) in products.items():
+        if float8.gains(recipe, inputs, outputs) and (inputs % float8.MULTIPLE or outputs % float8.MULTIPLE):
+            yield (
+                f"{key} needs multiples of {float8.MULTIPLE}, but {name} has {inputs} inputs and {outputs} "
+                f"outputs on each of {parallel.tensor} tensor ranks; change the model's width, or take "
+                "fp8_recipe none."
+            )
+    tokens = float8.tokens(config)
+    if tokens % float8.MULTIPLE:
+        yield (
+            f"{key} needs multiples of {float8.MULTIPLE} tokens, but a product has {tokens}; change "
+            "optimisation.micro_batch_size or the sequence length, or take fp8_recipe none."
         )
 
 

@@ -14,6 +14,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from rdm_core import float8
 from rdm_core.config.schema import Config
 from rdm_core.cost import flops
 from rdm_core.cost.chunks import chunk_tokens
@@ -213,7 +214,20 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
     weights, gradients, optimiser = map(sum, zip(*states, strict=True))
     activations = _activations(config, layers, in_flight)
     logits = _logits(config) if last else 0
-    return Memory(weights, gradients, optimiser, activations, logits, _RUNTIME_BYTES)
+    buffers = _RUNTIME_BYTES + sum(_fp8_copies(config, layer.name) for layer in layers)
+    return Memory(weights, gradients, optimiser, activations, logits, buffers)
+
+
+def _fp8_copies(config: Config, name: str) -> int:
+    """Return the bytes of a layer's weights in fp8: each weight has two copies."""
+    if not name.endswith("Block"):
+        return 0
+    return 2 * sum(
+        inputs * outputs
+        for product, (inputs, outputs) in float8.products(config.spec, config.parallel.tensor).items()
+        if float8.gains(config.optimisation.fp8_recipe, inputs, outputs)
+        and not (product.startswith("cross") and name != "DecoderBlock")
+    )
 
 
 def _logits(config: Config) -> int:

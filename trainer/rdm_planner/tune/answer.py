@@ -19,6 +19,7 @@ from rdm_planner.interleaved import chunk_blocks
 from rdm_planner.job import Job, TrainerModel, blocks_of, published_peaks, with_layout
 from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.nodes import NodeKind, order_count, tried_orders
+from rdm_planner.profile import require_modelled
 from rdm_planner.report import Point
 from rdm_planner.search import search
 from rdm_planner.tune.fleet import Fleet
@@ -140,6 +141,7 @@ def read_job(options: TuneOptions) -> Config:
     for override in options.overrides:
         if override.partition("=")[0] in _SEARCHED:
             raise TrainerError(f"{override} is what is searched here; leave it out.")
+    require_modelled(job)
     if job.parallel.context > 1:
         raise TrainerError(
             f"parallel.context is {job.parallel.context}, and no layout is searched for sequences that ranks "

@@ -121,10 +121,12 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
     tensor = f"{report.tensor}{' (sequence parallel)' if parallel.sequence_parallel else ''}"
     axes = f"tensor {tensor}{context} x pipeline {report.pipeline}{virtual} x data {report.data}"
     plural = "s" if report.world_size > 1 else ""
+    recipe = job.optimisation.fp8_recipe
+    fp8 = f" and fp8 ({recipe})" if recipe != "none" else ""
     yield (
         "layout",
         f"{report.world_size} GPU{plural} = {axes}{cut}, ZeRO {parallel.zero_stage}, "
-        f"{job.optimisation.precision}",
+        f"{job.optimisation.precision}{fp8}",
     )
     yield (
         "batch",

@@ -69,8 +69,10 @@ def profile(
 
     from rdm_core import config as configuration
     from rdm_job.environment import adopt_launcher_environment
+    from rdm_planner.profile import require_modelled
 
     job = configuration.load(config, overrides)
+    require_modelled(job)
     if blocks[0] >= blocks[1]:
         raise TrainerError(f"--blocks is {blocks[0]} {blocks[1]}; the second must be larger, as 4 12.")
     directory = os.environ.get("RDM_JOB_DIR")

@@ -19,6 +19,7 @@ from rdm_core.errors import BAD_INPUT, ConfigError
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FINETUNE = "qwen3-8b-finetune.yaml"
 CHUNKS = {"engine": "native", "parallel__pipeline": 2, "parallel__virtual_pipeline": 2, "model__layers": 4}
+FP8 = {"engine": "native", "optimisation__fp8_recipe": "tensorwise", "model__ffn_hidden_size": 2048}
 SOUND: dict[str, Any] = {
     "model": {"layers": 4, "hidden_size": 64, "attention_heads": 4, "seq_length": 32},
     "optimisation": {"train_iterations": 5},
@@ -361,6 +362,22 @@ def test_a_sound_configuration_has_no_problems() -> None:
         ({"engine": "native", "parallel__zero_stage": 2}, None, None, "zero_stage 2 needs DeepSpeed"),
         ({"engine": "native", "optimisation__precision": "fp16"}, None, None, "fp16 needs DeepSpeed"),
         ({"parallel__reduce_dtype": "bf16"}, None, None, "bf16 needs the native engine"),
+        ({"optimisation__fp8_recipe": "rowwise"}, None, None, "rowwise needs the native engine"),
+        (
+            {**FP8, "optimisation__precision": "fp32"},
+            None,
+            None,
+            "needs optimisation.precision bf16, but",
+        ),
+        ({**FP8, "model__ffn_hidden_size": 256}, None, None, "gains nothing, because all products"),
+        (
+            {**FP8, "model__ffn_hidden_size": 1032},
+            None,
+            None,
+            "mlp.fc1 has 64 inputs and 1032 outputs",
+        ),
+        ({**FP8, "parallel__tensor": 2}, None, None, "gains nothing, because all products"),
+        ({**FP8, "model__seq_length": 40}, None, None, "multiples of 16 tokens, but a product has 40"),
         ({"parallel__virtual_pipeline": 2}, None, None, "virtual_pipeline 2 needs the native engine"),
         (
             {"parallel__activation_checkpointing_blocks": 4},

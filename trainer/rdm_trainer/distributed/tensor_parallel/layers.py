@@ -22,7 +22,9 @@ from torch.nn import functional
 
 from rdm_trainer.compute_time import waiting
 from rdm_trainer.distributed.parameters import ShardSpec, parameter
+from rdm_trainer.distributed.tensor_parallel import float8
 from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
+from rdm_trainer.distributed.tensor_parallel.float8 import Float8Weight
 from rdm_trainer.distributed.topology import Topology
 
 __all__ = [
@@ -86,11 +88,11 @@ def begin_scatter_of(whole: torch.Tensor, group: Any, dimension: int) -> torch.T
     return begin_scatter(parts.flatten(0, 1), group)
 
 
-class _LinearSumGradient(torch.autograd.Function):
-    """Linear layer; its input's gradient is summed over the ranks while its weight's gradient is computed.
+class _Linear(torch.autograd.Function):
+    """Linear layer in fp8, or one whose input's gradient is summed over the ranks, or both.
 
-    If tokens are sharded, it saves only this rank's tokens. The backward pass gathers the others again while
-    it computes the input's gradient.
+    The sum overlaps with the computation of the weight's gradient. If tokens are sharded, it saves only this
+    rank's tokens. The backward pass gathers the others again while it computes the input's gradient.
     """
 
     @staticmethod
@@ -101,30 +103,75 @@ class _LinearSumGradient(torch.autograd.Function):
         bias: torch.Tensor | None,
         group: Any,
         sequence_parallel: bool,
+        rows: torch.Tensor | None,
+        row_scale: torch.Tensor | None,
+        columns: torch.Tensor | None,
+        column_scale: torch.Tensor | None,
     ) -> torch.Tensor:
-        ctx.save_for_backward(hidden_states, weight)
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
+        if columns is None:
+            ctx.save_for_backward(hidden_states, weight)
+        else:
+            ctx.save_for_backward(hidden_states, columns, column_scale)
         if sequence_parallel:
             hidden_states = end_gather(begin_gather(hidden_states, group), group, _TOKENS)
-        return functional.linear(hidden_states, weight, bias)
+        if rows is None or row_scale is None:
+            return functional.linear(hidden_states, weight, bias)
+        return float8.output(hidden_states, rows, row_scale, bias)
 
     @staticmethod
-    def backward(
-        ctx: Any, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None, None]:
-        hidden_states, weight = ctx.saved_tensors
-        gradient = gradients[0]
-        if ctx.sequence_parallel:
-            gathering = begin_gather(hidden_states, ctx.group)
-            input_gradient = gradient @ weight
-            hidden_states = end_gather(gathering, ctx.group, _TOKENS)
-            pending = begin_scatter_of(input_gradient, ctx.group, _TOKENS)
-        else:
-            pending = begin_sum(gradient @ weight, ctx.group)
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden_states, weight, *scale = ctx.saved_tensors
+        gradient, group = gradients[0], ctx.group
+        gathering = begin_gather(hidden_states, group) if ctx.sequence_parallel else None
+        input_gradient = float8.input_gradient(gradient, weight, *scale) if scale else gradient @ weight
+        if gathering is not None:
+            hidden_states = end_gather(gathering, group, _TOKENS)
+            pending = begin_scatter_of(input_gradient, group, _TOKENS)
+        elif group is not None:
+            pending = begin_sum(input_gradient, group)
         rows = gradient.flatten(0, -2)
-        weight_gradient = rows.t() @ hidden_states.flatten(0, -2)
+        if scale:
+            weight_gradient = float8.weight_gradient(gradient, hidden_states, rowwise=bool(scale[0].dim()))
+        else:
+            weight_gradient = rows.t() @ hidden_states.flatten(0, -2)
         bias_gradient = rows.sum(dim=0) if ctx.needs_input_grad[2] else None
-        return end_collective(pending), weight_gradient, bias_gradient, None, None
+        if group is not None:
+            input_gradient = end_collective(pending)
+        return input_gradient, weight_gradient, bias_gradient, None, None, None, None, None, None
+
+
+def _linear(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    float8_weight: Float8Weight | None,
+    group: Any = None,
+    sequence_parallel: bool = False,
+) -> torch.Tensor:
+    """Apply a linear layer.
+
+    Args:
+        hidden_states: Its inputs [..., inputs].
+        weight: [outputs, inputs].
+        bias: [outputs].
+        float8_weight: The weight in fp8, to compute in fp8.
+        group: The ranks over which the gradient of the inputs is summed.
+        sequence_parallel: The ranks shard the tokens of the inputs.
+    """
+    if float8_weight is not None:
+        copies: Any = (
+            float8_weight.rows,
+            float8_weight.row_scale,
+            float8_weight.columns,
+            float8_weight.column_scale,
+        )
+    elif group is None:
+        return functional.linear(hidden_states, weight, bias)
+    else:
+        copies = (None,) * 4
+    output: torch.Tensor = _Linear.apply(hidden_states, weight, bias, group, sequence_parallel, *copies)
+    return output
 
 
 class _BeginSum(torch.autograd.Function):
@@ -231,6 +278,9 @@ class ColumnParallelLinear(nn.Module):
         bias: Add b.
         stacked: Number of matrices in one, each sharded alike: the weight is [stacked, outputs, inputs], and
             a rank's outputs are ordered by matrix.
+
+    Attributes:
+        float8: The weight in fp8, if the layer computes in fp8.
     """
 
     def __init__(
@@ -250,6 +300,7 @@ class ColumnParallelLinear(nn.Module):
             ShardSpec((*several, outputs, inputs), divided, rank, ranks, std=std, decays=True)
         )
         self.bias = parameter(ShardSpec((*several, outputs), divided, rank, ranks)) if bias else None
+        self.float8: Float8Weight | None = None
         self.group = topology.tensor_group if topology.tensor > 1 else None
         self.sequence_parallel = topology.sequence_parallel
 
@@ -257,12 +308,7 @@ class ColumnParallelLinear(nn.Module):
         """Map [..., inputs] to this rank's [..., outputs / tensor], or [..., stacked x outputs / tensor]."""
         weight = self.weight.flatten(0, -2)
         bias = None if self.bias is None else self.bias.flatten()
-        if self.group is None:
-            return functional.linear(hidden_states, weight, bias)
-        output: torch.Tensor = _LinearSumGradient.apply(
-            hidden_states, weight, bias, self.group, self.sequence_parallel
-        )
-        return output
+        return _linear(hidden_states, weight, bias, self.float8, self.group, self.sequence_parallel)
 
 
 class RowParallelLinear(nn.Module):
@@ -274,6 +320,9 @@ class RowParallelLinear(nn.Module):
         topology: This rank's place, with the tensor axis.
         std: Standard deviation of the initial weights.
         bias: Add b.
+
+    Attributes:
+        float8: The weight in fp8, if the layer computes in fp8.
     """
 
     def __init__(
@@ -284,6 +333,7 @@ class RowParallelLinear(nn.Module):
             ShardSpec((outputs, inputs), 1, topology.tensor_rank, topology.tensor, std=std, decays=True)
         )
         self.bias = parameter(ShardSpec((outputs,))) if bias else None
+        self.float8: Float8Weight | None = None
         self.group = topology.tensor_group if topology.tensor > 1 else None
         self.sequence_parallel = topology.sequence_parallel
 
@@ -298,9 +348,9 @@ class RowParallelLinear(nn.Module):
                 over the ranks. The result of ``begin`` must not be read before ``end``.
         """
         if self.group is None:
-            return functional.linear(hidden_states, self.weight, self.bias)
+            return _linear(hidden_states, self.weight, self.bias, self.float8)
         if step != "end":
-            part = functional.linear(hidden_states, self.weight)
+            part = _linear(hidden_states, self.weight, None, self.float8)
             hidden_states = _BeginSum.apply(part, self.group, self.sequence_parallel)
         if step != "begin":
             hidden_states = _EndSum.apply(hidden_states)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from rdm_core.config import Config
 from rdm_trainer import models, process
@@ -16,6 +17,7 @@ from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill, bounds
 from rdm_trainer.distributed.token_counts import Batch
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.engine import DTYPES, Engine, StepResult
+from rdm_trainer.engines.native.float8 import Float8Layers
 from rdm_trainer.engines.native.pipeline import Stage
 from rdm_trainer.engines.native.sharded_adamw import ShardedAdamW
 from rdm_trainer.engines.native.states import NativeStates
@@ -50,7 +52,8 @@ class NativeEngine(Engine):
         self.module = model
         self.work = self._work([layer.kind for layer in model.layers])
         self.sharded = ShardedAdamW(config, model, topology, self.device, _shared(config, topology))
-        model.before_layer = self.sharded.wait_for
+        self._float8 = Float8Layers(config, model)
+        model.before_layer = self._before_layer
         self.optimiser = self.sharded.optimiser
         chunks = config.parallel.virtual_pipeline
         self._stage = Stage(model, topology, self.device, self.accumulation, chunks, self._span)
@@ -85,11 +88,12 @@ class NativeEngine(Engine):
         self.states.wait(float("inf"))
         self.sharded.wait_for(self.module)
         self.sharded.close()
-        del self.sharded, self.optimiser, self._stage, self.module
+        del self.sharded, self.optimiser, self._stage, self._float8, self.module
 
     def _train_step(self, batches: Iterator[Batch]) -> StepResult:
         self.module.train()
         self.sharded.begin()
+        self._float8.begin()
         loss = self._stage.train(batches, self.sharded.expect_backward)
         if self._on_loss is not None and self.topology.is_last_stage:
             self._on_loss(loss)
@@ -102,10 +106,15 @@ class NativeEngine(Engine):
 
     def _evaluate(self, batches: Iterator[Batch]) -> torch.Tensor:
         self.module.eval()
+        self._float8.begin()
         loss = self._counted(self._stage.evaluate(batches))
         if self.topology.world_size > 1:
             dist.all_reduce(loss)
         return loss / self.topology.data
+
+    def _before_layer(self, layer: nn.Module) -> None:
+        self.sharded.wait_for(layer)
+        self._float8.update(layer)
 
     def _counted(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss on one rank of each replica's last stage, and zero on the others."""

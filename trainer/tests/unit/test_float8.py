@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Matrix products in fp8; ``tests/distributed/test_fp8.py`` trains with them."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from rdm_core import float8
+from rdm_core.config import Config, from_dict, load
+from rdm_core.cost.dry_run import dry_run
+from rdm_core.errors import TrainerError
+from rdm_trainer import models, process
+from rdm_trainer.cli import cli
+from rdm_trainer.distributed.tensor_parallel.float8 import Float8Weight
+from rdm_trainer.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from rdm_trainer.distributed.topology import Topology
+from tests.distributed.training import GPT, MOE, QWEN, T5
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+Recipe = Literal["tensorwise", "rowwise"]
+
+
+def layer_in_fp8(recipe: Recipe) -> tuple[ColumnParallelLinear, Float8Weight]:
+    torch.manual_seed(1)
+    layer = ColumnParallelLinear(64, 48, Topology.single(), 1.0, stacked=2)
+    for weight in layer.parameters():
+        weight.data = torch.randn(weight.shape).bfloat16()
+    layer.float8 = Float8Weight(layer.weight, recipe, compiled=False)
+    layer.float8.update(layer.weight)
+    return layer, layer.float8
+
+
+def in_fp8(
+    values: torch.Tensor, recipe: Recipe, dimension: int, *, is_gradient: bool = False
+) -> torch.Tensor:
+    """Return the values that fp8 can represent nearest to a matrix's, in float64."""
+    maximum = values.double().abs().amax(dimension, keepdim=True)
+    dtype = torch.float8_e5m2 if is_gradient and recipe == "tensorwise" else torch.float8_e4m3fn
+    if recipe == "tensorwise":
+        scale = torch.finfo(dtype).max / maximum.max()
+    else:
+        scale = (torch.finfo(dtype).max / maximum).log2().floor().exp2()
+    return (values.float() * scale.float()).to(dtype).double() / scale
+
+
+@pytest.mark.parametrize("recipe", get_args(Recipe))
+def test_a_layer_multiplies_values_in_fp8(recipe: Recipe) -> None:
+    layer, _ = layer_in_fp8(recipe)
+    inputs = torch.randn(2, 16, 64).bfloat16().requires_grad_()
+    gradient = torch.randn(2, 16, 96).bfloat16()
+    output = layer(inputs)
+    output.backward(gradient)
+    matrix, out = inputs.detach().flatten(0, 1), gradient.flatten(0, 1)
+    weight = layer.weight.detach().flatten(0, 1)
+    assert layer.bias is not None
+    expected = {
+        "output": in_fp8(matrix, recipe, 1) @ in_fp8(weight, recipe, 1).t() + layer.bias.flatten().double(),
+        "input": in_fp8(out, recipe, 1, is_gradient=True) @ in_fp8(weight, recipe, 0),
+        "weight": in_fp8(out, recipe, 0, is_gradient=True).t() @ in_fp8(matrix, recipe, 0),
+        "bias": out.double().sum(0),
+    }
+    assert inputs.grad is not None
+    assert layer.weight.grad is not None
+    assert layer.bias.grad is not None
+    found = {
+        "output": output.flatten(0, 1),
+        "input": inputs.grad.flatten(0, 1),
+        "weight": layer.weight.grad.flatten(0, 1),
+        "bias": layer.bias.grad.flatten(),
+    }
+    for name, values in found.items():
+        # The results are rounded to bf16.
+        torch.testing.assert_close(values.double(), expected[name], rtol=2**-7, atol=0.05)
+    # It did not compute in bf16.
+    assert (output.flatten(0, 1).double() - (matrix @ weight.t()).double()).abs().max() > 0.1
+
+
+def test_a_weight_is_cast_only_by_an_update() -> None:
+    layer, weight = layer_in_fp8("tensorwise")
+    inputs = torch.randn(16, 64).bfloat16()
+    before = layer(inputs)
+    layer.weight.data *= 2
+    assert torch.equal(layer(inputs), before)
+    weight.update(layer.weight)
+    assert not torch.equal(layer(inputs), before)
+    assert not layer.state_dict().keys() - {"weight", "bias"}
+
+
+@pytest.mark.parametrize("recipe", get_args(Recipe))
+def test_zeros_stay_zeros_and_what_is_not_finite_shows(recipe: Recipe) -> None:
+    layer, _ = layer_in_fp8(recipe)
+    assert layer.bias is not None
+    layer.bias.data.zero_()
+    assert not layer(torch.zeros(16, 64).bfloat16()).any()
+    for wrong in (float("inf"), float("nan")):
+        inputs = torch.ones(16, 64).bfloat16()
+        inputs[3, 5] = wrong
+        assert layer(inputs)[3].isnan().all()
+
+
+@pytest.mark.parametrize("config", [GPT, QWEN, MOE, T5], ids=["gpt", "qwen", "moe", "t5"])
+def test_the_products_are_those_of_the_models_blocks(config: Config) -> None:
+    topology = Topology.single()
+    with torch.device("meta"):
+        blocks = [layer.make() for layer in models.layers(config, topology) if layer.kind.endswith("Block")]
+    products = float8.products(config.spec, 1)
+    found = {
+        name: tuple(reversed(one.weight.flatten(0, -2).shape))
+        for name, one in blocks[-1].named_modules()
+        if isinstance(one, ColumnParallelLinear | RowParallelLinear)
+    }
+    assert found == products
+
+
+def test_small_products_stay_in_bf16() -> None:
+    sizes = [(2048, 2048), (4096, 1024), (8192, 1024), (4096, 4096), (1024, 8192)]
+    assert [float8.gains("tensorwise", *one) for one in sizes] == [True, False, True, True, True]
+    assert [float8.gains("rowwise", *one) for one in sizes] == [False, False, False, True, False]
+    assert not any(float8.gains("none", *one) for one in sizes)
+
+
+def test_a_dry_run_counts_two_copies_of_each_weight() -> None:
+    job = load(CONFIGS / "llama3-8b.yaml", ["engine=native", "parallel.zero_stage=1"])
+    fp8 = from_dict(job.to_dict(), ["optimisation.fp8_recipe=tensorwise"])
+    world = job.written_world_size
+    bf16, both = (dry_run(one, world).stages[0] for one in (job, fp8))
+    assert {one.memory.weights for one in (bf16, both)} == {bf16.memory.weights}
+    products = sum(a * b for a, b in float8.products(job.spec, job.parallel.tensor).values())
+    assert both.memory.buffers - bf16.memory.buffers == 2 * products * both.blocks
+
+
+@pytest.mark.parametrize("verb", [["tune", "--nodes", "1xH100:8"], ["profile"]])
+def test_the_planner_rejects_fp8(verb: list[str]) -> None:
+    job = [str(CONFIGS / "llama3-8b.yaml"), "engine=native", "optimisation.fp8_recipe=tensorwise"]
+    with pytest.raises(TrainerError, match="does not know") as rejected:
+        CliRunner().invoke(cli, [*verb, *job], catch_exceptions=False, standalone_mode=False)
+    assert "optimisation.fp8_recipe=none" in str(rejected.value)
+
+
+@pytest.mark.parametrize(("capability", "hip"), [((8, 0), None), ((9, 4), "7.0")])
+def test_a_device_without_fp8_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], hip: Any
+) -> None:
+    monkeypatch.setattr(process, "device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A device")
+    monkeypatch.setattr(torch.version, "hip", hip)
+    minute = datetime.timedelta(minutes=1)
+    with pytest.raises(TrainerError, match=r"this node has A device .*set fp8_recipe to none"):
+        process.join("bf16", "auto", minute, fp8_recipe="rowwise")
