@@ -22,6 +22,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.container im
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.docker_engine import (
     DesiredEngine,
     desired_docker_engine,
+    docker_engine_steps,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.hostfile import (
     absent_hostfile,
@@ -81,7 +82,7 @@ class Part(NamedTuple):
 
 
 PARTS: Mapping[str, Part] = {
-    "docker_engine": Part(desired_docker_engine),
+    "docker_engine": Part(desired_docker_engine, steps=docker_engine_steps),
     "images": Part(desired_images),
     "sriov": Part(desired_sriov, steps=sriov_steps),
     "network": Part(desired_network, absent_network, steps=network_steps),

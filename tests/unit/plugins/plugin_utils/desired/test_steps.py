@@ -98,3 +98,72 @@ def test_what_waits_for_a_reboot_is_listed() -> None:
         __sriov_kernel={"reasons": ["the kernel"], "reboot_required": True},
     )
     assert (found["waiting"], found["reboots"]) == (["the firmware", "the kernel"], True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "given", "refusal"),
+    [
+        ({}, {}, "no engine; install and start it, or set docker_engine_install to true"),
+        (
+            {"user": {"root": False, "name": "ann"}},
+            {"docker_engine_install": True},
+            "no engine; only root can install and start it, and this is user ann",
+        ),
+        ({"docker_state": "forbidden"}, {"docker_engine_install": True}, "no engine"),
+        ({"user": {"root": True}}, {"docker_engine_install": True}, ""),
+        (
+            {"docker_state": "ok"},
+            {},
+            "Python lacks the library requests, which the modules of community.docker need; install and "
+            "start it, or set docker_engine_install to true",
+        ),
+    ],
+)
+def test_why_no_engine_is_installed(facts: dict[str, Any], given: dict[str, Any], refusal: str) -> None:
+    found = {"docker_state": "absent", "docker_error": "no engine", **facts}
+    assert steps("docker_engine", found, **given)["refusal"] == refusal
+
+
+@pytest.mark.parametrize(
+    ("facts", "system", "given", "missing"),
+    [
+        ({"python_requests": True}, {"pkg_mgr": "apt"}, {}, ["docker.io"]),
+        ({"python_requests": False}, {"pkg_mgr": "apt"}, {}, ["docker.io", "python3-requests"]),
+        ({"docker_state": "stopped"}, {"pkg_mgr": "apt"}, {}, ["python3-requests"]),
+        ({"python_requests": True}, {"pkg_mgr": "dnf", "distribution": "Fedora"}, {}, ["moby-engine"]),
+        ({"python_requests": True}, {"pkg_mgr": "dnf", "distribution": "Rocky"}, {}, ["docker-ce"]),
+        ({"python_requests": True}, {"pkg_mgr": "apt"}, {"docker_engine_packages": ["mine"]}, ["mine"]),
+        (
+            {"python_requests": True},
+            {"pkg_mgr": "apt"},
+            {"rdm_docker_socket": "/run/podman/podman.sock"},
+            ["podman", "netavark", "aardvark-dns", "catatonit", "crun"],
+        ),
+    ],
+)
+def test_which_packages_are_missing(
+    facts: dict[str, Any], system: dict[str, str], given: dict[str, Any], missing: list[str]
+) -> None:
+    found = {"docker_state": "absent", **facts}
+    assert steps("docker_engine", found, ansible_facts=system, **given)["missing"] == missing
+
+
+def test_the_facts_after_an_installation_count() -> None:
+    gathered = {"__docker_engine_gathered": {"node": {"docker_state": "ok", "python_requests": True}}}
+    before = {"docker_state": "absent", "python_requests": False}
+    assert steps("docker_engine", before)["ready"] is False
+    assert steps("docker_engine", before, **gathered)["ready"] is True
+
+
+def test_podmans_service_is_what_starts_it() -> None:
+    podman: dict[str, Any] = {"rdm_docker_socket": "/run/podman/podman.sock"}
+    found = steps("docker_engine", **podman, __docker_engine_systemd={"stat": {"exists": True}})
+    assert found["start"][-5:] == [
+        "podman",
+        "system",
+        "service",
+        "--time=0",
+        "unix:///run/podman/podman.sock",
+    ]
+    assert (found["daemon"], found["see"]) == ("podman", "the journal of podman.socket")
+    assert steps("docker_engine")["see"] == "/var/log/rdm-dockerd.log"
