@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
     UPSTREAM,
@@ -52,6 +53,52 @@ def desired_images(variables: NodeVariables, entry: PlanEntry) -> DesiredImages:
         [list(archive) for archive in entry.archives],
         variables.texts("images_mirror"),
     )
+
+
+def images_steps(
+    part: DesiredImages, _variables: NodeVariables, entry: PlanEntry, observed: Observed
+) -> dict[str, Any]:
+    """Return what the role's tasks read in addition to the part.
+
+    The images are in `archive`, `registry` and `build`, by their source. `to_load` are archives that the node
+    needs, or those with a problem alone, so that they fail before others are loaded. `uninspected` is whether
+    archives were not inspected, `imageless` whether there is no image to run, `mirrored` whether mirrors are
+    desired or were added by an earlier run, and `others` whether there is more to do than to load archives.
+    """
+    of = {
+        source: [image for image in (*part.images, *part.plugin) if image.get("source") == source]
+        for source in ("archive", "registry", "build")
+    }
+    inspected = [one for one in observed.result("images_inspection").get("results") or () if "problem" in one]
+    # The results are valid if they are for exactly these archives.
+    uninspected = not observed.planned or [one["item"] for one in inspected] != of["archive"]
+    mirrored = bool(part.mirrors or (observed.preflight.get("docker") or {}).get("added_mirrors"))
+    to_load = [one["item"] for one in inspected if one["problem"]] or [
+        one["item"] for one in inspected if one.get("needed")
+    ]
+    return {
+        **of,
+        "uninspected": uninspected,
+        "imageless": not part.images and not entry.image,
+        "mirrored": mirrored,
+        "others": bool(uninspected or mirrored or of["registry"] or of["build"]),
+        # Each with what was brought: the loop over them replaces the registered inspection.
+        "to_load": _with_brought(to_load, observed.result("__images_brought"), entry.node),
+    }
+
+
+def _with_brought(
+    to_load: list[dict[str, Any]], brought: Mapping[str, Any], node: str
+) -> list[dict[str, Any]]:
+    """Return archives with what other nodes sent of them to this one; one that is loaded again is kept."""
+    sent = (brought.get("nodes") or {}).get(node) or {}
+    paths = [str(one["path"]) for one in to_load]
+    return [
+        {**one, "brought": {**sent[path], "index": brought["indexes"][path], "keep": path in paths[number:]}}
+        if sent.get(path)
+        else one
+        for number, (path, one) in enumerate(zip(paths, to_load, strict=True), start=1)
+    ]
 
 
 def listed_images(variables: NodeVariables) -> list[dict[str, Any]]:

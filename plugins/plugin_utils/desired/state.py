@@ -31,6 +31,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.hostfile imp
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.images import (
     DesiredImages,
     desired_images,
+    images_steps,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.my_ip import absent_my_ip, desired_my_ip
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network import (
@@ -83,7 +84,7 @@ class Part(NamedTuple):
 
 PARTS: Mapping[str, Part] = {
     "docker_engine": Part(desired_docker_engine, steps=docker_engine_steps),
-    "images": Part(desired_images),
+    "images": Part(desired_images, steps=images_steps),
     "sriov": Part(desired_sriov, steps=sriov_steps),
     "network": Part(desired_network, absent_network, steps=network_steps),
     "container": Part(desired_container, absent_container),

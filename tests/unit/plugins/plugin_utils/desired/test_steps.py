@@ -167,3 +167,75 @@ def test_podmans_service_is_what_starts_it() -> None:
     ]
     assert (found["daemon"], found["see"]) == ("podman", "the journal of podman.socket")
     assert steps("docker_engine")["see"] == "/var/log/rdm-dockerd.log"
+
+
+ARCHIVES: list[dict[str, Any]] = [
+    {"name": name, "source": "archive", "path": f"/{name}.tar"} for name in ("a", "b")
+]
+PULLED = {"name": "c", "source": "registry"}
+
+
+def inspection(*problems: str) -> dict[str, Any]:
+    """Return the registered inspection of the archives, all of which the node needs."""
+    pairs = zip(ARCHIVES, problems, strict=False)
+    return {"results": [{"item": {**item}, "problem": problem, "needed": True} for item, problem in pairs]}
+
+
+def test_images_are_sorted_by_their_source() -> None:
+    built = {"name": "d", "source": "build"}
+    found = steps("images", images_list=[ARCHIVES[0], PULLED, built])
+    assert (found["archive"], found["registry"], found["build"]) == ([ARCHIVES[0]], [PULLED], [built])
+
+
+@pytest.mark.parametrize(
+    ("given", "uninspected", "others"),
+    [
+        ({"images_inspection": inspection("", "")}, False, False),
+        ({"images_inspection": inspection("")}, True, True),
+        ({"images_inspection": {}}, True, True),
+        ({"images_inspection": inspection("", ""), "images_mirror": ["a:1"]}, False, True),
+        ({"images_inspection": inspection("", ""), "images_list": [*ARCHIVES, PULLED]}, False, True),
+    ],
+)
+def test_what_preflight_has_not_done_is_done_by_the_role(
+    given: dict[str, Any], uninspected: bool, others: bool
+) -> None:
+    found = steps("images", {"docker": {}}, preflight_plan={}, **{"images_list": ARCHIVES, **given})
+    assert (found["uninspected"], found["others"]) == (uninspected, others)
+
+
+def test_without_a_plan_every_archive_is_inspected() -> None:
+    assert steps("images", images_list=ARCHIVES, images_inspection=inspection("", ""))["uninspected"]
+
+
+def test_mirrors_of_an_earlier_run_are_removed() -> None:
+    assert not steps("images", {"docker": None})["mirrored"]
+    assert steps("images", {"docker": {"added_mirrors": ["a:1"]}})["mirrored"]
+
+
+@pytest.mark.parametrize(
+    ("registered", "to_load"),
+    [
+        (inspection("", ""), ARCHIVES),
+        (inspection("", "broken"), ARCHIVES[1:]),  # alone, so that it fails before others are loaded
+        ({"results": [{"item": ARCHIVES[0], "problem": "", "needed": False}]}, []),
+        ({"results": [{"item": ARCHIVES[0], "images": []}]}, []),  # loaded, not inspected
+    ],
+)
+def test_which_archives_are_loaded(registered: dict[str, Any], to_load: list[dict[str, str]]) -> None:
+    assert steps("images", images_list=ARCHIVES, images_inspection=registered)["to_load"] == to_load
+
+
+def test_an_archive_that_other_nodes_sent_is_kept_for_its_other_images() -> None:
+    sent = {"nodes": {"n1": {"/a.tar": {"whole": True}}, "n2": {}}, "indexes": {"/a.tar": "i", "/b.tar": "j"}}
+    again = {"item": {**ARCHIVES[0], "name": "c"}, "problem": "", "needed": True}
+    registered = {"results": [*inspection("", "")["results"], again]}
+    found = steps("images", images_inspection=registered, __images_brought=sent)["to_load"]
+    known = {"whole": True, "index": "i"}
+    assert [one.get("brought") for one in found] == [{**known, "keep": True}, None, {**known, "keep": False}]
+
+
+def test_a_cluster_has_an_image_that_is_listed_or_found() -> None:
+    assert steps("images", rdm_accelerator="cpu")["imageless"]
+    assert not steps("images", images_list=[PULLED])["imageless"]
+    assert not steps("images", preflight_plan={"nodes": {"n1": {"image": "found"}}})["imageless"]
