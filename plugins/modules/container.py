@@ -39,7 +39,7 @@ options:
   desired:
     description:
       - What the container should be, as P(rdm.provision.desired#lookup) returns it for the role container,
-        without C(files). Its keys are the attributes of C(DesiredContainer) in
+        in C(settings). Its keys are the attributes of C(DesiredContainer) in
         C(plugins/plugin_utils/desired/container.py).
       - With C(plugin_socket) a VF is reserved for the container before it is made. It gets the VF's hardware
         address, unless that is another after each boot, and with C(rdma) the VF's RDMA devices.
@@ -112,7 +112,7 @@ options:
 EXAMPLES = r"""
 - name: Run the training container
   rdm.provision.container:
-    desired: "{{ __container_settings }}"
+    desired: "{{ __container_desired.settings }}"
     node: "{{ inventory_hostname }}"
 """
 

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.network.rails import in_subnet
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import network_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.hostfile import desired_hostfile
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.my_ip import desired_my_ip
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import (
     OwnedFiles,
     absent,
@@ -208,6 +211,42 @@ def absent_container(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
         directories=absent(*(one["path"] for one in files.directories)),
         files=absent(*(one["path"] for one in files.files)),
     )
+
+
+def container_steps(
+    part: DesiredContainer, variables: NodeVariables, entry: PlanEntry, observed: Observed
+) -> dict[str, Any]:
+    """Return what the role's tasks read in addition to the part.
+
+    `settings` is the part without its files, some of which are secret. `written` are all files that the call
+    writes, with those of the roles in `__container_in_same_call`. `has_jobs` is whether jobs may run in the
+    container, which is unknown without preflight. `image_comes` is the image's ID in check mode, if the role
+    images would provide it: the classic image store uses this digest as its ID.
+    """
+    same_call = variables.texts("__container_in_same_call")
+    others = {"my_ip": desired_my_ip, "hostfile": desired_hostfile}
+    written = [part.files, *(make(variables, entry) for role, make in others.items() if role in same_call)]
+    jobs = "docker" not in observed.preflight or observed.container(part.name).get("jobs")
+    classic = (observed.preflight.get("docker") or {}).get("image_store") == "classic"
+    provided = (
+        image["digest"]
+        for one in observed.result("images_inspection").get("results") or ()
+        if "problem" not in one
+        for image in one.get("images") or ()
+        if part.image in image["tags"]
+    )
+    return {
+        "settings": {name: value for name, value in part._asdict().items() if name != "files"},
+        "written": {
+            "owner_markers": [one.owner_marker for one in written],
+            **{
+                name: [item for one in written for item in getattr(one, name)]
+                for name in ("directories", "files", "blocks", "repairs")
+            },
+        },
+        "has_jobs": bool(jobs) and variables.true("container_protect_jobs", otherwise=True),
+        "image_comes": next(provided, "") if observed.check_mode and classic else "",
+    }
 
 
 def _files(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> OwnedFiles:

@@ -17,6 +17,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision impor
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.container import (
     DesiredContainer,
     absent_container,
+    container_steps,
     desired_container,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.docker_engine import (
@@ -87,7 +88,7 @@ PARTS: Mapping[str, Part] = {
     "images": Part(desired_images, steps=images_steps),
     "sriov": Part(desired_sriov, steps=sriov_steps),
     "network": Part(desired_network, absent_network, steps=network_steps),
-    "container": Part(desired_container, absent_container),
+    "container": Part(desired_container, absent_container, steps=container_steps),
     "my_ip": Part(desired_my_ip, absent_my_ip),
     "hostfile": Part(desired_hostfile, absent_hostfile),
 }

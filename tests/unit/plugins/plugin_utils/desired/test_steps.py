@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.container import DesiredContainer
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import desired
@@ -239,3 +240,70 @@ def test_a_cluster_has_an_image_that_is_listed_or_found() -> None:
     assert steps("images", rdm_accelerator="cpu")["imageless"]
     assert not steps("images", images_list=[PULLED])["imageless"]
     assert not steps("images", preflight_plan={"nodes": {"n1": {"image": "found"}}})["imageless"]
+
+
+PLAN = {
+    "subnet": "10.1.0.0/24",
+    "gateway": "10.1.0.1",
+    "master_addr": "10.1.0.100",
+    "address_map": "n1 10.1.0.101\n",
+    "hostfile": "10.1.0.100 slots=8\n",
+    "nodes": {"n1": {"my_ip": "10.1.0.101", "image": "a:1"}},
+}
+
+
+def container(facts: dict[str, Any] | None = None, **given: Any) -> dict[str, Any]:
+    return steps("container", facts, preflight_plan=PLAN, **given)
+
+
+def test_the_module_gets_the_part_without_files() -> None:
+    found = container()
+    assert set(found["settings"]) == set(DesiredContainer._fields) - {"files"}
+    assert found["settings"]["image"] == "a:1"
+
+
+def test_files_of_other_roles_are_written_in_the_same_call() -> None:
+    own, more = container(), container(__container_in_same_call=["my_ip", "hostfile", "state_file"])
+    assert own["written"]["files"] == own["files"]["files"]
+    parts = [own["files"], *(steps(role, preflight_plan=PLAN) for role in ("my_ip", "hostfile"))]
+    assert more["written"]["owner_markers"] == [one["owner_marker"] for one in parts]
+    for name in ("directories", "files", "blocks", "repairs"):
+        assert more["written"][name] == [item for one in parts for item in one[name]]
+
+
+@pytest.mark.parametrize(
+    ("facts", "given", "has_jobs"),
+    [
+        (None, {}, True),  # unknown
+        (None, {"container_protect_jobs": False}, False),
+        ({"docker": None}, {}, False),
+        ({"docker": {"containers": [{"name": "rdm", "jobs": ["j"]}]}}, {}, True),
+        ({"docker": {"containers": [{"name": "rdm", "jobs": []}, {"name": "x", "jobs": ["j"]}]}}, {}, False),
+    ],
+)
+def test_jobs_are_protected_where_they_may_run(
+    facts: dict[str, Any] | None, given: dict[str, Any], has_jobs: bool
+) -> None:
+    assert container(facts, **given)["has_jobs"] is has_jobs
+
+
+@pytest.mark.parametrize(
+    ("store", "check_mode", "tags", "comes"),
+    [
+        ("classic", True, ["b:1", "a:1"], "sha256:1"),
+        ("classic", False, ["a:1"], ""),
+        ("containerd", True, ["a:1"], ""),
+        ("classic", True, ["b:1"], ""),
+    ],
+)
+def test_a_check_knows_the_image_that_would_be_loaded(
+    store: str, check_mode: bool, tags: list[str], comes: str
+) -> None:
+    loaded = {"images": [{"tags": tags, "digest": "sha256:1"}]}
+    inspected = {"problem": "", "images": [{"tags": ["a:1"], "digest": "sha256:0"}]}
+    found = container(
+        {"docker": {"image_store": store}},
+        ansible_check_mode=check_mode,
+        images_inspection={"results": [inspected, {"skipped": True}, loaded]},
+    )
+    assert found["image_comes"] == comes
