@@ -12,7 +12,7 @@ from ansible.plugins.lookup import LookupBase
 from ansible.utils.display import Display
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import PARTS, desired
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import OTHER_PARTS, PARTS, desired
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_variables import (
@@ -67,8 +67,9 @@ class LookupModule(LookupBase):
         """Return the role's part."""
         self.set_options(var_options=variables, direct=options)
         role, absent = str(terms[0]), self.get_option("state") == "absent"
-        if role not in PARTS:
-            raise AnsibleError(f"there is no desired state of a role {role}: choose {', '.join(PARTS)}")
+        roles = [*PARTS, *OTHER_PARTS]
+        if role not in roles:
+            raise AnsibleError(f"there is no desired state of a role {role}: choose {', '.join(roles)}")
         # Templates of a task read one key after the other, and each of them calls the lookup.
         if _last.get("variables") is not variables:
             _last.clear()

@@ -45,6 +45,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network impo
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import Origin
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.python_env import (
+    desired_python_env,
+    python_env_steps,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov import desired_sriov, sriov_steps
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
     DRIVERS_ON_A_PARENT,
@@ -92,6 +96,9 @@ PARTS: Mapping[str, Part] = {
     "my_ip": Part(desired_my_ip, absent_my_ip),
     "hostfile": Part(desired_hostfile, absent_hostfile),
 }
+
+OTHER_PARTS: Mapping[str, Part] = {"python_env": Part(desired_python_env, steps=python_env_steps)}
+"""The parts of roles that run without a state file."""
 
 
 class Attachment(NamedTuple):
@@ -315,7 +322,7 @@ def desired(
     """Return a role's part of a node's desired state as plain data, with the steps that lead there.
 
     Args:
-        role: a name in PARTS.
+        role: a name in PARTS or OTHER_PARTS.
         variables: the node's variables.
         entry: its part of the plan.
         absent: return the files to remove instead.
@@ -325,7 +332,7 @@ def desired(
         ValueError: the variables contradict each other, or a value of the plan is missing.
         AnsibleError: a variable refers to something undefined.
     """
-    part = PARTS[role]
+    part = {**PARTS, **OTHER_PARTS}[role]
     make = part.absent if absent else part.make
     if make is None:
         raise ValueError(f"what the role {role} leaves is not taken away by a list")

@@ -25,14 +25,24 @@ def job_place(variable: Callable[[str], Any], *, submits: bool = False) -> dict[
     """
     if variable("rdm_runtime") != RUNTIME_HOST and not submits:
         return {"runtime": RUNTIME_CONTAINER}
-    config_dir = str(variable("rdm_config_dir") or f"~/{USER_CONFIG_DIR}")
+    directories = host_directories(variable)
     return {
         "runtime": RUNTIME_HOST,
-        "environment": str(variable("python_env_directory") or f"{config_dir}/python"),
-        "directory": str(variable("job_directory") or f"{config_dir}/jobs"),
-        "key": "" if submits else f"{config_dir}/ssh/id_ed25519",
+        "environment": directories["directory"],
+        "directory": directories["jobs"],
+        "key": "" if submits else f"{directories['config_dir']}/ssh/id_ed25519",
         "my_ip": str(variable("my_ip") or ""),
         **({"slurm": True} if submits else {}),
+    }
+
+
+def host_directories(variable: Callable[[str], Any]) -> dict[str, str]:
+    """Return the directories of a bare host: `config_dir`, `directory` of the environment, and `jobs`."""
+    config_dir = str(variable("rdm_config_dir") or f"~/{USER_CONFIG_DIR}")
+    return {
+        "config_dir": config_dir,
+        "directory": str(variable("python_env_directory") or f"{config_dir}/python"),
+        "jobs": str(variable("job_directory") or f"{config_dir}/jobs"),
     }
 
 

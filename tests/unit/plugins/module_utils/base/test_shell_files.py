@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleFilterError
-from ansible_collections.rdm.provision.plugins.filter.activation import activation
 from ansible_collections.rdm.provision.plugins.module_utils.base.shell_files import shell_blocks
 from ansible_collections.rdm.provision.plugins.modules import node_files
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.python_env import activation
 
 from tests.unit.plugins.modules.running import run_module
 
@@ -214,7 +213,7 @@ def test_an_environment_is_active_in_every_kind_of_shell(
 
 @pytest.mark.parametrize("path", ["/opt/$(id)", "/opt/my env", "/opt/a;id", "~/`id`"])
 def test_an_environment_whose_path_a_shell_would_read_otherwise_is_refused(path: str) -> None:
-    with pytest.raises(AnsibleFilterError, match="cannot be read by a shell"):
+    with pytest.raises(ValueError, match="cannot be read by a shell"):
         activation(path, "~/.rdm/%n/activate", "rdm")
 
 

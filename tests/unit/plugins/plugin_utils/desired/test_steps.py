@@ -307,3 +307,79 @@ def test_a_check_knows_the_image_that_would_be_loaded(
         images_inspection={"results": [inspected, {"skipped": True}, loaded]},
     )
     assert found["image_comes"] == comes
+
+
+class HostVars(dict[str, dict[str, Any]]):
+    """The variables of all hosts, as Ansible has them."""
+
+    raw_get = dict.__getitem__
+
+
+def python_env(node: str = "n1", play: str = "n1 n2", **given: Any) -> dict[str, Any]:
+    """Return the part and steps of a node of a cluster of n1 and n2; each reported an environment in use."""
+    made = {"__python_env_made": {"used": [f"/env-{node}", "/env"]}}
+    given = {
+        **made,
+        "python_env_state": "present",
+        "groups": {"master": ["n1"], "workers": ["n2"]},
+        "ansible_play_hosts": play.split(),
+        "ansible_play_hosts_all": play.split(),
+        "hostvars": HostVars({"n1": made, "n2": {"__python_env_made": {"used": ["/env", "/env-n2"]}}}),
+        **given,
+    }
+    variables = NodeVariables(given, given.__getitem__)
+    return desired("python_env", variables, PlanEntry(node), observed=Observed(node, given))
+
+
+def test_directories_of_an_environment_follow_the_clusters() -> None:
+    found = python_env(rdm_config_dir="/c", rdm_cluster="other")
+    assert (found["directory"], found["jobs"]) == ("/c/python", "/c/jobs")
+    assert found["owner_marker"] == {"path": "/c/cluster", "name": "other"}
+    assert python_env()["directory"] == "~/.rdm/%n/python"
+    assert python_env(python_env_directory="/e", job_directory="/j")["jobs"] == "/j"
+
+
+@pytest.mark.parametrize(
+    ("given", "state"),
+    [
+        ({"python_env_activate": True}, "present"),
+        ({}, "absent"),
+        ({"python_env_activate": True, "python_env_state": "absent"}, "absent"),
+    ],
+)
+def test_an_environment_is_activated_if_the_user_chose_that(given: dict[str, Any], state: str) -> None:
+    found = python_env(**given)
+    assert {one["state"] for one in (*found["files"], *found["blocks"])} == {state}
+
+
+@pytest.mark.parametrize(
+    ("shared", "node", "play", "makes", "for_all", "protect"),
+    [
+        (False, "n2", "n1 n2", True, True, []),
+        (False, "n2", "n2", True, True, []),
+        (True, "n1", "n1 n2", True, True, ["/env-n1", "/env", "/env-n2"]),
+        (True, "n2", "n1 n2", False, True, []),
+        (True, "n1", "n1", True, False, ["/env-n1", "/env"]),
+    ],
+)
+def test_the_first_node_makes_a_shared_environment(
+    shared: bool, node: str, play: str, makes: bool, for_all: bool, protect: list[str]
+) -> None:
+    found = python_env(node, play, python_env_shared=shared)
+    assert (found["makes"], found["for_all"], found["protect"]) == (makes, for_all, protect)
+
+
+@pytest.mark.parametrize(
+    ("shared", "node", "play", "makes", "removes"),
+    [
+        (False, "n2", "n1 n2", True, True),
+        (True, "n1", "n1 n2", True, True),
+        (True, "n2", "n1 n2", False, False),
+        (True, "n1", "n1", True, False),  # n2 may use them
+    ],
+)
+def test_shared_helpers_of_megatron_are_removed_with_the_whole_cluster(
+    shared: bool, node: str, play: str, makes: bool, removes: bool
+) -> None:
+    found = python_env(node, play, python_env_megatron_shared=shared)
+    assert (found["makes_megatron"], found["removes_megatron"]) == (makes, removes)
