@@ -39,6 +39,20 @@ def test_a_network_is_created_replaced_and_removed(engine: Engine, tmp_path: Pat
     assert (gone.status, gone.changes) == (0, [1]), gone.output
 
 
+def test_networks_of_further_rails_are_created_and_compared(engine: Engine, tmp_path: Path) -> None:
+    plan = {"rails": [f"{net(4)}.0/24"], "nodes": {"node1": {"network_present": False}}}
+    rails = {"preflight_plan": {**plan, "subnet": f"{NET}.0/24"}, "container_rails": ["a", "b"]}
+    found = {"preflight_facts": {"node": {"docker": {"engine": "docker"}}}}
+    for variables, changes in ((found, 2), ({}, 0)):
+        played = play(tmp_path, engine, **rails, **variables)
+        assert (played.status, played.changes) == (0, [changes]), played.output
+    network = engine.api.get("/networks/fabric-1")
+    assert network["IPAM"]["Config"] == [{"Subnet": f"{net(4)}.0/24", "Gateway": f"{net(4)}.1"}]
+    assert network["Labels"] == {"rdm.provision.cluster": "rdm", "rdm.provision.role": "network"}
+    gone = play(tmp_path, engine, network_state="absent")
+    assert (gone.status, gone.changes) == (0, [1]), gone.output
+
+
 def test_a_network_of_others_is_never_replaced(engine: Engine, tmp_path: Path) -> None:
     engine.api.post("/networks/create", {"Name": "theirs", "IPAM": {"Config": [{"Subnet": f"{NET}.0/24"}]}})
     try:

@@ -120,12 +120,13 @@ def network_steps(
     """Return what the role's tasks read in addition to the part.
 
     `networks` have labels too, and in `compared` the options to compare. `is_new` is whether preflight found
-    no first network; unknown without preflight, or if no engine ran. `refusal` is why a network that differs
-    is not replaced.
+    that there is none, which it does not know of further rails, or if no engine ran. `refusal` is why a
+    network that differs is not replaced.
     """
     is_podman = observed.engine.get("engine") == "podman"
     labels = {"rdm.provision.cluster": part.cluster, "rdm.provision.role": "network"}
     known = observed.preflight.get("docker") is not None
+    is_new = known and not entry.observed.get("network_present", True)
     return {
         "networks": [
             {
@@ -135,10 +136,10 @@ def network_steps(
                 if is_podman
                 else labels,
                 "compared": {} if is_podman else one.options,
+                "is_new": is_new and one is part.networks[0],
             }
             for one in part.networks
         ],
-        "is_new": known and not entry.observed.get("network_present", True),
         "refusal": _refusal(part, variables.true("network_replace"), observed.result("__network_compared")),
     }
 

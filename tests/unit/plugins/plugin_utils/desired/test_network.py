@@ -78,7 +78,8 @@ def steps(present: bool | None = False, **given: Any) -> dict[str, Any]:
     ],
 )
 def test_a_network_is_new_only_if_preflight_found_none(found: dict[str, Any], expected: bool) -> None:
-    assert steps(**found)["is_new"] is expected
+    (network,) = steps(**found)["networks"]
+    assert network["is_new"] is expected
 
 
 def test_a_label_holds_the_options_that_podman_does_not_show() -> None:
