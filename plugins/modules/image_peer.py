@@ -214,7 +214,14 @@ def base_path(params: Dict[str, Any]) -> str:
     for made in (above, directory):
         os.makedirs(made, mode=0o700, exist_ok=True)
     now = os.lstat(directory)
-    if not stat.S_ISDIR(now.st_mode) or now.st_uid != os.geteuid() or now.st_mode & 0o022:
+    if stat.S_ISDIR(now.st_mode) and now.st_uid != os.geteuid():
+        raise CannotTakePart(
+            "{0} belongs to user {1} and not to {2}: remove it or, if its file system maps root to another "
+            "user (NFS with root_squash), set images_cache_dir to a local directory".format(
+                directory, now.st_uid, os.geteuid()
+            )
+        )
+    if not stat.S_ISDIR(now.st_mode) or now.st_mode & 0o022:
         raise CannotTakePart(
             "{0} must be a directory that only its user {1} can write to: remove it".format(
                 directory, os.geteuid()

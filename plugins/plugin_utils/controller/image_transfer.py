@@ -85,14 +85,15 @@ class Watch:
                 self.given_up[name] = f"stopped at {self._share[name]:.0%}: {one['error']}"
             elif one["silent_s"] > self._silent_s:
                 self.given_up[name] = f"was no longer heard at {self._share[name]:.0%}"
-            elif (
-                now - max(self._moved[name], min(self._got[name], self._moved[name] + PIECE_S))
-                > self._stalled_s
-            ):
+            elif now - self._last_received(name) > self._stalled_s:
                 waited = f"{self._stalled_s:.0f} s at {self._share[name]:.0%}"
                 self.given_up[name] = f"has received nothing for {waited}"
             else:
                 self.given_up.pop(name, None)
+
+    def _last_received(self, name: str) -> float:
+        """Return when a node received a piece, or, within `PIECE_S`, a part of the next one."""
+        return max(self._moved[name], min(self._got[name], self._moved[name] + PIECE_S))
 
     def ended(self) -> bool:
         """Return whether every node has the archive or is given up."""

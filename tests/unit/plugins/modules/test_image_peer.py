@@ -120,6 +120,16 @@ def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path, plante
         image_peer.base_path(parameters(tmp_path, key="n"))
 
 
+def test_a_file_system_that_maps_root_to_another_user_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    why = f"{tmp_path}/cache/peers belongs to user {own} and not to {own + 1}: .* set images_cache_dir to a"
+    with pytest.raises(CannotTakePart, match=why):
+        image_peer.base_path(parameters(tmp_path, key="n"))
+
+
 def test_a_port_that_is_none_is_named(tmp_path: Path) -> None:
     archive = tmp_path / "image.tar"
     archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
