@@ -22,7 +22,7 @@ options:
     type: dict
     required: true
   part:
-    description: Which play; a role's name, C(inspect), C(absent), C(state_file), C(release) or C(verify).
+    description: Which play; a role's name, C(absent), C(state_file), C(release) or C(verify).
     type: str
     required: true
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,22 @@ def tags_of(playbook: str) -> tuple[str, ...]:
     root = environment.collection()
     found: list[str] = []
 
-    def plays(name: str) -> Iterator[Any]:
-        for play in load(root / "playbooks" / name) or ():
-            imported = play.get("ansible.builtin.import_playbook")
-            yield from plays(imported) if imported else [play]
+    def collect(path: Path, variables: Mapping[str, str]) -> None:
+        """Collect the tags of a playbook, which is imported with these variables."""
+        for item in _tasks(load(path)):
+            found.extend(_tags(item))
+            if imported := item.get("ansible.builtin.import_playbook"):
+                collect(path.parent / imported, item.get("vars") or {})
+            if role := item.get("ansible.builtin.import_role"):
+                name, tasks = role["name"].removeprefix(_ROLE), role.get("tasks_from", "main")
+                if "{{" in name:
+                    # parts/on_nodes.yml has both from its importer.
+                    name = variables.get("__role") or variables["__work"]
+                    tasks = variables.get("__tasks", "present")
+                for inner in _tasks(load(root / "roles" / name / "tasks" / f"{tasks}.yml")):
+                    found.extend(_tags(inner))
 
-    for task in _tasks(plays(f"{playbook}.yml")):
-        found += _tags(task)
-        role = str((task.get("ansible.builtin.import_role") or {}).get("name", ""))
-        for inner in _tasks(load(root / "roles" / role.removeprefix(_ROLE) / "tasks" / "main.yml")):
-            found += _tags(inner)
+    collect(root / "playbooks" / f"{playbook}.yml", {})
     return tuple(dict.fromkeys(tag for tag in found if tag not in _OF_ANSIBLE))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +11,87 @@ import yaml
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 ROLES = Path(__file__).parents[2] / "roles"
 PREFLIGHT = "rdm.provision.preflight"
-ENGINE = "{{ {'DOCKER_HOST': 'unix://' ~ rdm_docker_socket} if rdm_docker_socket | default('') else {} }}"
+ON_NODES = PLAYBOOKS / "parts/on_nodes.yml"
 
 
 def _read(path: Path) -> Any:
     return yaml.safe_load(path.read_text())
 
 
+def _variables(name: str) -> list[dict[str, Any]]:
+    """Return what each play of a playbook gives on_nodes.yml, with its tags."""
+    return [{**entry["vars"], "tags": entry.get("tags", [])} for entry in _read(PLAYBOOKS / name)]
+
+
 def plays() -> list[tuple[str, dict[str, Any]]]:
-    """Return the plays with the names of their files."""
+    """Return the plays with the names of their files; a play that a file imports is its own file's."""
     return [
-        (path.name, play) for path in PLAYBOOKS.rglob("*.yml") for play in yaml.safe_load(path.read_text())
+        (path.name, play)
+        for path in PLAYBOOKS.rglob("*.yml")
+        for play in _read(path)
+        if "ansible.builtin.import_playbook" not in play
     ]
+
+
+def test_what_all_plays_on_nodes_have_in_common_stands_once() -> None:
+    """In on_nodes.yml: the engine's address, and that the plan has validated the arguments of all roles."""
+    (play,) = _read(ON_NODES)
+    assert {"become", "environment", "gather_facts", "strategy", "timeout"} <= set(play)
+    assert play["tasks"][0]["ansible.builtin.import_role"]["rolespec_validate"] is False
+    every = [*PLAYBOOKS.rglob("*.yml"), *ROLES.glob("*/tasks/*.yml")]
+    assert [path.name for path in every if "DOCKER_HOST" in path.read_text()] == [ON_NODES.name]
+    site = _read(PLAYBOOKS / "site.yml")
+    own = [{line for key in play for line in (key, str(play[key]))} for play in site]
+    assert set.intersection(*own) == {"ansible.builtin.import_playbook", "vars"}
+    keywords = {keyword for entry in site for keyword in entry}
+    assert keywords == {"name", "ansible.builtin.import_playbook", "vars", "when", "tags"}
+
+
+def test_each_play_that_imports_on_nodes_gives_its_name_and_a_file_of_a_role() -> None:
+    found = [
+        (path.name, entry["vars"])
+        for path in PLAYBOOKS.rglob("*.yml")
+        for entry in _read(path)
+        if str(entry.get("ansible.builtin.import_playbook", "")).endswith(ON_NODES.name)
+    ]
+    assert len(found) > 35
+    for name, given in found:
+        assert given["__play"], name
+        assert ("__work" in given) != ("__hosts" in given), (name, given)
+        role, tasks = given.get("__role") or given["__work"], given.get("__tasks", "present")
+        assert (ROLES / role / "tasks" / f"{tasks}.yml").is_file(), (name, given)
+
+
+def test_a_role_whose_arguments_ansible_would_check_again_says_not_to() -> None:
+    """Only an entry point that its argument_specs.yml names; the check costs a task per node."""
+    unneeded: list[tuple[str, object]] = []
+    checked: list[tuple[str, object]] = []
+    for path in [*PLAYBOOKS.glob("*.yml"), *ROLES.glob("*/tasks/*.yml")]:
+        for task in _tasks(_read(path)):
+            for word in ("import_role", "include_role"):
+                if called := task.get(f"ansible.builtin.{word}"):
+                    again = called.get("tasks_from", "main") == "main"
+                    name = str(path.relative_to(ROLES.parent))
+                    (checked if again else unneeded).append((name, called.get("rolespec_validate")))
+    assert {given for _, given in unneeded} == {None}
+    # No plan has validated the lab's.
+    assert [one for one, given in checked if given is not False] == ["roles/lab/tasks/present.yml"]
+
+
+def _tasks(entries: Any) -> Iterator[dict[str, Any]]:
+    for entry in entries or ():
+        yield entry
+        for inner in ("tasks", "block"):
+            yield from _tasks(entry.get(inner) or ())
 
 
 def test_what_the_all_reduce_lacks_is_refused_before_anything_is_measured() -> None:
     """Planned and asked of all nodes by the tasks that start it, short of the start."""
-    parts = [play["ansible.builtin.import_playbook"] for play in _read(PLAYBOOKS / "verify.yml")[-4:]]
-    assert parts == [f"parts/{name}.yml" for name in ("collective_agree", "measure", "rdma", "collective")]
+    parts = [
+        play.get("vars", {}).get("__tasks") or play["ansible.builtin.import_playbook"]
+        for play in _read(PLAYBOOKS / "verify.yml")[-4:]
+    ]
+    assert parts == ["collective_agree", "parts/measure.yml", "rdma", "collective"]
     tasks = {name: _read(ROLES / f"job/tasks/{name}.yml") for name in ("agree", "start")}
     assert tasks["start"][0]["ansible.builtin.import_tasks"] == "agree.yml"
     verbs = [task["rdm.provision.job"]["verb"] for task in tasks["agree"] if "rdm.provision.job" in task]
@@ -43,16 +107,6 @@ def test_what_the_all_reduce_lacks_is_refused_before_anything_is_measured() -> N
     assert before == after
 
 
-def test_whoever_works_on_nodes_gives_modules_the_engines_socket() -> None:
-    found = [
-        (name, play["name"], play.get("environment"))
-        for name, play in plays()
-        if "become" in play and not name.startswith("slurm_")  # which has nothing to do with an engine
-    ]
-    assert len(found) > 20
-    assert [one for one in found if one[2] != ENGINE] == []
-
-
 def test_every_play_says_which_strategy_it_has_been_made_for() -> None:
     """A user's own, such as free, would let each node run what is for one of them to decide."""
     strategies = [
@@ -61,7 +115,7 @@ def test_every_play_says_which_strategy_it_has_been_made_for() -> None:
         # A play on one host alone is the same under each.
         if "hosts" in play and play["hosts"] != "localhost"
     ]
-    assert len(strategies) > 30
+    assert len(strategies) == 7
     assert [one for one in strategies if one[2] != "ansible.builtin.linear"] == []
 
 
@@ -77,8 +131,14 @@ def test_a_part_of_env_up_has_the_plan_that_it_goes_by() -> None:
 
 
 def test_what_changes_nodes_without_gathering_locks_them_first_and_releases_them_last() -> None:
-    """With any tags; `site` takes the locks with its look."""
-    for name in ("clean", "env_up", "env_down", "slurm_up", "slurm_down"):
+    """With any tags; `site` takes the locks as it gathers."""
+    clean = _variables("clean.yml")
+    assert [(play["__role"], play["__tasks"]) for play in (clean[0], clean[-1])] == [
+        ("preflight", "lock"),
+        ("preflight", "release"),
+    ]
+    assert all("always" in play["tags"] for play in (clean[0], clean[-1]))
+    for name in ("env_up", "env_down", "slurm_up", "slurm_down"):
         (play,) = _read(PLAYBOOKS / f"{name}.yml")
         tasks = [task for task in play["tasks"] if "ansible.builtin.import_role" in task]
         ends = [(task["ansible.builtin.import_role"], task["tags"]) for task in (tasks[0], tasks[-1])]
@@ -92,17 +152,23 @@ def test_what_changes_nodes_without_gathering_locks_them_first_and_releases_them
 
 
 def test_a_node_whose_shell_waits_at_login_keeps_no_verb_for_ever() -> None:
-    """Its first task ends; sudo and the look at the nodes have ends of their own."""
+    """Its first task has a timeout; sudo and the facts of the nodes have timeouts of their own."""
     endless = []
     for path in sorted(PLAYBOOKS.glob("*.yml")):
-        entries = _read(path)
-        play = next((entry for entry in entries if entry.get("hosts", "localhost") != "localhost"), None)
-        gathers = entries[0].get("ansible.builtin.import_playbook") == "parts/gather.yml"
-        if gathers or play is None or path.name == "plan.yml":  # which connects to no node
+        first = _read(path)[0]
+        if first.get("hosts") == "localhost" or path.name == "plan.yml":  # which connects to no node
             continue
-        roles = [task.get("ansible.builtin.import_role", {}) for task in play["tasks"]]
-        gathers = any(role.get("name") == PREFLIGHT and role["tasks_from"] == "gather" for role in roles)
-        ends = play.get("timeout") or play["tasks"][0].get("timeout") or play.get("become") is True
-        if not gathers and not ends:
+        imported = first.get("ansible.builtin.import_playbook")
+        if imported == "parts/gather.yml":
+            continue
+        if imported:
+            role, tasks = first["vars"]["__role"], first["vars"]["__tasks"]
+            limited, steps = first["vars"].get("__timeout"), _read(ROLES / role / "tasks" / f"{tasks}.yml")
+            gathers = steps[0].get("ansible.builtin.import_tasks") == "gather.yml"
+        else:
+            limited, steps = first.get("timeout") or first.get("become") is True, first["tasks"]
+            roles = [task.get("ansible.builtin.import_role", {}) for task in steps]
+            gathers = any(role.get("name") == PREFLIGHT and role["tasks_from"] == "gather" for role in roles)
+        if not (limited or gathers or steps[0].get("timeout")):
             endless.append(path.name)
     assert endless == []

@@ -29,9 +29,9 @@ class Work(NamedTuple):
     Attributes:
         why: node -> its roles with work, in order, and the reasons; nodes without work are left out.
         bundled: node -> what is written together with its container, and not in a separate play.
-        plays: role -> the hosts of its play; also `inspect` for image archives, `absent` for removals,
-            `state_file` and `verify`. Each play ends with one host without work, if there is one: Ansible
-            ends the whole run when all hosts of a play have failed.
+        plays: role -> the hosts of its play; also `absent` for removals, `state_file` and `verify`.
+            Each play ends with one host without work, if there is one: Ansible ends the whole run when all
+            hosts of a play have failed.
     """
 
     why: dict[str, Why]
@@ -85,7 +85,6 @@ def decide(
         ]
         for part in (*ROLES, "state_file")
     }
-    plays["inspect"] = plays["images"]
     plays["absent"] = [node for node in found if absent[node] and node not in engineless]
     plays = {play: _accompanied(nodes, found) for play, nodes in plays.items()}
     return Work(why, run_all, {**plays, "verify": [node for node in found if node not in engineless]})

@@ -248,8 +248,8 @@ def test_what_a_user_types_is_never_a_template(play: Play) -> None:
 def test_the_module_gets_the_pattern_that_was_typed(
     play: Play, make_inventory: MakeInventory, pattern: str
 ) -> None:
-    book = yaml.safe_load((ROOT / "playbooks/logs.yml").read_text(encoding="utf-8"))
-    handed = book[0]["tasks"][0]["rdm.provision.job"]["grep"]
+    tasks = yaml.safe_load((ROOT / "roles/job/tasks/logs.yml").read_text(encoding="utf-8"))
+    handed = tasks[0]["rdm.provision.job"]["grep"]
     literal = Cluster.load(make_inventory()).logs("x", grep=pattern).spec.literal_vars
     show = task("Show", "debug", {"msg": handed})
     run = play([show], literal_vars=literal, keep=frozenset({"ansible.builtin.debug"}))
