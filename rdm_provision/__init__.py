@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         ClusterBusyError,
         InputError,
         InventoryError,
-        Problem,
         RdmError,
+        RunProblem,
         ToolMissingError,
     )
     from rdm_provision.results.events import (
@@ -60,11 +60,11 @@ __all__ = [
     "NodeResult",
     "Notice",
     "PhaseStarted",
-    "Problem",
     "Progress",
     "RdmError",
     "Run",
     "RunFinished",
+    "RunProblem",
     "RunResult",
     "RunStarted",
     "Status",
@@ -87,7 +87,7 @@ _HOME = {
     "ClusterBusyError": "errors",
     "InputError": "errors",
     "InventoryError": "errors",
-    "Problem": "errors",
+    "RunProblem": "errors",
     "RdmError": "errors",
     "ToolMissingError": "errors",
 }

@@ -14,8 +14,8 @@ __all__ = [
     "ClusterBusyError",
     "InputError",
     "InventoryError",
-    "Problem",
     "RdmError",
+    "RunProblem",
     "ToolMissingError",
 ]
 
@@ -32,8 +32,8 @@ CANCELLED = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One reason why a run was refused.
+class RunProblem:
+    """One reason why a run was refused or failed, as the run reports it.
 
     Attributes:
         node: the node, or None for the whole cluster.
@@ -74,7 +74,7 @@ class RdmError(Exception):
         message: str,
         *,
         hint: str = "",
-        problems: Sequence[Problem] = (),
+        problems: Sequence[RunProblem] = (),
         warnings: Sequence[str] = (),
     ) -> None:
         super().__init__(message)

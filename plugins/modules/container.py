@@ -152,8 +152,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff impor
     difference as file_difference,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import (
+    FilePlanError,
     Plan,
-    Problem,
     with_owner_marker,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
@@ -208,14 +208,14 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     """Bring the container into its desired state.
 
     Raises:
-        DockerProblem, NotReady, PluginProblem, PreconditionFailed, Problem, RdmaProblem: it failed; the text
-            says why.
+        DockerProblem, FilePlanError, NotReady, PluginProblem, PreconditionFailed, RdmaProblem: it failed;
+            the text says why.
         OSError: a file cannot be written.
     """
     wanted = dict(module.params["desired"], **module.params)
     lacking = sorted(name for name in NEEDED if name not in wanted)
     if lacking:
-        raise Problem("desired lacks {0}: give all that the lookup returns".format(", ".join(lacking)))
+        raise FilePlanError("desired lacks {0}: give all that the lookup returns".format(", ".join(lacking)))
     check, name = module.check_mode, wanted["name"]
     if wanted["lock"] and not check:
         _renew(wanted["lock"])
@@ -302,7 +302,14 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     try:
         result = run(module)
-    except (DockerProblem, NotReady, PluginProblem, Problem, RdmaProblem, PreconditionFailed) as problem:
+    except (
+        DockerProblem,
+        NotReady,
+        PluginProblem,
+        FilePlanError,
+        RdmaProblem,
+        PreconditionFailed,
+    ) as problem:
         module.fail_json(msg=str(problem), **echo(module))
     except OSError as error:
         where = error.filename or "cannot write"

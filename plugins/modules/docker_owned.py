@@ -97,7 +97,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import Problem
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import FilePlanError
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
@@ -249,7 +249,7 @@ def main() -> None:
         except DockerUnavailable:
             if not no_engine_here(api):
                 raise
-    except (DockerProblem, Problem, PreconditionFailed) as problem:
+    except (DockerProblem, FilePlanError, PreconditionFailed) as problem:
         module.fail_json(msg=str(problem))
     except OSError as error:
         module.fail_json(msg="{0}: {1}".format(error.filename or "cannot remove", error.strerror or error))

@@ -39,17 +39,22 @@ programs:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.jobs import launchers
+from ansible_collections.rdm.provision.plugins.module_utils.jobs import launch_requirements
 
 ARGUMENT_SPEC: Dict[str, Any] = {
-    "programs": {"type": "list", "elements": "str", "choices": list(launchers.PROGRAMS), "required": True},
+    "programs": {
+        "type": "list",
+        "elements": "str",
+        "choices": list(launch_requirements.PROGRAMS),
+        "required": True,
+    },
 }
 
 
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    programs = {name: launchers.program(name)._asdict() for name in module.params["programs"]}
+    programs = {name: launch_requirements.program(name)._asdict() for name in module.params["programs"]}
     module.exit_json(changed=False, programs=programs)
 
 

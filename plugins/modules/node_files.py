@@ -104,8 +104,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.file_arguments 
     OWNER_MARKER,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import (
+    FilePlanError,
     Plan,
-    Problem,
     with_owner_marker,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
@@ -130,7 +130,7 @@ def main() -> None:
             result["diff"] = plan.diff()
         if not module.check_mode:
             plan.apply(module)
-    except Problem as problem:
+    except FilePlanError as problem:
         module.fail_json(msg=str(problem), **echo(module))
     except OSError as error:
         where = error.filename or "cannot write"

@@ -44,7 +44,7 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
-from ansible_collections.rdm.provision.plugins.module_utils.jobs.launchers import unreachable
+from ansible_collections.rdm.provision.plugins.module_utils.jobs.launch_requirements import unreachable
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "nodes": {"type": "str", "required": True},

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rdm_provision.errors import BAD_INPUT, CANCELLED, DONE, FAILED, REFUSED, Problem
+from rdm_provision.errors import BAD_INPUT, CANCELLED, DONE, FAILED, REFUSED, RunProblem
 
 __all__ = [
     "Change",
@@ -268,7 +268,7 @@ class RunResult:
     check: bool = False
     nodes: Mapping[str, NodeRecap] = field(default_factory=dict)
     refused: str = ""
-    problems: Sequence[Problem] = ()
+    problems: Sequence[RunProblem] = ()
     message: str = ""
     phases: Sequence[PhaseTime] = ()
     warnings: Sequence[str] = ()

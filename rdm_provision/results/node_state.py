@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rdm_provision.constants import LABEL_CLUSTER, LABEL_ROLE
-from rdm_provision.errors import Problem
+from rdm_provision.errors import RunProblem
 
 __all__ = ["NodeState", "node_state"]
 
@@ -53,7 +53,7 @@ def node_state(
     plan: Mapping[str, Any],
     why: str,
     facts: Mapping[str, Any] | None,
-    problems: Iterable[Problem] = (),
+    problems: Iterable[RunProblem] = (),
 ) -> NodeState:
     """Compare a node's facts with the plan; a new node has no address until the plan is saved.
 

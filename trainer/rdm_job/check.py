@@ -25,6 +25,7 @@ from rdm_job.launchers import LAUNCHERS
 from rdm_job.protocol import Node, Request
 from rdm_job.requested import directory_problems, missing_files, read_config, with_slots, written
 from rdm_job.slurm import verbs as slurm
+from rdm_log.wording import size_text
 
 __all__ = ["check"]
 
@@ -130,8 +131,8 @@ def _disk(config: JobConfig, mine: Node, world: int, facts: dict[str, Any]) -> I
     needed = 2 * size * mine.slots // world
     if free < needed:
         yield (
-            f"{jobs_root()} has {free / 1e9:.1f} GB free, and two checkpoints' part of this node take "
-            f"{needed / 1e9:.1f} GB; free some, or set job_directory to a larger file system."
+            f"{jobs_root()} has {size_text(free)} free, and two checkpoints' part of this node take "
+            f"{size_text(needed)}; free some, or set job_directory to a larger file system."
         )
 
 

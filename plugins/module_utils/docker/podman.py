@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Podman as an engine: every difference between its Docker-compatible API and Docker's own.
+"""Podman as an engine: the differences between its Docker-compatible API and Docker's own.
 
 If the engine is Podman, :class:`DockerAPI` translates requests and answers here, so that all other code uses
-Docker's API. Tested with Podman 4.3; its compatible API is described at
+Docker's API. What Podman lacks is with its subject: `checks/engine.py` refuses it, `desired/network.py`
+leaves out driver options, `container/spec.py` the hook for GPUs, and `node_facts` reports the unit for the
+boot. Tested with Podman 4.3; its compatible API is described at
 https://docs.podman.io/en/latest/_static/api.html.
 """
 

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from rdm_core.errors import DONE, FAILED, TrainerError
+from rdm_log.wording import size_text
 from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.files import Inventory, Step
 from rdm_trainer.checkpoint.identity import axes
@@ -123,7 +124,7 @@ def _line(step: dict[str, Any]) -> str:
         state = f"{len(step['missing'])} files are missing here"
     else:
         state = "no manifest that can be read: not written by rdm-trainer, or not to the end, or damaged"
-    words = [f"{step['iteration']:>10}", f"{step['bytes'] / 1e9:9.3f} GB", state]
+    words = [f"{step['iteration']:>10}", f"{size_text(step['bytes']):>10}", state]
     if layout := step["layout"]:
         words.append(
             f"{axes(layout)}, "

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.jobs.launchers import program, unreachable
+from ansible_collections.rdm.provision.plugins.module_utils.jobs.launch_requirements import (
+    program,
+    unreachable,
+)
 
 PDSH = "pdsh-2.34 (+readline+debug)\nrcmd modules: {0} (default: rsh)\nmisc modules: (none)"
 
