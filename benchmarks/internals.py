@@ -28,7 +28,7 @@ from rdm_provision.environment import CALLBACKS  # noqa: E402
 
 ENABLED = "ANSIBLE_CALLBACKS_ENABLED"
 THREADS = "remote_executor"
-PLACES = (*(name.rpartition(".")[2] for name in CALLBACKS.split(",")), THREADS)
+PARTS = (*(name.rpartition(".")[2] for name in CALLBACKS.split(",")), THREADS)
 
 
 def first(cluster: Cluster, *options: str) -> Figures:
@@ -45,11 +45,11 @@ RUNS: dict[str, Callable[..., Figures]] = {
 
 
 @contextlib.contextmanager
-def without(place: str) -> Iterator[list[str]]:
+def without(part: str) -> Iterator[list[str]]:
     """Switch one of them off, none for an empty name; yield options for ansible-playbook."""
-    os.environ[ENABLED] = ",".join(name for name in CALLBACKS.split(",") if not name.endswith(f".{place}"))
+    os.environ[ENABLED] = ",".join(name for name in CALLBACKS.split(",") if not name.endswith(f".{part}"))
     try:
-        yield ["-e", '{"preflight_threaded_connections": []}'] if place == THREADS else []
+        yield ["-e", '{"preflight_threaded_connections": []}'] if part == THREADS else []
     finally:
         del os.environ[ENABLED]
 
@@ -59,26 +59,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--sizes", type=sizes, default="8,50", help="numbers of nodes, with commas (8,50)")
     parser.add_argument("--runs", default=",".join(RUNS), help=f"what to measure ({','.join(RUNS)})")
-    parser.add_argument("--places", default=",".join(PLACES), help=f"what to leave out ({','.join(PLACES)})")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"what to leave out ({','.join(PARTS)})")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each; the least counts (3)")
     options = parser.parse_args()
     runs = [name for name in RUNS if name in options.runs.split(",")]
-    places = [name for name in PLACES if name in options.places.split(",")]
-    rows = [["nodes", "run", "with all, CPU s", *places]]
+    parts = [name for name in PARTS if name in options.parts.split(",")]
+    rows = [["nodes", "run", "with all, CPU s", *parts]]
     with tempfile.TemporaryDirectory(prefix="rdm-internals-") as directory:
         for count in options.sizes:
             cluster = Cluster(Path(directory, str(count)), count)
             first(cluster).expect(0)
             for name in runs:
-                least = dict.fromkeys(("", *places), float("inf"))
+                least = dict.fromkeys(("", *parts), float("inf"))
                 for _ in range(options.rounds):
-                    for place in least:
-                        with without(place) as words:
+                    for part in least:
+                        with without(part) as words:
                             found = RUNS[name](cluster, *words).expect(0)
-                        least[place] = min(least[place], found.cpu)
-                        what = f"{count} nodes, {name}, without {place or 'none'}"
+                        least[part] = min(least[part], found.cpu)
+                        what = f"{count} nodes, {name}, without {part or 'none'}"
                         print(f"  {what}: {found.cpu:.2f} CPU s", file=sys.stderr)
-                ratios = [f"{least[''] / least[place]:.2f}" for place in places]
+                ratios = [f"{least[''] / least[part]:.2f}" for part in parts]
                 rows.append([f"{count:,}", name, f"{least['']:.2f}", *ratios])
     print(markdown(rows, words=2))
 

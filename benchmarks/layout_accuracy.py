@@ -299,11 +299,11 @@ def main() -> int:
             if not group:
                 continue
             result = Path(temporary) / "result.json"
-            asked = json.dumps([asdict(one) for one in group])
+            requested = json.dumps([asdict(one) for one in group])
             smoke = ["--smoke"] if args.smoke else []
             ranks = degrees[0] * degrees[1] * degrees[2]
             options = ["--engine", args.engine, *smoke]
-            launch(ranks, [__file__, "--combinations", asked, "--result", str(result), *options])
+            launch(ranks, [__file__, "--combinations", requested, "--result", str(result), *options])
             for combination, seconds in zip(group, json.loads(result.read_text()), strict=True):
                 estimate = predict(profile, combination, args.engine, smoke=args.smoke)
                 results.append(

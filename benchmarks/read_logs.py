@@ -104,9 +104,9 @@ NAMES = (
 def ranks_alone(number: int, ranks: int = RANKS) -> str:
     """Return timers of all ranks as Megatron-LM writes them (``_get_all_ranks_time_string``)."""
     lines = ["times across ranks (ms):\n"]
-    for place, name in enumerate(NAMES):
+    for index, name in enumerate(NAMES):
         lines.append(f"  {name}:\n")
-        base = (number * 7 + place * 131) % 1500
+        base = (number * 7 + index * 131) % 1500
         lines += [f"     rank {rank:2d}: {base + rank * 37 % 11 + rank / 100:.2f}\n" for rank in range(ranks)]
     return "".join(lines)
 
@@ -114,8 +114,8 @@ def ranks_alone(number: int, ranks: int = RANKS) -> str:
 def shortest_and_longest(number: int) -> str:
     """Return a table as Megatron-LM writes it (``_get_global_min_max_time_string``)."""
     lines = ["(min, max) time across ranks (ms):\n"]
-    for place, name in enumerate(NAMES):
-        least = (number * 7 + place * 131) % 1500 + place / 7
+    for index, name in enumerate(NAMES):
+        least = (number * 7 + index * 131) % 1500 + index / 7
         lines.append(f"    {(name + ' ').ljust(48, '.')}: ({least:.2f}, {least + number % 13 / 3:.2f})\n")
     return "".join(lines)
 

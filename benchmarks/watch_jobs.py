@@ -60,7 +60,7 @@ def report(node: int) -> dict[str, Any]:
         "run": None,
         "since_s": 1.0,
         "phase": "",
-        "tells_phases": True,
+        "reports_phases": True,
         "ranks": heartbeats,
         "signs": [],
         "held_back": "",
@@ -129,7 +129,7 @@ def best(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def asked_for(jobs: str) -> None:
+def query(jobs: str) -> None:
     """Query the state of the job, as `rdm-provision jobs` does on the master."""
     command = [sys.executable, "-m", "rdm_trainer", "job", "state", "gpt"]
     environment = {
@@ -161,7 +161,7 @@ def main() -> None:
         directory = JobDirectory(Path(jobs) / state.job, REQUEST.master.name)
         directory.make(REQUEST)
         directory.write_state(state)
-        rows.append(("the reader asks the master for it", best(lambda: asked_for(jobs))))
+        rows.append(("the reader asks the master for it", best(lambda: query(jobs))))
     others.kill()
     server.close()
     size = len(json.dumps(made["n1"]))

@@ -98,23 +98,25 @@ def main() -> None:
         rows.append([what, *(f"{found / 1e9:.2f}" for found in (size, *peaks(work)))])
 
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        place = Path(name)
-        size = hugging_face.write(Drawn(model), place / "hf", shard_bytes=shard)
+        directory = Path(name)
+        size = hugging_face.write(Drawn(model), directory / "hf", shard_bytes=shard)
         measured("nothing: Python with torch", lambda: time.sleep(0.2))
-        hugging = open_source(place / "hf")
+        hugging = open_source(directory / "hf")
         measured(
             "Hugging Face to Hugging Face",
-            lambda: hugging_face.write(hugging, place / "again", shard_bytes=shard),
+            lambda: hugging_face.write(hugging, directory / "again", shard_bytes=shard),
         )
         for tensor in (1, 4):
-            target = place / f"megatron-{tensor}"
+            target = directory / f"megatron-{tensor}"
             measured(
                 f"Hugging Face to Megatron, tensor {tensor}",
                 lambda: megatron.write(hugging, target, tensor=tensor),  # noqa: B023
             )
         measured(
             "Megatron, tensor 4, to Hugging Face",
-            lambda: hugging_face.write(open_source(place / "megatron-4"), place / "back", shard_bytes=shard),
+            lambda: hugging_face.write(
+                open_source(directory / "megatron-4"), directory / "back", shard_bytes=shard
+            ),
         )
     print(markdown(rows))
 

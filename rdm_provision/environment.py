@@ -161,8 +161,8 @@ def ansible_environment(base: Mapping[str, str] | None = None) -> dict[str, str]
     configured = _ansible_cfg(base)
     env = {
         variable: value
-        for variable, places, value in _DEFAULTS
-        if variable not in base and not any(configured.has_option(*place) for place in places)
+        for variable, options, value in _DEFAULTS
+        if variable not in base and not any(configured.has_option(*option) for option in options)
     }
     env |= {
         "ANSIBLE_HOST_KEY_CHECKING": "True",

@@ -198,8 +198,11 @@ class Driver:
         network = self._network(network_id)
         if name in self._state.endpoints:
             raise FunctionProblem("endpoint {0} is there already".format(name[:12]))
-        asked = _dict(request, "Interface")
-        address, hardware = str(asked.get("Address") or ""), str(asked.get("MacAddress") or "").lower()
+        interface = _dict(request, "Interface")
+        address, hardware = (
+            str(interface.get("Address") or ""),
+            str(interface.get("MacAddress") or "").lower(),
+        )
         bound = str(_dict(request, "Options").get(FUNCTION) or "")
         function = self._choose((network_id, address), network, hardware, bound)
         interface = self._functions.interface(function)

@@ -35,7 +35,7 @@ from ansible_collections.rdm.provision.rdm_sriov.functions import (
 """The command that leaves the mode exclusive."""
 _CLASS = "class/infiniband"
 _TIMEOUT_S = 60.0
-_LOOK_EVERY_S = 0.01
+_POLL_S = 0.01
 
 
 def to_move(exclusive: bool, ethernet: bool, key: str, here: Sequence[str], needed: bool) -> str:
@@ -120,7 +120,7 @@ class RdmaNamespaces:
                     )
                 )
                 return
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
         try:
             self._move(device, namespace)
         except FunctionProblem as problem:

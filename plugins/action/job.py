@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.rdm.provision.plugins.plugin_utils.jobs import job_directory as job_place
+from ansible_collections.rdm.provision.plugins.plugin_utils.jobs import job_directory
 
 MODULE = "rdm.provision.job"
 OFFSET = "offset"
@@ -37,22 +37,26 @@ class ActionModule(ActionBase):
         planned = bool((arguments.get("plan") or {}).get("slurm")) if verb in _PLANNED else None
         way = False if verb == "running" else planned
         answers = []
-        for slurm in job_place.ways(groups, str(variables.get("inventory_hostname")), way):
-            answer = self._ask(slurm, arguments, variables)
+        for slurm in job_directory.ways(groups, str(variables.get("inventory_hostname")), way):
+            answer = self._query(slurm, arguments, variables)
             if answer.get("known"):
                 return answer
             answers.append(answer)
-        return joined(answers, str(verb), skip_missing=way is None and job_place.both(groups))
+        return joined(answers, str(verb), skip_missing=way is None and job_directory.both(groups))
 
-    def _ask(self, slurm: bool, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+    def _query(self, slurm: bool, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Run the module in one execution environment; for Slurm it runs as the user who is logged in."""
-        place = job_place.job_place(lambda name: self._templar.template(variables.get(name)), submits=slurm)
+        environment = job_directory.environment_options(
+            lambda name: self._templar.template(variables.get(name)), submits=slurm
+        )
         become = self._connection.become
         if slurm:
             self._connection.set_become_plugin(None)
         try:
             answer: dict[str, Any] = self._execute_module(
-                module_name=MODULE, module_args={"place": place, **arguments}, task_vars=variables
+                module_name=MODULE,
+                module_args={"execution_environment": environment, **arguments},
+                task_vars=variables,
             )
         finally:
             self._connection.set_become_plugin(become)
@@ -67,7 +71,7 @@ def joined(answers: list[dict[str, Any]], verb: str, *, skip_missing: bool) -> d
         verb: the module's `verb`.
         skip_missing: whether to warn of a missing execution environment, since jobs may be in the other.
     """
-    missing = [one for one in answers if one.get("no_place")] if skip_missing else []
+    missing = [one for one in answers if one.get("no_environment")] if skip_missing else []
     there = [one for one in answers if one not in missing]
     failed = [one for one in there if one.get("failed") or one.get("unreachable")]
     if failed:

@@ -64,8 +64,8 @@ class ActionModule(ActionBase):
             for path in needed:
                 if path in brought:
                     own = _digest_once(source / path, Path(constants.DEFAULT_LOCAL_TMP))
-                    placed = {**arguments, "place": path, "copy": brought[path], "digest": own}
-                    done = self._module(placed, variables)
+                    stored = {**arguments, "file": path, "copy": brought[path], "digest": own}
+                    done = self._module(stored, variables)
                     for left in (brought[path], brought[path] + NOTED):
                         self._low_level_execute_command(self._connection._shell.remove(left))
                     if not done.get("failed"):
@@ -78,7 +78,7 @@ class ActionModule(ActionBase):
                         f"{source / path} could not be copied to {copy} on the node: {error}"
                     ) from error
                 self._fixup_perms2([self._connection._shell.tmpdir, copy])
-                done = self._module({**arguments, "place": path, "copy": copy}, variables)
+                done = self._module({**arguments, "file": path, "copy": copy}, variables)
                 if done.get("failed"):
                     return done
         finally:

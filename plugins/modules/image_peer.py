@@ -267,7 +267,7 @@ def source(params: Dict[str, Any]) -> Dict[str, Any]:
 def joined(params: Dict[str, Any]) -> Dict[str, Any]:
     """Start to fetch an archive from the source and other nodes."""
     # Before another run's process here is ended: does the source still belong to this run?
-    ask_source(params, "/")
+    query_source(params, "/")
     base = base_path(params)
     end_other(base).close()
     forget_old(os.path.dirname(base))
@@ -290,11 +290,11 @@ def joined(params: Dict[str, Any]) -> Dict[str, Any]:
 
 def reported(params: Dict[str, Any]) -> Dict[str, Any]:
     """Return the source's status."""
-    found: Dict[str, Any] = json.loads(ask_source(params, "/status"))
+    found: Dict[str, Any] = json.loads(query_source(params, "/status"))
     return found
 
 
-def ask_source(params: Dict[str, Any], path: str) -> bytes:
+def query_source(params: Dict[str, Any], path: str) -> bytes:
     """Return the source's response to a request.
 
     Raises:

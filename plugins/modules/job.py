@@ -28,11 +28,12 @@ options:
     description: The cluster's name, the value of the label V(rdm.provision.cluster).
     type: str
     required: true
-  place:
+  execution_environment:
     description:
       - Where the node's jobs are. The action plugin fills it in from the inventory's C(rdm_runtime).
       - In paths, C(~) is the user's home and C(%n) the node's host name.
     type: dict
+    aliases: [place]
     suboptions:
       runtime:
         description: The training container, or the host itself, as the user who is logged in.
@@ -112,7 +113,7 @@ options:
     default: 20
   offset:
     description:
-      - Return what is beyond this place in the log instead, RV(offset) of an earlier call.
+      - Return what is beyond this position in the log instead, RV(offset) of an earlier call.
       - In a loop of C(until) it is set by itself, so that each try goes on where the one before ended.
     type: str
   grep:
@@ -256,7 +257,7 @@ config:
   description: The configuration with every key, YAML.
   returned: for V(config)
   type: str
-no_place:
+no_environment:
   description: That nothing runs jobs there, such as a container that there is none of.
   returned: when it failed for that
   type: bool
@@ -291,8 +292,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.jobs.running_jobs im
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},
-    "place": {
+    "execution_environment": {
         "type": "dict",
+        "aliases": ["place"],
         "options": {
             "runtime": {"type": "str", "choices": list(RUNTIMES), "default": "container"},
             "environment": {"type": "str", "default": ""},
@@ -369,7 +371,7 @@ def start(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     return dict(result, job=answer["job"]) if options["node"] == options["plan"]["master"] else result
 
 
-def past(directory: str, place: Dict[str, Any]) -> Dict[str, Any]:
+def past(directory: str, environment: Dict[str, Any]) -> Dict[str, Any]:
     """Return how a job ran last, from its directory."""
     file = os.path.join(directory, "job.json")
     try:
@@ -380,7 +382,7 @@ def past(directory: str, place: Dict[str, Any]) -> Dict[str, Any]:
         raise NoAgent("{0} cannot be read: {1}".format(file, error.strerror)) from None
     except (ValueError, KeyError, TypeError):
         raise NoAgent("{0} is damaged".format(file)) from None
-    submitted = bool(place.get("slurm"))
+    submitted = bool(environment.get("slurm"))
     nodes = [] if submitted else names
     return {"slurm": submitted, "nodes": nodes, "time": started}
 
@@ -438,6 +440,7 @@ def report(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
 
 def remove(agent: Agent, names: List[str], dry_run: bool) -> Dict[str, Any]:
     """Remove the directories of jobs, and the rest of a killed removal."""
+    # `--look` is what trainers of 0.5 and older call `--dry-run`.
     answer = agent.call("remove", names + (["--look"] if dry_run else []))
     return {"removed": answer["removed"], "kept": answer["kept"], "changed": bool(answer["removed"])}
 
@@ -491,24 +494,24 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     if verb == "running" and options["whole_node"]:
         return {"changed": False, "running": jobs_of_processes()}
     try:
-        chosen = options["place"] or {"runtime": "container"}
+        chosen = options["execution_environment"] or {"runtime": "container"}
         if verb == "running":
             return {"changed": False, "running": find_running(chosen, options["cluster"], options["node"])}
-        place = find(chosen, options["cluster"])
+        environment = find(chosen, options["cluster"])
     except (DockerProblem, NoAgent) as error:
-        return dict(_none(verb, str(error)), no_place=True)
+        return dict(_none(verb, str(error)), no_environment=True)
     try:
-        result: Dict[str, Any] = {"changed": False, "directory": place.directory}
+        result: Dict[str, Any] = {"changed": False, "directory": environment.directory}
         if verb in _OF_ONE_JOB:
-            result["known"] = _is_here(place.directory, options["name"], chosen)
+            result["known"] = _is_here(environment.directory, options["name"], chosen)
             if not result["known"]:
-                return dict(result, ended=True, near=_near(place.directory, options["name"]))
+                return dict(result, ended=True, near=_near(environment.directory, options["name"]))
         if verb == "past":
-            return dict(result, past=past(os.path.join(place.directory, options["name"]), chosen))
-        agent = Agent(place, options["timeout"] + options["wait"] + 10)
+            return dict(result, past=past(os.path.join(environment.directory, options["name"]), chosen))
+        agent = Agent(environment, options["timeout"] + options["wait"] + 10)
         if verb == "remove":
-            names = [name for name in options["names"] if _is_here(place.directory, name, chosen)]
-            if not names and not _half_removed(place.directory):
+            names = [name for name in options["names"] if _is_here(environment.directory, name, chosen)]
+            if not names and not _half_removed(environment.directory):
                 return dict(result, removed=[], kept=[])
             return dict(result, **remove(agent, names, dry_run=module.check_mode))
         if module.check_mode and verb in ("start", "stop"):
@@ -527,11 +530,11 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     return result
 
 
-def _is_here(directory: str, name: str, place: Dict[str, Any]) -> bool:
+def _is_here(directory: str, name: str, environment: Dict[str, Any]) -> bool:
     """Return whether the node takes part in a job: else it has no directory of the job."""
     found = os.path.join(directory, name)
     return os.path.isdir(found) and os.path.isfile(os.path.join(found, _SUBMITTED)) == bool(
-        place.get("slurm")
+        environment.get("slurm")
     )
 
 

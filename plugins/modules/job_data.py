@@ -46,8 +46,8 @@ options:
     description: Path of a file below C(data), and where M(rdm.provision.data_distribution) has brought it.
     type: dict
     default: {}
-  place:
-    description: Path of the one file that is put in its place. Set by the action plugin.
+  file:
+    description: Path of the one file to store. Set by the action plugin.
     type: str
     default: ""
   copy:
@@ -100,7 +100,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "sizes": {"type": "dict", "default": {}},
     "by_size": {"type": "bool", "default": False},
     "brought": {"type": "dict", "default": {}},
-    "place": {"type": "str", "default": ""},
+    "file": {"type": "str", "default": ""},
     "copy": {"type": "path"},
     "digest": {"type": "str", "default": ""},
 }
@@ -165,7 +165,7 @@ def compare(root: str, sizes: Dict[str, int], by_size: bool = False) -> Tuple[Li
     return needed, digests
 
 
-def place(root: str, path: str, copy: str, wanted: str = "") -> None:
+def store(root: str, path: str, copy: str, wanted: str = "") -> None:
     """Move a copy to its place atomically.
 
     Args:
@@ -239,9 +239,9 @@ def main() -> None:
     params = module.params
     result: Dict[str, Any] = {"changed": False, "copied": [], **echo(module)}
     try:
-        if params["place"]:
-            place(params["directory"], params["place"], params["copy"], params["digest"])
-            result.update(changed=True, copied=[params["place"]])
+        if params["file"]:
+            store(params["directory"], params["file"], params["copy"], params["digest"])
+            result.update(changed=True, copied=[params["file"]])
         else:
             needed, digests = compare(params["directory"], params["sizes"], params["by_size"])
             result.update(needed=needed, digests=digests)

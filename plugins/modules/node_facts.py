@@ -534,8 +534,8 @@ def _mirrors(found: dict[str, Any], wanted: list[str], compares: bool) -> dict[s
     if compares and lacking:
         reasons = ["the engine does not use the mirror {0}".format(url) for url in lacking]
         found["work"].setdefault("images", []).extend(reasons)
-    asked = wanted if not compares or "images" in found["work"] else []
-    problems = {url: registry_mirrors.unreachable(url) for url in asked if registry_mirrors.is_mirror(url)}
+    checked = wanted if not compares or "images" in found["work"] else []
+    problems = {url: registry_mirrors.unreachable(url) for url in checked if registry_mirrors.is_mirror(url)}
     return {url: problem for url, problem in problems.items() if problem}
 
 
@@ -710,20 +710,20 @@ def _hardware_digest(found: dict[str, Any], function_devices: bool) -> str:
 def _parents(
     findings: Findings, infiniband: list[dict[str, Any]], sysfs_root: str, wanted: dict[str, Any]
 ) -> dict[str, Any]:
-    places: dict[str, int] = {}
-    for place, named in enumerate(wanted.get("parents") or []):
+    rails: dict[str, int] = {}
+    for rail, named in enumerate(wanted.get("parents") or []):
         # The plan refuses a function that is named twice, by interface and by PCI address.
-        places.setdefault(functions.device_of(named, sysfs_root)[0], place)
+        rails.setdefault(functions.device_of(named, sysfs_root)[0], rail)
     parents = []
-    for name, place in places.items():
+    for name, rail in rails.items():
         if not name:
             continue
         one = findings.guard(name, pf.parent, name, sysfs_root, otherwise=None)
         if one is None:
             continue
-        one["rail"] = place
-        asks = pf.firmware_needed(one, wanted.get("vfs") or 0)
-        one["firmware"] = rdma_tools.firmware_settings(one["pci"]) if asks else {}
+        one["rail"] = rail
+        needs_firmware = pf.firmware_needed(one, wanted.get("vfs") or 0)
+        one["firmware"] = rdma_tools.firmware_settings(one["pci"]) if needs_firmware else {}
         one["subnet_manager"] = pf.subnet_manager(name, infiniband)
         parents.append(one)
     line = host.read_text("/proc/cmdline") if wanted.get("vfs") else ""
@@ -733,7 +733,7 @@ def _parents(
         "parents": parents,
         # A missing driver may be why a parent is missing.
         "driverless": findings.guard("driverless", pf.driverless, sysfs_root, otherwise=[])
-        if "" in places
+        if "" in rails
         else [],
         "boot": findings.guard("boot", iommu.read, sysfs_root, line, otherwise={}) if booted else {},
         "opensm": pf.opensm() if infiniband else {},

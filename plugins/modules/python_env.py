@@ -283,7 +283,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             pyenv_root=pyenv_root,
         )
         mine = environment.mine(directory, options["cluster"])
-        result["used"] = [place for place in mine if environment.in_use(place)]
+        result["used"] = [path for path in mine if environment.in_use(path)]
         if not options["makes"]:
             return result
         environment.require(directory, wanted, sources, int(options["space"] * 2**30))

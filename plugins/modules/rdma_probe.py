@@ -232,10 +232,10 @@ def collect(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     Raises:
         NotMeasuredError: with the reason.
     """
-    asked = container_program.pieces(dict(options["part"], rounds=[], collect=options["wait"]))
+    part = container_program.pieces(dict(options["part"], rounds=[], collect=options["wait"]))
     timeout = rdma_pairs_script.APPEARS + rdma_pairs_script.GREETING
     seconds = options["wait"] + timeout + _GATHER_S
-    found = container_program.run(docker, options["container"], rdma_pairs_script, asked, seconds)
+    found = container_program.run(docker, options["container"], rdma_pairs_script, part, seconds)
     if "problem" in found:
         raise NotMeasuredError(str(found["problem"]), "running")
     words = "round {0} of {1}".format(max(found["round"], 1), found["of"])

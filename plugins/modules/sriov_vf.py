@@ -325,15 +325,15 @@ def wanted_of(params: Dict[str, Any]) -> List[Wanted]:
                 params["number"], params["parents"]
             )
         )
-    stray = sorted(set(params["addresses"]) - set(params["parents"]))
-    if stray:
-        raise VfProblem("addresses has {0}, which is none of parents".format(stray[0]))
+    unknown = sorted(set(params["addresses"]) - set(params["parents"]))
+    if unknown:
+        raise VfProblem("addresses has {0}, which is none of parents".format(unknown[0]))
     found = []
-    for place, parent in enumerate(params["parents"]):
+    for index, parent in enumerate(params["parents"]):
         given = params["addresses"].get(parent)
         try:
             listed = (
-                addresses(normal(params["first_mac"]) if params["first_mac"] else "", place, params["number"])
+                addresses(normal(params["first_mac"]) if params["first_mac"] else "", index, params["number"])
                 if given is None
                 else [normal(str(one)) for one in given]
             )

@@ -66,9 +66,9 @@ def examine(inventory: Path | None = None) -> Iterator[Check]:
         ("mmdebstrap", "lab", _mmdebstrap),
         ("network tools", "lab", _network_tools),
     ]
-    for name, needed_for, look in checks:
+    for name, needed_for, check in checks:
         try:
-            ok, detail = look()
+            ok, detail = check()
         except Exception as error:
             ok, detail = False, f"cannot be looked at: {type(error).__name__}: {error}"
         yield Check(name, ok, detail, needed_for)
@@ -96,13 +96,13 @@ def _own_collection() -> tuple[bool, str]:
 
 
 def _collection(name: str) -> Callable[[], tuple[bool, str]]:
-    def look() -> tuple[bool, str]:
+    def check() -> tuple[bool, str]:
         wanted = _NEEDED_COLLECTIONS[name]
         minimum = ".".join(map(str, wanted))
-        places = [Path(entry) for entry in sys.path if entry]
-        places += [Path("~/.ansible/collections").expanduser(), Path("/usr/share/ansible/collections")]
-        for place in places:
-            manifest = place.joinpath("ansible_collections", *name.split("."), "MANIFEST.json")
+        paths = [Path(entry) for entry in sys.path if entry]
+        paths += [Path("~/.ansible/collections").expanduser(), Path("/usr/share/ansible/collections")]
+        for path in paths:
+            manifest = path.joinpath("ansible_collections", *name.split("."), "MANIFEST.json")
             if not manifest.is_file():
                 continue
             version = str(json.loads(manifest.read_text(encoding="utf-8"))["collection_info"]["version"])
@@ -111,7 +111,7 @@ def _collection(name: str) -> Callable[[], tuple[bool, str]]:
             return True, f"{version} at {manifest.parent}"
         return False, f"not found: pip install ansible, or ansible-galaxy collection install {name}"
 
-    return look
+    return check
 
 
 def _ssh() -> tuple[bool, str]:

@@ -83,7 +83,7 @@ class Lab:
     @property
     def inventory(self) -> Path:
         """The folder of the lab's inventory, whether it exists or not."""
-        known = self._ask(lambda: self._engine.directory()) if self._engine_answers() else ""
+        known = self._call(lambda: self._engine.directory()) if self._engine_answers() else ""
         return Path(known) if known else self.directory / "inventory" / self.name
 
     # --- whole labs
@@ -190,7 +190,7 @@ class Lab:
         Raises:
             RdmError: this machine's engine does not answer.
         """
-        return [LabNode(*state) for state in self._ask(lambda: self._engine.status())]
+        return [LabNode(*state) for state in self._call(lambda: self._engine.status())]
 
     # --- single nodes
 
@@ -244,7 +244,7 @@ class Lab:
 
     def _engine_answers(self) -> bool:
         try:
-            self._ask(lambda: self._engine)
+            self._call(lambda: self._engine)
         except RdmError:
             return False
         return True
@@ -283,14 +283,14 @@ class Lab:
             raise RdmError(str(problem)) from None
         except self._spec.LabProblem as problem:
             raise InputError(str(problem)) from None
-        return self._ask(action)
+        return self._call(action)
 
-    def _ask(self, question: Callable[[], _T]) -> _T:
+    def _call(self, function: Callable[[], _T]) -> _T:
         from ansible_collections.rdm.provision.rdm_lab.client import clear
 
         try:
             with clear():
-                return question()
+                return function()
         except self._spec.LabProblem as problem:
             raise RdmError(str(problem)) from None
 

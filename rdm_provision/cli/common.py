@@ -117,7 +117,7 @@ class Options:
 
         return watch(run, title=cluster.name, verbose=self.verbose, silent=self.as_json, brief=brief)
 
-    def carry_out_to_tell(self, cluster: Cluster, run: Run, *, brief: bool = False) -> RunResult:
+    def carry_out_and_report(self, cluster: Cluster, run: Run, *, brief: bool = False) -> RunResult:
         """Run to the end, as above, and return a result for the verb to print.
 
         Raises:
@@ -147,7 +147,7 @@ class Options:
         Returns:
             The exit code.
         """
-        result = self.carry_out_to_tell(cluster, run)
+        result = self.carry_out_and_report(cluster, run)
         from rdm_provision.cli.render import view
 
         console = view.out()

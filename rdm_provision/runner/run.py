@@ -147,7 +147,7 @@ class Run:
         """Run ansible-playbook through ansible-runner, and translate its events. The body of the thread."""
         try:
             _remove_stale()
-            folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_place()}-"))
+            folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_process_space()}-"))
             try:
                 self._run_in(folder)
             finally:
@@ -269,9 +269,9 @@ _ABANDONED_S = 30 * 86400.0
 """Seconds without a change after which a folder counts as abandoned."""
 
 
-def _place() -> str:
-    place: str = cluster_lock_module().place()
-    return place
+def _process_space() -> str:
+    space: str = cluster_lock_module().process_space()
+    return space
 
 
 def _remove_stale() -> None:
@@ -281,7 +281,7 @@ def _remove_stale() -> None:
     shares the directory), or without a mark (of earlier versions), goes if nothing in it has changed for a
     month.
     """
-    here = f"{_place()}-"
+    here = f"{_process_space()}-"
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         owner, _, rest = folder.name.removeprefix(_PREFIX).partition("-")
         with contextlib.suppress(OSError):

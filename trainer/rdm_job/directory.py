@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rdm_core.atomic_file import write_atomically
-from rdm_core.data_place import JOBS
+from rdm_core.data_paths import JOBS
 from rdm_core.errors import TrainerError
 from rdm_core.execution_environment import is_bare_host
 from rdm_core.heartbeat import NODE_VARIABLE

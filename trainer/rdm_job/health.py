@@ -192,7 +192,10 @@ def observed(
         seconds_running=running_s,
         seconds_since_step=min(since, default=None),
         phase=phase,
-        reports_phases=any(watch["tells_phases"] for watch in watches.values()),
+        # `tells_phases` comes from a node with a trainer of 0.5 or older.
+        reports_phases=any(
+            watch.get("reports_phases", watch.get("tells_phases")) for watch in watches.values()
+        ),
         logs_steps=is_ours,
         sees_steps=step_s is not None,
         vocabulary=_vocabulary(config) if is_ours else padded,

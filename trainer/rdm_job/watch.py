@@ -174,7 +174,7 @@ class Watch:
             "progress": self._progress and {**self._progress, "phase": self._phase or "training"},
             "since_s": self._since(progress if reports_progress else {}),
             "phase": (str(progress.get("phase") or "") if reports_progress else self._phase),
-            "tells_phases": reports_progress,
+            "reports_phases": reports_progress,
             "ranks": shown,
             "signs": [one.to_json() for one in self._signs(progress if reports_progress else {}, shown)],
             "unwatched": self._unwatched,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rdm_core import config as configuration
-from rdm_core import data_place
+from rdm_core import data_paths
 from rdm_core.config import Config
 from rdm_core.config.training import has_sound_data
 from rdm_core.errors import ConfigError, as_far_as_it_fits
@@ -34,7 +34,7 @@ def problems(job: dict[str, Any]) -> list[str]:
     assert isinstance(config, Config)
     found = list(as_far_as_it_fits(writers.missing(config)))
     if has_sound_data(config):
-        found += data.checks(data_place.here(config, Path(job["jobs"])))
+        found += data.checks(data_paths.here(config, Path(job["jobs"])))
     return found
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from rdm_core import config as configuration
-from rdm_core import data_place
+from rdm_core import data_paths
 from rdm_trainer.train import run
 
 __all__ = ["main"]
@@ -23,7 +23,7 @@ def main(resolved: Path) -> int:
         The exit code.
     """
     directory = resolved.parent
-    return run(data_place.here(configuration.load(resolved), directory.parent), directory)
+    return run(data_paths.here(configuration.load(resolved), directory.parent), directory)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def gid_of(address: str) -> str:
     return "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*socket.inet_aton(address))
 
 
-def places(address: str, interface: str, devices: List[str], root: str, alone: bool) -> Iterator[Port]:
+def candidates(address: str, interface: str, devices: List[str], root: str, alone: bool) -> Iterator[Port]:
     """Yield the ports that may have an address, the most certain first."""
     gid = gid_of(address)
     for wanted in ("RoCE v2", ""):
@@ -159,22 +159,22 @@ def gather(address: str, root: str = "/", rails: str = "1") -> Dict[str, Any]:
     if missing:
         found["problem"] = "its image has no {0}: add the package perftest to the image".format(missing[0])
         return found
-    place = next(places(address, interface_of(address), devices, root, rails == "1"), None)
-    if place is None:
+    match = next(candidates(address, interface_of(address), devices, root, rails == "1"), None)
+    if match is None:
         found["problem"] = "none of its RDMA devices {0} has the address {1}".format(
             ", ".join(devices), address
         )
         return found
-    port = os.path.join(root, "sys/class/infiniband", place.device, "ports", str(place.number))
+    port = os.path.join(root, "sys/class/infiniband", match.device, "ports", str(match.number))
     state = read(port, "state")
     if state and not state.startswith("4:"):
         found["problem"] = "port {0} of {1} is {2}, not ACTIVE".format(
-            place.number, place.device, state.partition(": ")[2] or state
+            match.number, match.device, state.partition(": ")[2] or state
         )
     found.update(
-        device=place.device,
-        ib_port=place.number,
-        gid_index=place.gid_index,
+        device=match.device,
+        ib_port=match.number,
+        gid_index=match.gid_index,
         rate_gbit=rate_of(read(port, "rate")),
         link_layer=read(port, "link_layer"),
     )

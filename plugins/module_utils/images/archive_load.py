@@ -40,7 +40,7 @@ class ArchiveChanged(ArchiveProblem):
 
 
 def load_chunks(
-    path: str, index: ArchiveIndex, spare: FrozenSet[str] = frozenset()
+    path: str, index: ArchiveIndex, skipped: FrozenSet[str] = frozenset()
 ) -> Generator[bytes, None, None]:
     """Yield an archive in a form that every engine loads.
 
@@ -53,7 +53,7 @@ def load_chunks(
     Args:
         path: of the archive.
         index: of the archive.
-        spare: members to leave out; see `skippable_members`.
+        skipped: members to leave out; see `skippable_members`.
 
     Raises:
         ArchiveProblem: the archive can no longer be read.
@@ -63,7 +63,7 @@ def load_chunks(
     with explained(path), open(path, "rb") as raw:
         source = Hashing(raw, hasher) if index.sha256 else raw
         held: List[bytes] = []
-        with contextlib.closing(_pieces(raw, source, path, index, spare)) as pieces:
+        with contextlib.closing(_pieces(raw, source, path, index, skipped)) as pieces:
             size = 0
             for piece in pieces:
                 held.append(piece)
@@ -80,11 +80,11 @@ def load_chunks(
 
 
 def _pieces(
-    raw: BinaryIO, source: Any, path: str, index: ArchiveIndex, spare: FrozenSet[str]
+    raw: BinaryIO, source: Any, path: str, index: ArchiveIndex, skipped: FrozenSet[str]
 ) -> Generator[bytes, None, None]:
     """Yield the bytes for the engine; `source` is `raw`, or a reader of `raw` that hashes what it reads."""
-    if spare:
-        yield from _without(raw, source, spare)
+    if skipped:
+        yield from _without(raw, source, skipped)
         return
     if index.classic and index.compression in ("plain", "gzip"):
         yield from chunks(source)
@@ -99,7 +99,7 @@ def _pieces(
             pass
 
 
-def _without(raw: BinaryIO, source: Any, spare: FrozenSet[str]) -> Iterator[bytes]:
+def _without(raw: BinaryIO, source: Any, skipped: FrozenSet[str]) -> Iterator[bytes]:
     """Yield a plain tar without some of its members, which are read only to hash them."""
     with tarfile.open(fileobj=raw, mode="r:") as archive:
         begins = [(member.offset, member.name) for member in archive]
@@ -107,7 +107,7 @@ def _without(raw: BinaryIO, source: Any, spare: FrozenSet[str]) -> Iterator[byte
     raw.seek(0)
     position = 0
     for (_begin, name), end in zip(begins, ends):
-        if name not in spare:
+        if name not in skipped:
             yield from _exactly(source, end - position)
         elif source is raw:
             raw.seek(end)

@@ -30,12 +30,12 @@ class Agent:
     """The agent in one execution environment.
 
     Args:
-        place: where it is.
+        environment: where it runs.
         timeout: seconds until it must have answered.
     """
 
-    def __init__(self, place: ExecutionEnvironment, timeout: float) -> None:
-        self._place = place
+    def __init__(self, environment: ExecutionEnvironment, timeout: float) -> None:
+        self._environment = environment
         self._timeout = timeout
 
     def call(
@@ -83,7 +83,7 @@ class Agent:
         return ended.stdout.decode("utf-8", "replace")
 
     def _run(self, words: List[str], stdin: Optional[str]) -> ExecResult:
-        return self._place.run(words, None if stdin is None else stdin.encode(), self._timeout)
+        return self._environment.run(words, None if stdin is None else stdin.encode(), self._timeout)
 
     @staticmethod
     def _last_words(what: str, ended: ExecResult) -> str:

@@ -131,18 +131,18 @@ class Host(NamedTuple):
 ExecutionEnvironment = Union[Container, Host]
 
 
-def find(place: Dict[str, Any], cluster: str) -> ExecutionEnvironment:
+def find(options: Dict[str, Any], cluster: str) -> ExecutionEnvironment:
     """Return the execution environment of the cluster's jobs on this node.
 
     Args:
-        place: `runtime`, and for the host the fields of Host.
+        options: `runtime`, and for the host the fields of Host.
         cluster: the cluster's name.
 
     Raises:
         NoAgent: there is none.
         DockerProblem: the engine cannot be asked.
     """
-    return find_host(place) if place["runtime"] == "host" else find_container(DockerAPI(), cluster)
+    return find_host(options) if options["runtime"] == "host" else find_container(DockerAPI(), cluster)
 
 
 def find_container(api: DockerAPI, cluster: str) -> Container:
@@ -170,18 +170,18 @@ def find_container(api: DockerAPI, cluster: str) -> Container:
     )
 
 
-def find_host(place: Dict[str, Any]) -> Host:
+def find_host(options: Dict[str, Any]) -> Host:
     """Return the bare host.
 
     Raises:
         NoAgent: the environment, the jobs' directory or the key is missing.
     """
     environment, directory, key = (
-        local_path(str(place[one])) if place[one] else "" for one in ("environment", "directory", "key")
+        local_path(str(options[one])) if options[one] else "" for one in ("environment", "directory", "key")
     )
-    host = Host(environment, directory, key, place["my_ip"])
+    host = Host(environment, directory, key, options["my_ip"])
     hint = "make it with rdm-provision env up"
-    if place.get("slurm"):
+    if options.get("slurm"):
         # A Slurm inventory may use containers, or have no nodes.
         hint += ", from an inventory with rdm_runtime: host that has this host among its nodes"
     if not os.path.isfile(os.path.join(host.environment, "bin", PROGRAM)):
@@ -193,19 +193,19 @@ def find_host(place: Dict[str, Any]) -> Host:
     return host
 
 
-def find_running(place: Dict[str, Any], cluster: str, node: str) -> List[str]:
+def find_running(options: Dict[str, Any], cluster: str, node: str) -> List[str]:
     """Return the names of the cluster's jobs that run on this node, without the agent.
 
     Args:
-        place: as for `find`.
+        options: as for `find`.
         cluster: the cluster's name.
         node: this node's name in the inventory.
 
     Raises:
         DockerProblem: the engine cannot be asked.
     """
-    if place["runtime"] == "host":
-        return running_jobs(local_path(str(place["directory"])), node)
+    if options["runtime"] == "host":
+        return running_jobs(local_path(str(options["directory"])), node)
     found = DockerAPI().get("/containers/json", filters={"label": label_filter(cluster, "container")})
     directories = {job_directory(container) for container in found} - {""}
     return sorted({job for directory in directories for job in running_jobs(directory, node)})

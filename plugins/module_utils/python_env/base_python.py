@@ -70,7 +70,7 @@ def system_python(wanted: str) -> str:
 def _makes_environments(python: str) -> bool:
     """Return whether a Python runs and has venv and ensurepip."""
     try:
-        asked = subprocess.run(
+        check = subprocess.run(
             [python, "-c", "import ensurepip, venv"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -80,7 +80,7 @@ def _makes_environments(python: str) -> bool:
         )
     except subprocess.TimeoutExpired:
         return False
-    return asked.returncode == 0
+    return check.returncode == 0
 
 
 def pyenv_program(root: str) -> str:
@@ -134,9 +134,9 @@ def build_python(root: str, wanted: str, variables: Mapping[str, str]) -> str:
         raise EnvironmentProblem("pyenv has built no Python {0} in {1}".format(wanted, root))
     # pyenv builds in place, so a killed build leaves an incomplete Python.
     if not _makes_environments(found):
-        place = os.path.dirname(os.path.dirname(found))
+        prefix = os.path.dirname(os.path.dirname(found))
         raise EnvironmentProblem(
-            "{0} is not whole: remove it (pyenv uninstall {1})".format(place, os.path.basename(place))
+            "{0} is not whole: remove it (pyenv uninstall {1})".format(prefix, os.path.basename(prefix))
         )
     return found
 

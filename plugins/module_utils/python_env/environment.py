@@ -114,7 +114,7 @@ class Sources(NamedTuple):
     @property
     def local(self) -> bool:
         """Whether pip reads all packages from local directories; uv keeps an unpacked copy of each."""
-        return self.no_index and not any("://" in place for place in self.find_links)
+        return self.no_index and not any("://" in path for path in self.find_links)
 
     def variables(self) -> Dict[str, str]:
         """Return them as environment variables of pip and uv, so that no password is on a command line."""
@@ -150,15 +150,15 @@ class Sources(NamedTuple):
         return {name: value for name, value in found.items() if value}
 
 
-def place_of(directory: str, wanted: Wanted) -> str:
+def version_path(directory: str, wanted: Wanted) -> str:
     """Return the directory of the environment itself."""
     return "{0}.{1}".format(directory, wanted.digest)
 
 
-def state_of(place: str) -> Dict[str, Any]:
+def state_of(path: str) -> Dict[str, Any]:
     """Return the state file of one of our environments; empty for anything else."""
     try:
-        with open(os.path.join(place, STATE_FILE), encoding="utf-8") as file:
+        with open(os.path.join(path, STATE_FILE), encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError):
         return {}
@@ -179,7 +179,7 @@ def drift(directory: str, wanted: Wanted) -> str:
                 directory
             )
         )
-    if os.path.realpath(directory) != os.path.realpath(place_of(directory, wanted)):
+    if os.path.realpath(directory) != os.path.realpath(version_path(directory, wanted)):
         return "another one is wanted"
     state = state_of(directory)
     if state.get("cluster", wanted.cluster) != wanted.cluster:
@@ -195,10 +195,10 @@ def drift(directory: str, wanted: Wanted) -> str:
     return "" if packages(directory) == state["packages"] else "its packages differ"
 
 
-def packages(place: str) -> List[str]:
+def packages(path: str) -> List[str]:
     """Return the packages of an environment with their versions, sorted."""
     found = []
-    lib = os.path.join(place, "lib")
+    lib = os.path.join(path, "lib")
     for python in os.listdir(lib) if os.path.isdir(lib) else []:
         site = os.path.join(lib, python, "site-packages")
         names = os.listdir(site) if os.path.isdir(site) else []
@@ -225,15 +225,15 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
         system_python(wanted.python)
     elif wanted.method == "pyenv" and pyenv_python(sources.pyenv_root, wanted.python) is None:
         pyenv_program(sources.pyenv_root)
-    places = [(os.path.dirname(directory), space, "the environment needs", "python_env_directory")]
+    file_systems = [(os.path.dirname(directory), space, "the environment needs", "python_env_directory")]
     if wanted.method == "pyenv" and pyenv_python(sources.pyenv_root, wanted.python) is None:
-        places.append((sources.pyenv_root, _PYTHON_BYTES, "a Python needs", "python_env_pyenv_root"))
+        file_systems.append((sources.pyenv_root, _PYTHON_BYTES, "a Python needs", "python_env_pyenv_root"))
     if wanted.method == "uv" or not sources.local:
         # Downloads are compressed.
-        places.append((_cache(sources), space // 2, "its downloads need", "python_env_cache_directory"))
+        file_systems.append((_cache(sources), space // 2, "its downloads need", "python_env_cache_directory"))
     roomy: Dict[int, int] = {}
-    for place, wants, what, option in places if space else ():
-        there = _there(place)
+    for path, wants, what, option in file_systems if space else ():
+        there = _there(path)
         disk = file_system(there)
         if wants <= roomy.get(disk, 0):
             continue
@@ -288,26 +288,26 @@ def make(
     Raises:
         EnvironmentProblem: it cannot be made.
     """
-    place = place_of(directory, wanted)
-    found = state_of(place)
-    if os.path.lexists(place) and not found:
-        raise EnvironmentProblem("{0} is there and was not made by rdm-provision: remove it".format(place))
-    if found and (in_use(place) or place in (protect or ())):
-        raise EnvironmentProblem("{0} is in use and has to be recreated: stop its jobs first".format(place))
+    path = version_path(directory, wanted)
+    found = state_of(path)
+    if os.path.lexists(path) and not found:
+        raise EnvironmentProblem("{0} is there and was not made by rdm-provision: remove it".format(path))
+    if found and (in_use(path) or path in (protect or ())):
+        raise EnvironmentProblem("{0} is in use and has to be recreated: stop its jobs first".format(path))
     try:
-        shutil.rmtree(place, ignore_errors=True)
-        os.makedirs(place, mode=0o755)
-        _write_state(place, {"cluster": wanted.cluster, "whole": False})
-        state = _fill(place, wanted, sources, wheel, uv)
-        state.update(cluster=wanted.cluster, whole=True, packages=packages(place))
-        _write_state(place, state)
-        _point(directory, place)
+        shutil.rmtree(path, ignore_errors=True)
+        os.makedirs(path, mode=0o755)
+        _write_state(path, {"cluster": wanted.cluster, "whole": False})
+        state = _fill(path, wanted, sources, wheel, uv)
+        state.update(cluster=wanted.cluster, whole=True, packages=packages(path))
+        _write_state(path, state)
+        _point(directory, path)
     except OSError as error:
-        raise EnvironmentProblem("{0} cannot be made: {1}".format(place, _why(error))) from None
+        raise EnvironmentProblem("{0} cannot be made: {1}".format(path, _why(error))) from None
     if protect is None:
         return
     for other in mine(directory, wanted.cluster):
-        if other != place and other not in protect and not in_use(other):
+        if other != path and other not in protect and not in_use(other):
             shutil.rmtree(other, ignore_errors=True)
 
 
@@ -322,8 +322,8 @@ def remove(directory: str, cluster: str) -> List[str]:
     require_unused(directory, cluster)
     if os.path.islink(directory) and os.path.realpath(directory) in map(os.path.realpath, found):
         os.unlink(directory)
-    for place in found:
-        _remove_tree(place)
+    for path in found:
+        _remove_tree(path)
     pythons = os.path.join(os.path.dirname(directory), _PYTHONS)
     if found and state_of(pythons).get("cluster") == cluster and not _needed(pythons):
         _remove_tree(pythons)
@@ -331,32 +331,32 @@ def remove(directory: str, cluster: str) -> List[str]:
     return found
 
 
-def _remove_tree(place: str) -> None:
+def _remove_tree(path: str) -> None:
     """Remove a directory, its state file last, so that after a failure it still counts as ours."""
     try:
-        for entry in sorted(os.scandir(place), key=lambda one: one.name == STATE_FILE):
+        for entry in sorted(os.scandir(path), key=lambda one: one.name == STATE_FILE):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
             else:
                 os.unlink(entry.path)
-        os.rmdir(place)
+        os.rmdir(path)
     except OSError as error:
         message = (
             "{0} cannot be removed: {1}: remove what another user has written there, and run the same again"
         )
-        raise EnvironmentProblem(message.format(place, _why(error))) from None
+        raise EnvironmentProblem(message.format(path, _why(error))) from None
 
 
 def require_unused(directory: str, cluster: str) -> None:
     """Raise EnvironmentInUse if a process of this node uses one of the cluster's environments."""
-    for place in mine(directory, cluster):
-        process = in_use(place)
+    for path in mine(directory, cluster):
+        process = in_use(path)
         if process:
             message = (
                 "{0} is in use by process {1}: stop the job first (rdm-provision stop JOB; "
                 "rdm-provision jobs lists them)"
             )
-            raise EnvironmentInUse(message.format(place, process), process)
+            raise EnvironmentInUse(message.format(path, process), process)
 
 
 def _needed(pythons: str) -> bool:
@@ -374,7 +374,7 @@ def _needed(pythons: str) -> bool:
 
 def mine(directory: str, cluster: str) -> List[str]:
     """Return a cluster's environments at a directory."""
-    return [place for place in versions(directory) if state_of(place).get("cluster") == cluster]
+    return [path for path in versions(directory) if state_of(path).get("cluster") == cluster]
 
 
 def versions(directory: str) -> List[str]:
@@ -392,9 +392,9 @@ def versions(directory: str) -> List[str]:
     )
 
 
-def in_use(place: str, proc: str = "/proc") -> Optional[int]:
+def in_use(path: str, proc: str = "/proc") -> Optional[int]:
     """Return the id of a process that uses an environment; None if there is none."""
-    programs = os.path.join(os.path.realpath(place), "bin", "").encode()
+    programs = os.path.join(os.path.realpath(path), "bin", "").encode()
     for name in filter(str.isdigit, os.listdir(proc)):
         try:
             with open(os.path.join(proc, name, "cmdline"), "rb") as file:
@@ -406,9 +406,9 @@ def in_use(place: str, proc: str = "/proc") -> Optional[int]:
     return None
 
 
-def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> Dict[str, Any]:
+def _fill(path: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> Dict[str, Any]:
     """Install a Python and the packages into an environment; return its state."""
-    python = os.path.join(place, "bin", "python")
+    python = os.path.join(path, "bin", "python")
     more = sources.variables()
     # A user's own configuration must not make nodes differ.
     variables = {
@@ -420,11 +420,11 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
         "PIP_CONFIG_FILE": os.devnull,
         "UV_NO_CONFIG": "1",
         "UV_SYSTEM_CERTS": "1",
-        "UV_PYTHON_INSTALL_DIR": os.path.join(os.path.dirname(place), _PYTHONS),
+        "UV_PYTHON_INSTALL_DIR": os.path.join(os.path.dirname(path), _PYTHONS),
         **more,
     }
-    lock = os.path.join(place, "requirements.lock")
-    first = os.path.join(place, "first.lock")
+    lock = os.path.join(path, "requirements.lock")
+    first = os.path.join(path, "first.lock")
     for path, text in ((lock, wanted.lock), (first, entry_of(wanted.lock, _FIRST))):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
@@ -432,7 +432,7 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
         pythons = variables["UV_PYTHON_INSTALL_DIR"]
         were_there = os.path.isdir(pythons)
         run_program(
-            [uv, "venv", "--allow-existing", "--python", wanted.python, place],
+            [uv, "venv", "--allow-existing", "--python", wanted.python, path],
             "make an environment",
             variables,
         )
@@ -448,7 +448,7 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
             base = build_python(sources.pyenv_root, wanted.python, variables)
         else:
             base = system_python(wanted.python)
-        run_program([base, "-m", "venv", place], "make an environment", variables)
+        run_program([base, "-m", "venv", path], "make an environment", variables)
         install = [python, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-compile"]
         install += ["--no-build-isolation"]
     where = ["--no-index"] if sources.no_index else []
@@ -466,7 +466,7 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
             _build_options_of(python, wanted.method, variables),
             os.path.expanduser(wanted.apex),
             variables,
-            os.path.join(place, apex.LOG),
+            os.path.join(path, apex.LOG),
         )
     return output
 
@@ -494,17 +494,17 @@ def entry_of(lock: str, name: str) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def _point(directory: str, place: str) -> None:
+def _point(directory: str, path: str) -> None:
     """Point the link to an environment, atomically."""
     partial = directory + ".new"
     if os.path.lexists(partial):
         os.unlink(partial)
-    os.symlink(os.path.basename(place), partial)
+    os.symlink(os.path.basename(path), partial)
     os.replace(partial, directory)
 
 
-def _write_state(place: str, state: Dict[str, Any]) -> None:
-    write_whole(os.path.join(place, STATE_FILE), json.dumps(state).encode(), 0o644)
+def _write_state(path: str, state: Dict[str, Any]) -> None:
+    write_whole(os.path.join(path, STATE_FILE), json.dumps(state).encode(), 0o644)
 
 
 def _why(error: OSError) -> str:

@@ -51,7 +51,7 @@ def mac_of(first: str, function: int, number: int) -> str:
     return _text(_number(first) + (function << 8) + number, MAC_BYTES)
 
 
-class Place(NamedTuple):
+class VfOfAddress(NamedTuple):
     """The VF that one of our addresses identifies."""
 
     prefix: str
@@ -60,14 +60,14 @@ class Place(NamedTuple):
     number: int
 
 
-def place_of(text: str) -> Optional[Place]:
+def vf_of(text: str) -> Optional[VfOfAddress]:
     """Return the VF of a normalised MAC or GUID; None for a GUID that is not derived from a MAC."""
     if bytes_of(text) == GUID_BYTES:
         if text[8:15] != ":ff:fe:":
             return None
         text = text[:9] + text[15:]
     value = _number(text[6:])
-    return Place(text[:5], value >> 12, value >> 8 & FUNCTIONS - 1, value & NUMBERS - 1)
+    return VfOfAddress(text[:5], value >> 12, value >> 8 & FUNCTIONS - 1, value & NUMBERS - 1)
 
 
 def guid_of(mac: str) -> str:

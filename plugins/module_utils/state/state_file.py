@@ -292,11 +292,11 @@ def _see_files(directory: str, jobs: str, found: Found) -> None:
 
 def _see_shells(watch: Mapping[str, Any], found: Found) -> None:
     system = watch["system"]
-    for place in (
+    for startup in (
         *shell_files.startup_files(system, zsh=False),
         *shell_files.other_startup_files(system),
     ):
-        path = os.path.realpath(os.path.expanduser(place.path))
+        path = os.path.realpath(os.path.expanduser(startup.path))
         try:
             with open(path, "rb") as stream:
                 block = read_block(stream.read(), shell_files.block_name(watch["cluster"]))
@@ -305,7 +305,7 @@ def _see_shells(watch: Mapping[str, Any], found: Found) -> None:
             state = "no file"
         except BlockError:
             state = "broken"
-        _note(found, "my_ip", "MY_IP in {0}".format(place.path), state)
+        _note(found, "my_ip", "MY_IP in {0}".format(startup.path), state)
     for shell in ("zsh", "csh"):
         _note(found, "my_ip", shell, "there" if installed(shell) else MISSING)
 

@@ -18,7 +18,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership imp
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import subnets_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import network_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
-from ansible_collections.rdm.provision.plugins.plugin_utils.checks.network_plugin import plugin_in_place
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.network_plugin import installed_plugin
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import Leader
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network import DockerNetwork
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import Attachment, DesiredState
@@ -39,7 +39,7 @@ def network_differences(
     options = network.get("options") or {}
     has = [("driver", network["driver"], want.network_driver)]
     has.append(("subnet", names(map(str, subnets_of(network))) or "none", planned.subnet))
-    has.append(("plugin", plugin_in_place(facts, want.cluster) or want.plugin, want.plugin))
+    has.append(("plugin", installed_plugin(facts, want.cluster) or want.plugin, want.plugin))
     has.append(("gateway", names(map(_gateway, network.get("subnets") or [])) or "none", planned.gateway))
     if network["driver"] == want.network_driver:
         has += [(name, options.get(name) or "none", value) for name, value in planned.options.items()]

@@ -18,7 +18,7 @@ _MAY_SERVE = ("running", "restarting", "paused")
 _UPSTREAM_API = (1, 12)
 
 
-def plugin_in_place(facts: Mapping[str, Any], cluster: str) -> str:
+def installed_plugin(facts: Mapping[str, Any], cluster: str) -> str:
     """Return which plugin of the cluster a node has; empty for none."""
     unit = facts.get("network_plugin") or {}
     if unit.get("unit") and unit.get("cluster") == cluster:
@@ -33,7 +33,7 @@ def plugin_in_place(facts: Mapping[str, Any], cluster: str) -> str:
 def leaves_upstream(want: DesiredState, facts: Mapping[str, Any]) -> bool:
     """Return whether this run replaces the upstream plugin with ours and so ends its networks' containers."""
     return (
-        want.plugin == OWN and want.run.replace_network and plugin_in_place(facts, want.cluster) == UPSTREAM
+        want.plugin == OWN and want.run.replace_network and installed_plugin(facts, want.cluster) == UPSTREAM
     )
 
 

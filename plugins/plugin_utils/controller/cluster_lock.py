@@ -271,7 +271,7 @@ def brief_lock(path: Path, timeout: float) -> Iterator[None]:
         os.close(file)
 
 
-def place() -> str:
+def process_space() -> str:
     """Return an identifier of this host and process namespace, outside which a process id means nothing."""
     return hashlib.sha256(f"{socket.gethostname()}\0{_space()}".encode()).hexdigest()[:16]
 

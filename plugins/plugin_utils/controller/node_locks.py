@@ -40,7 +40,7 @@ def of_run(variables: Mapping[str, Any], cluster: str) -> dict[str, Any]:
             return {
                 "cluster": cluster,
                 "run": _mark(*leader),
-                "home": _mark(cluster_lock.place(), str(Path(home).resolve())),
+                "home": _mark(cluster_lock.process_space(), str(Path(home).resolve())),
                 "leader": leader._asdict(),
             }
     return {}

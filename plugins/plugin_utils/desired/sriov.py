@@ -19,7 +19,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settin
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 
-class _Places(NamedTuple):
+class _Paths(NamedTuple):
     """Paths of `rdm-sriov` on a node. Tests change them with variables such as `__sriov_program`."""
 
     program: str
@@ -27,7 +27,7 @@ class _Places(NamedTuple):
     directory: str
 
 
-_USUAL = _Places(PROGRAM, "/etc/systemd/system/rdm-sriov.service", STATE)
+_USUAL = _Paths(PROGRAM, "/etc/systemd/system/rdm-sriov.service", STATE)
 
 
 class PluginContainer(NamedTuple):
@@ -134,9 +134,7 @@ def desired_sriov(variables: NodeVariables, entry: PlanEntry) -> DesiredSriov:
         entry: its part of the plan.
     """
     plugin, socket = variables.text("sriov_plugin"), variables.text("sriov_socket")
-    places = _Places(
-        *(variables.text(f"__sriov_{name}") or usual for name, usual in _USUAL._asdict().items())
-    )
+    paths = _Paths(*(variables.text(f"__sriov_{name}") or usual for name, usual in _USUAL._asdict().items()))
     return DesiredSriov(
         enabled=variables.true("sriov_enabled", otherwise=variables.text("network_driver") == "sriov"),
         cluster=variables.text("rdm_cluster"),
@@ -144,13 +142,13 @@ def desired_sriov(variables: NodeVariables, entry: PlanEntry) -> DesiredSriov:
         run_as=variables.text("sriov_run_as"),
         socket=socket,
         driver=PurePosixPath(socket).stem,
-        program=places.program,
+        program=paths.program,
         program_digest=program_digest("plugin") if plugin == OWN else "",
-        unit=places.unit,
-        directory=places.directory,
+        unit=paths.unit,
+        directory=paths.directory,
         engine=variables.text("rdm_docker_socket"),
         container_name=variables.text("sriov_container_name"),
-        container=_own_container(variables, places, socket)
+        container=_own_container(variables, paths, socket)
         if plugin == OWN
         else _upstream_container(variables),
         vfs=_vfs(variables, entry),
@@ -213,8 +211,8 @@ def _refusal(image: str, plugin: str, variables: NodeVariables, planned: bool) -
     return ""
 
 
-def _own_container(variables: NodeVariables, places: _Places, socket: str) -> PluginContainer:
-    program, directory = places.program, places.directory
+def _own_container(variables: NodeVariables, paths: _Paths, socket: str) -> PluginContainer:
+    program, directory = paths.program, paths.directory
     directories = (PurePosixPath(program).parent, PurePosixPath(socket).parent, PurePosixPath(directory))
     modes = (":ro", "", "")
     command = variables.texts("sriov_command") or ["python3", program]

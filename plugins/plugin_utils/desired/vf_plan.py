@@ -27,7 +27,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity impor
     first_mac,
     guid_of,
     normal,
-    place_of,
+    vf_of,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.ipv4 import to_int
@@ -66,13 +66,13 @@ class Functions(NamedTuple):
             Wanted(
                 parent,
                 self.number,
-                self.pinned.get(parent) or addresses(first, place, self.number),
+                self.pinned.get(parent) or addresses(first, index, self.number),
                 self.policy,
                 self.vlan,
                 self.trust,
                 self.spoof_check,
             )
-            for place, parent in enumerate(self.parents)
+            for index, parent in enumerate(self.parents)
         ]
 
     def pins(self) -> Iterator[tuple[str, str]]:
@@ -190,7 +190,7 @@ def clashes(plan: AddressPlan, wanted: Mapping[str, Functions]) -> list[Problem]
     pinned: dict[str, tuple[str, str]] = {}
     for node, one in wanted.items():
         for address, vf in one.pins():
-            other, other_vf = owners.by_place(address) or pinned.setdefault(_key(address), (node, vf))
+            other, other_vf = owners.by_address(address) or pinned.setdefault(_key(address), (node, vf))
             if (other, other_vf) != (node, vf):
                 reason = f"of {vf} is that of {other_vf} of {other}"
                 hint = "give each VF its own in sriov_vf_addresses"
@@ -214,7 +214,7 @@ def taken(
     for node, found in facts.items() if wanted else ():
         # The node's own VFs get their addresses in this run.
         for address, device in _seen(found, but_vfs=node in wanted):
-            owner, vf = pinned.get(_key(address)) or owners.by_place(address) or (node, "")
+            owner, vf = pinned.get(_key(address)) or owners.by_address(address) or (node, "")
             if owner != node:
                 reason = f"of {vf} is that of {device} of {node}"
                 hint = "set others with sriov_vf_addresses, or change vf_prefix in the address plan"
@@ -230,17 +230,17 @@ class _Owners:
         self._wanted = wanted
         self._nodes = {_low(plan.nodes[node]): node for node in wanted}
 
-    def by_place(self, address: str) -> tuple[str, str] | None:
+    def by_address(self, address: str) -> tuple[str, str] | None:
         """Return node and VF; None if it is not an address of this cluster's VFs."""
-        place = place_of(address)
-        node = self._nodes.get(place.address) if place and place.prefix == self._prefix else None
-        if place is None or node is None:
+        index = vf_of(address)
+        node = self._nodes.get(index.address) if index and index.prefix == self._prefix else None
+        if index is None or node is None:
             return None
         one = self._wanted[node]
-        if place.function >= len(one.parents) or place.number >= one.number:
+        if index.function >= len(one.parents) or index.number >= one.number:
             return None
-        parent = one.parents[place.function]
-        return None if parent in one.pinned else (node, f"VF {place.number} of {parent}")
+        parent = one.parents[index.function]
+        return None if parent in one.pinned else (node, f"VF {index.number} of {parent}")
 
 
 def _seen(found: Mapping[str, Any], but_vfs: bool) -> Iterator[tuple[str, str]]:

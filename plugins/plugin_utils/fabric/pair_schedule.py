@@ -78,11 +78,11 @@ def _count(nodes: Sequence[str]) -> int:
 
 def _round(nodes: Sequence[str], number: int) -> list[Pair]:
     """Return the pairs of one round, in the order of ranks."""
-    places: list[int | None] = [*range(len(nodes))]
-    if len(places) % 2:
-        places.append(None)
-    walking = places[1:]
-    turned = [places[0], *walking[number:], *walking[:number]]
+    seats: list[int | None] = [*range(len(nodes))]
+    if len(seats) % 2:
+        seats.append(None)
+    walking = seats[1:]
+    turned = [seats[0], *walking[number:], *walking[:number]]
     pairs = []
     for one, other in zip(turned[: len(turned) // 2], reversed(turned), strict=False):
         if one is not None and other is not None:

@@ -16,8 +16,8 @@ NODES = ("master", "workers")
 """The groups of nodes."""
 
 
-def job_place(variable: Callable[[str], Any], *, submits: bool = False) -> dict[str, Any]:
-    """Return the option `place` of rdm.provision.job for a node.
+def environment_options(variable: Callable[[str], Any], *, submits: bool = False) -> dict[str, Any]:
+    """Return the option `execution_environment` of rdm.provision.job for a node.
 
     Args:
         variable: returns a variable of the node, None or empty if it is not set.

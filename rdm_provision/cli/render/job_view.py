@@ -109,7 +109,7 @@ class JobView:
         self.leaving = False
         self.brief = brief
         self._setting_up = live.View(console, title, brief=brief)
-        self._told = ""
+        self._printed = ""
         self._evaluated = ""
         self._seen_at = time.monotonic()
 
@@ -123,14 +123,14 @@ class JobView:
             return
         self.state = event.job
         self._seen_at = time.monotonic()
-        self._tell_verdict(event.job)
+        self._print_verdict(event.job)
         if not self.live:
             line = self._plain_line(event.job)
-            if line != self._told:
+            if line != self._printed:
                 self.console.print(line, soft_wrap=True)
-                self._told = line
+                self._printed = line
 
-    def _tell_verdict(self, state: JobState) -> None:
+    def _print_verdict(self, state: JobState) -> None:
         """Print a line when the verdict changes."""
         found = state.verdict
         word = found.verdict if found is not None else ""
@@ -297,8 +297,8 @@ def ending(console: Console, state: JobState) -> None:
     view.heading(console, "Where")
     made = view.table("", "")
     made.show_header = False
-    for name, place in state.places():
-        made.add_row(Text(name, "dim"), place)
+    for name, path in state.places():
+        made.add_row(Text(name, "dim"), path)
     view.show(console, made)
 
 

@@ -123,9 +123,9 @@ class View:
                 # With exec, this follows the command's stderr.
                 self.console.print(Text(f"    {event.task}…", "dim"))
             case Progress():
-                self._tell(event.text)
+                self._print_progress(event.text)
             case JobUpdate():
-                self._tell(event.job.phase)
+                self._print_progress(event.job.phase)
             case NodeStarted():
                 self.busy.add(event.node)
             case NodeResult():
@@ -138,7 +138,7 @@ class View:
             case RunFinished():
                 self._end_phase(event.at)
 
-    def _tell(self, progress: str) -> None:
+    def _print_progress(self, progress: str) -> None:
         """Show a task's progress; without a terminal as one line."""
         if progress and progress != self.progress and not self.live and self.verbose < 2 and not self.brief:
             self.console.print(Text(f"    {progress}", "dim"))

@@ -29,7 +29,7 @@ def data(options: Options, directory: Path) -> int:
     It is for nodes without a shared file system; mount one with `container_volumes` where there is one.
     """
     cluster = options.cluster()
-    result = options.carry_out_to_tell(cluster, cluster.bring_data(directory, **options.run))
+    result = options.carry_out_and_report(cluster, cluster.bring_data(directory, **options.run))
     from rdm_provision.cli.render import view
 
     console = view.out()

@@ -132,7 +132,7 @@ def jobs(
         return 0
     from rdm_provision.cli.render import job_view, view
 
-    result, known = _look(cluster, options, job, run, watch=watch)
+    result, known = _query(cluster, options, job, run, watch=watch)
     found = cluster.job_states(result) if known is None or not watch else (known,)
     if job and result.ok and not found:
         raise unknown_job(cluster, result, job)
@@ -160,7 +160,7 @@ def jobs(
     return result.exit_code
 
 
-def _look(
+def _query(
     cluster: Cluster, options: Options, job: str, everywhere: Run, *, watch: bool
 ) -> tuple[RunResult, JobState | None]:
     """Query jobs; one job first on the hosts that may know all of it, and on all nodes only if these do not.
@@ -170,15 +170,15 @@ def _look(
     """
     from rdm_provision.cli.render import job_view
 
-    def look(run: Run) -> tuple[RunResult, JobState | None]:
+    def query(run: Run) -> tuple[RunResult, JobState | None]:
         return job_view.watch(run, cluster.name, silent=options.as_json, brief=not watch)
 
     if job and not options.limit and len(cluster.nodes) > 1:
         first = ",".join(dict.fromkeys(filter(None, (cluster.nodes[0].name, cluster.login))))
-        result, state = look(cluster.jobs(job, watch=watch, **{**options.run, "limit": first}))
+        result, state = query(cluster.jobs(job, watch=watch, **{**options.run, "limit": first}))
         if result.cancelled or cluster.heard_jobs(result):
             return result, state
-    return look(everywhere)
+    return query(everywhere)
 
 
 def _verdict(state: JobState, *, as_json: bool) -> int:

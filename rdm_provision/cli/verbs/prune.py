@@ -37,13 +37,13 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
     """
     seconds = age(older)
     cluster = options.cluster()
-    look = cluster.jobs(**options.run)
+    query = cluster.jobs(**options.run)
     if options.show_command:
-        click.echo(look.command)
+        click.echo(query.command)
         return 0
     from rdm_provision.cli.render import job_view, view
 
-    result = _carried_out(options, look, cluster.name)
+    result = _carried_out(options, query, cluster.name)
     now = time.time()
     old = prunable(cluster.heard_jobs(result), seconds, now)
     names = [state.job for state in old]

@@ -37,7 +37,9 @@ def up(options: Options, recheck: bool) -> int:
     restarted: that is refused.
     """
     cluster = options.cluster()
-    result = options.carry_out_to_tell(cluster, cluster.up(tags=options.tags, recheck=recheck, **options.run))
+    result = options.carry_out_and_report(
+        cluster, cluster.up(tags=options.tags, recheck=recheck, **options.run)
+    )
 
     from rdm_provision.cli.render import fabric, view
     from rdm_provision.runner.parts import named

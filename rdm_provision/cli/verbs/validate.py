@@ -54,12 +54,12 @@ def validate(
     if job.train_iterations < _STEPS:
         steps += ["optimisation.train_samples=null", f"optimisation.train_iterations={_STEPS}"]
     results = []
-    for place in tuning.chosen(len(rows), best):
-        row = rows[place]
+    for index in tuning.chosen(len(rows), best):
+        row = rows[index]
         words = [*wanted.overrides, *row["overrides"], *steps]
-        measured, reason = _run(options, cluster, wanted, words, f"{stem}-{place}")
+        measured, reason = _run(options, cluster, wanted, words, f"{stem}-{index}")
         result = {
-            "place": place + 1,
+            "place": index + 1,
             "layout": row["overrides"],
             "predicted": row["seconds"],
             "measured": measured,

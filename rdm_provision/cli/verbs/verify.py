@@ -58,7 +58,7 @@ def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_
     run = cluster.verify(
         all_pairs=all_pairs, rdma=rdma, collective=collective, max_size=max_size, **options.run
     )
-    result = options.carry_out_to_tell(cluster, run)
+    result = options.carry_out_and_report(cluster, run)
 
     from rdm_provision.cli.render import fabric, view
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rdm_core.config import Config, dump
-from rdm_core.data_place import with_paths
+from rdm_core.data_paths import with_paths
 from rdm_job import inspection
 
 __all__ = ["is_there", "problems"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rdm_core import config as configuration
-from rdm_core import data_place
+from rdm_core import data_paths
 from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.errors import ConfigError, TrainerError
 from rdm_trainer.finetune.packages import require_packages
@@ -74,7 +74,7 @@ def problems(job: dict[str, Any]) -> list[str]:
         # The caller reports what does not fit.
         return list(_packages())
     assert isinstance(config, FinetuneConfig)
-    return list(missing(data_place.finetune_here(config, Path(job["jobs"])), is_of_nodes=True))
+    return list(missing(data_paths.finetune_here(config, Path(job["jobs"])), is_of_nodes=True))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from rdm_core import config as configuration
-from rdm_core import data_place
+from rdm_core import data_paths
 from rdm_core.config.finetune import FinetuneConfig
 from rdm_trainer.finetune.packages import require_packages
 
@@ -28,7 +28,7 @@ def main(resolved: Path) -> int:
 
     directory = resolved.parent
     config = configuration.load_as(FinetuneConfig, resolved)
-    return run(data_place.finetune_here(config, directory.parent), directory)
+    return run(data_paths.finetune_here(config, directory.parent), directory)
 
 
 if __name__ == "__main__":

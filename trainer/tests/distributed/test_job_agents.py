@@ -69,7 +69,7 @@ def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
     elsewhere = nodes.folder / "program.py"
     (nodes.folder / "n1" / job / "link").symlink_to(nodes.folder)
     seen = wait_until(
-        "its agent has gone", lambda: nodes.ask("n1", "remove", job, "--look"), lambda a: a["removed"]
+        "its agent has gone", lambda: nodes.ask("n1", "remove", job, "--dry-run"), lambda a: a["removed"]
     )
     assert seen["removed"][0]["bytes"] >= 4096
     assert nodes.ask("n1", "remove", job)["removed"] == seen["removed"]

@@ -13,7 +13,7 @@ SLURM: dict[str, Any] = {
     "directory": "/shared",
 }
 NODE: dict[str, Any] = {"changed": False, "jobs": [{"job": "b", "launcher": "no_ssh"}], "directory": "/var"}
-MISSING: dict[str, Any] = {"failed": True, "msg": "there is no training container", "no_place": True}
+MISSING: dict[str, Any] = {"failed": True, "msg": "there is no training container", "no_environment": True}
 BROKEN: dict[str, Any] = {"failed": True, "msg": "it has not ended within 130 s"}
 
 

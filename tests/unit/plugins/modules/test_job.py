@@ -143,7 +143,7 @@ def agent(request: pytest.FixtureRequest) -> Any:
 
 
 def run(verb: str, at: Any = None, *, check: bool = False, **options: Any) -> dict[str, Any]:
-    where = {"place": at.options} if isinstance(at, Environment) else {}
+    where = {"execution_environment": at.options} if isinstance(at, Environment) else {}
     return run_module(job, {"cluster": "c", "verb": verb, **where, **options}, check=check)
 
 

@@ -30,7 +30,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def store(jobs: Path, copy: Path, path: str) -> dict[str, Any]:
-    return run_module(job_data, {"source": "/x", "directory": str(jobs), "place": path, "copy": str(copy)})
+    return run_module(job_data, {"source": "/x", "directory": str(jobs), "file": path, "copy": str(copy)})
 
 
 def compare(jobs: Path, **sizes: int) -> tuple[list[str], dict[str, str]]:

@@ -276,10 +276,10 @@ def test_folders_of_dead_runs_go_and_those_of_other_process_namespaces_stay(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended = subprocess.Popen(["true"])
     ended.wait()
-    here = cluster_lock.place()
+    here = cluster_lock.process_space()
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(cluster_lock, "_space", lambda: "pid:[1]")
-        there = cluster_lock.place()
+        there = cluster_lock.process_space()
     assert here != there
     names = [f"rdm-provision-{pid}-{at}-x_1" for pid in (os.getpid(), ended.pid) for at in (here, there)]
     for name in names:
@@ -296,7 +296,7 @@ def test_folders_whose_process_cannot_be_seen_go_when_nothing_changed_for_a_mont
     pid, month_ago = os.getpid(), time.time() - 31 * 86400
     names = [f"rdm-provision-{pid}-x_1", f"rdm-provision-{pid}-{'0' * 16}-x_1"]
     old, new = [[f"{name}{age}" for name in names] for age in ("old", "new")]
-    others = ["rdm-provision-lab.x1", f"rdm-provision-{pid}-{cluster_lock.place()}-x_1"]
+    others = ["rdm-provision-lab.x1", f"rdm-provision-{pid}-{cluster_lock.process_space()}-x_1"]
     for name in (*old, *new, *others):
         (tmp_path / name).mkdir()
         (tmp_path / name / "stdout").touch()

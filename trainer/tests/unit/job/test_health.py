@@ -76,7 +76,7 @@ def reports(*, iteration: int = 40, **ranks: dict[str, Any]) -> dict[str, dict[s
             "run": run(iteration) if first else None,
             "since_s": 0.3,
             "phase": "" if first else "training",
-            "tells_phases": not first,
+            "reports_phases": not first,
             "ranks": reported,
             "signs": [],
             "held_back": "",

@@ -144,7 +144,7 @@ def test_a_package_with_another_digest_is_refused_and_not_replaced(node: Node, m
         node.make(forged)
     assert environment.drift(node.directory, node.wanted()) == ""
     # An incomplete environment may be recreated.
-    assert not environment.state_of(environment.place_of(node.directory, forged))["whole"]
+    assert not environment.state_of(environment.version_path(node.directory, forged))["whole"]
 
 
 def test_another_lock_makes_another_environment_and_the_old_one_goes(node: Node) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_directory import job_place
+from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_directory import environment_options
 
 
 def options_of(**variables: str) -> dict[str, str]:
-    return job_place(variables.get)
+    return environment_options(variables.get)
 
 
 def test_jobs_are_in_the_container_unless_the_inventory_says_otherwise() -> None:
@@ -27,6 +27,6 @@ def test_the_hosts_directories_follow_its_configuration_directory() -> None:
 
 def test_jobs_that_are_submitted_to_slurm_are_on_the_host_and_have_keys_of_their_own() -> None:
     variables = {"job_directory": "/shared/jobs", "python_env_directory": "/shared/python"}
-    found = job_place(variables.get, submits=True)
+    found = environment_options(variables.get, submits=True)
     assert (found["runtime"], found["key"]) == ("host", "")
     assert (found["directory"], found["environment"]) == ("/shared/jobs", "/shared/python")

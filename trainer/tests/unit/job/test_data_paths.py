@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rdm_core import config as configuration
-from rdm_core import data_place
-from rdm_core.data_place import JOBS
+from rdm_core import data_paths
+from rdm_core.data_paths import JOBS
 from rdm_job.check import check
 from rdm_job.protocol import Node, Request
 
@@ -28,7 +28,7 @@ def test_what_is_below_jobs_is_where_the_host_has_its_jobs(
 ) -> None:
     (tmp_path / "gpt.yaml").write_text(CONFIG)
     config = configuration.load(tmp_path / "gpt.yaml", [])
-    found = data_place.here(config, Path("/home/me/jobs")).data
+    found = data_paths.here(config, Path("/home/me/jobs")).data
     assert [blend.prefix for blend in found.blend] == ["/home/me/jobs/data/tokens", "/srv/tokens"]
     assert found.index_cache == "/home/me/jobs/data/maps"
     assert found.tokenizer is not None
@@ -36,9 +36,9 @@ def test_what_is_below_jobs_is_where_the_host_has_its_jobs(
         "/home/me/jobs/data/vocab.json",
         "/jobsite/merges.txt",
     )
-    assert data_place.here(config, JOBS) == config
-    monkeypatch.setattr(data_place, "JOBS", tmp_path)
-    assert data_place.here(config, Path("/home/me/jobs")) == config, "the host has such a directory"
+    assert data_paths.here(config, JOBS) == config
+    monkeypatch.setattr(data_paths, "JOBS", tmp_path)
+    assert data_paths.here(config, Path("/home/me/jobs")) == config, "the host has such a directory"
 
 
 def test_data_that_is_not_there_is_named_where_the_host_would_have_it(
