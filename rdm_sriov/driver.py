@@ -198,10 +198,10 @@ class Driver:
         network = self._network(network_id)
         if name in self._state.endpoints:
             raise FunctionProblem("endpoint {0} is there already".format(name[:12]))
-        interface = _dict(request, "Interface")
+        wanted = _dict(request, "Interface")
         address, hardware = (
-            str(interface.get("Address") or ""),
-            str(interface.get("MacAddress") or "").lower(),
+            str(wanted.get("Address") or ""),
+            str(wanted.get("MacAddress") or "").lower(),
         )
         bound = str(_dict(request, "Options").get(FUNCTION) or "")
         function = self._choose((network_id, address), network, hardware, bound)

@@ -851,7 +851,7 @@ def test_nothing_that_a_job_wrote_is_obeyed_by_the_terminal(capsys: pytest.Captu
     assert job_view.folded({"n1": words}) == ["last words  [n1]"]
     jobs_verb._verdict(JobState.of({**TOLD, "verdict": evaluated}, "/d", NOW), as_json=False)
     job_view.ending(view.out(), bad)
-    job_view.JobView(view.out(), "demo")._tell_verdict(JobState.of({**TOLD, "verdict": evaluated}, "/d", NOW))
+    job_view.JobView(view.out(), "demo")._print_verdict(JobState.of({**TOLD, "verdict": evaluated}, "/d", NOW))
     shown = capsys.readouterr().out
     assert shown.startswith("last words\nbar\nsuspect: last words\n  last words\n")
     assert shown.count("last") >= 7
