@@ -161,7 +161,7 @@ def main() -> None:
         directory = JobDirectory(Path(jobs) / state.job, REQUEST.master.name)
         directory.make(REQUEST)
         directory.write_state(state)
-        rows.append(("the reader asks the master for it", best(lambda: query(jobs))))
+        rows.append(("the reader queries the master for it", best(lambda: query(jobs))))
     others.kill()
     server.close()
     size = len(json.dumps(made["n1"]))

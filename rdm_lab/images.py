@@ -104,7 +104,7 @@ class Images:
 
     def make(self) -> None:
         """Make all of them, from a registry or packages, and remove those of earlier recipes."""
-        refused = self._pull() if self.source != "packages" else "it is not asked"
+        refused = self._pull() if self.source != "packages" else "it is not queried"
         if not refused:
             self._from_registry()
         elif self.source == "registry":

@@ -353,7 +353,7 @@ def _present(
     lacking = files.lacking_keys(wanted)
     beyond = change.note("remove", [node for node in found if node not in wanted])
     changed = [n for n in wanted if n in found and (n in lacking or spec.stale(found[n], bodies[n]))]
-    change.note("make anew", changed)
+    change.note("recreate", changed)
     new = change.note("make", [node for node in wanted if node not in found])
     off = change.note(
         "start", [n for n in wanted if n in found and n not in changed and found[n]["State"] != "running"]

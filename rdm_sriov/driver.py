@@ -178,7 +178,7 @@ class Driver:
             if name not in found:
                 raise FunctionProblem(
                     "network {0} is unknown here and the engine does not say what it was: rdm-provision up "
-                    "tells it again".format(name[:12])
+                    "restores it".format(name[:12])
                 )
             self._state.networks.update(found)
         return self._state.networks[name]

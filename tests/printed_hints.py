@@ -27,7 +27,7 @@ PROSE = {
 # The purpose of a command stands behind three spaces.
 _COMMAND = re.compile(r"(?<![\w/.-])rdm-provision ((?:'[^']*'|[^'\n])+?)(?=   |[`;),]|\.?$)", re.MULTILINE)
 _GOES_ON = re.compile(
-    r" (?:does that|lists|looks at|makes?|recreates?|saves a checkpoint|shows|takes|tells it again)\b.*",
+    r" (?:does that|lists|inspects|makes?|recreates?|saves a checkpoint|shows|takes|restores it)\b.*",
     re.DOTALL,
 )
 """How a sentence goes on behind a command."""

@@ -54,7 +54,7 @@ class ActionModule(ActionBase):
             what = _on_the_controller(str(problem), path)
             missing = isinstance(problem, ArchiveMissing)
             if missing and state == "absent":
-                self._display.warning(f"{what}, so its images cannot be told from others and stay")
+                self._display.warning(f"{what}, so its images cannot be identified and stay")
                 return {"changed": False, "actions": [], "copy_needed": False}
             hint = PUT_IT_THERE if missing else problem.hint
             if state == "inspected":

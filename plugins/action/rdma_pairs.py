@@ -66,7 +66,7 @@ class ActionModule(Decision):
             rounds = f"{len(ready)} nodes, {len(found[first]['rounds'])} rounds" if found else ""
             return {"parts": found, "first": first, "limit": limit, "msg": rounds or "nothing to measure"}
         results = {
-            host: {**answer, "reason": answer.get("reason") or str(answer.get("msg") or "it was not asked")}
+            host: {**answer, "reason": answer.get("reason") or str(answer.get("msg") or "it was not queried")}
             if answer.get("failed") or answer.get("unreachable")
             else answer
             for host, answer in _of_rail(options["results"], options["rail"], variables).items()

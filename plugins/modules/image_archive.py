@@ -508,7 +508,7 @@ def main() -> None:
             images.absent()
     except ArchiveMissing as problem:
         if state == "absent":
-            module.warn("{0}, so its images cannot be told from others and stay".format(problem))
+            module.warn("{0}, so its images cannot be identified and stay".format(problem))
             module.exit_json(changed=False, actions=[], copy_needed=False)
         _give_up(module, str(problem), PUT_IT_THERE)
     except ArchiveProblem as problem:

@@ -65,7 +65,7 @@ options:
   addresses:
     description:
       - The address that the container is to have on the network of each interface. Where the network or the
-        container has work, others on the wire are asked for it (ARP), but not where a container here has it.
+        container has work, others on the wire are requested it (ARP), but not where a container here has it.
     type: dict
     default: {}
     version_added: 0.2.0
@@ -580,7 +580,7 @@ def _work(
             pass  # it has just stopped, so there is work
     work = state_file.to_do(kept, inputs, keys, seen)
     if inputs and not (found["docker"] and found["python_requests"]):
-        work.setdefault("docker_engine", ["the engine, or the library to ask it, is not ready"])
+        work.setdefault("docker_engine", ["the engine or its client library is not ready"])
     return work
 
 

@@ -399,7 +399,7 @@ class Cluster(JobVerbs):
         >>> Cluster.load("inventory/lab").verify().result().fabric["verdicts"]  # doctest: +SKIP
         {'node1': {'ok': True, 'reason': ''}}
         """
-        self._refuse_bare("verify", "rdm-provision train CONFIG.yaml --check looks at every node")
+        self._refuse_bare("verify", "rdm-provision train CONFIG.yaml --check inspects every node")
         nodes = self.select(run_options.get("limit", ""))
         if (rdma or collective) and len(nodes) < 2:
             what = "RDMA is measured between nodes" if rdma else "an all-reduce takes at least two nodes"

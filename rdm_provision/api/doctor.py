@@ -70,7 +70,7 @@ def examine(inventory: Path | None = None) -> Iterator[Check]:
         try:
             ok, detail = check()
         except Exception as error:
-            ok, detail = False, f"cannot be looked at: {type(error).__name__}: {error}"
+            ok, detail = False, f"cannot be checked: {type(error).__name__}: {error}"
         yield Check(name, ok, detail, needed_for)
 
 

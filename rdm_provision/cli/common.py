@@ -387,7 +387,7 @@ def log_directory_options(which: str) -> Callable[[Command], Command]:
         "--conf",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help=f"{which}: KEY=VALUE lines that were asked for, such as _00_conf.sh.",
+        help=f"{which}: KEY=VALUE lines of the request, such as _00_conf.sh.",
     )
     return lambda command: state(conf(command))
 

@@ -67,7 +67,7 @@ def node_state(
     planned_node = plan["nodes"].get(name) or {}
     planned = "" if planned_node.get("note") == "new" else str(planned_node.get("my_ip", ""))
     if facts is None:
-        return NodeState(name, reachable=False, my_ip=planned, remarks=(why or "not looked at",))
+        return NodeState(name, reachable=False, my_ip=planned, remarks=(why or "not queried",))
     accelerator = str(facts.get("accelerator", ""))
     docker = facts.get("docker")
     if docker is None:

@@ -407,7 +407,7 @@ def test_a_jump_host_that_refuses_is_named(hosts: BareHosts, tmp_path: Path) -> 
         # ssh with persistent connections drops the messages of the jump host's ssh.
         refused = (
             "its jump host does not let it through: ",
-            "its jump host cannot be reached or does not let it through, and ssh does not tell why: ",
+            "its jump host cannot be reached or does not let it through, and ssh does not say why: ",
         )
         assert result["nodes"][node]["why"].startswith(refused)
     assert changed(result) == []

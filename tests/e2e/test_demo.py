@@ -38,7 +38,7 @@ def test_what_it_says_to_try_works(demo: Demo) -> None:
 @pytest.mark.long
 def test_a_second_make_demo_only_trains(demo: Demo) -> None:
     again = demo.make("demo", "NODES=2", SHORT)
-    assert "Nothing was changed: the lab runs as asked for." in again
+    assert "Nothing was changed: the lab runs as requested." in again
     assert "Nothing was changed: the cluster is as the inventory describes it." in again
     assert "Nothing was changed: every node has the data." in again
     assert "finished   4/4" in again

@@ -75,7 +75,7 @@ def test_a_job_trains_is_stopped_with_a_checkpoint_and_goes_on_in_another_layout
     trained.rdm("stop", "waits")
     trained.rdm("stop", "tiny")
     stopped = job(trained, "tiny")
-    assert (stopped["state"], stopped["reason"]) == ("stopped", "It saved and ended, as asked.")
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "It saved and ended, as requested.")
     assert stopped["checkpoint"] == stopped["iteration"]
     end = stopped["iteration"] + 5
     # Two replicas until now, and two stages from here on.
@@ -129,7 +129,7 @@ def test_a_fine_tuning_has_the_losses_of_one_process(trained: SlurmLab) -> None:
 
 
 ACCOUNT = "physics"
-MORE = "ask for no more, or Slurm lets it wait for ever."
+MORE = "request no more, or Slurm lets it wait for ever."
 
 
 def sacctmgr(lab: SlurmLab, *words: str, check: bool = True) -> None:
@@ -189,7 +189,7 @@ def test_what_accounting_would_never_let_run_is_refused(enforced: SlurmLab) -> N
 
     limits = ("maxnodes=1", "maxwall=01:00:00")
     sacctmgr(enforced, "modify", "user", USER, "set", *limits)
-    few = f"The job asks for 2 nodes, and a job of account {ACCOUNT} may have 1 (MaxTRES): {MORE}"
+    few = f"The job requests 2 nodes, and a job of account {ACCOUNT} may have 1 (MaxTRES): {MORE}"
     time = "launcher.slurm.time"
     assert refused(enforced) == [few]
     long = f"{time} 02:00:00 is more than the 01:00:00 of your jobs of account {ACCOUNT} (MaxWall): {MORE}"

@@ -126,7 +126,7 @@ def test_the_upstream_plugin_is_refused_where_it_forgets_its_networks(new: Machi
     assert set(refused) == set(NODES)
     for why in refused.values():
         (reason,) = [one for one in why if one.startswith("sriov_plugin upstream ")]
-        assert "it asks the engine in API version 1.12" in reason
+        assert "it queries the engine in API version 1.12" in reason
         assert "refuses those below 1." in reason
     for node in NODES:
         assert networks(new, node) == set()

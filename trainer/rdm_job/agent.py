@@ -381,7 +381,7 @@ class Master:
         elif by == TIME:
             self._end_before_time_limit(how)
         else:
-            self._end("stopped", f"{how}, as asked.")
+            self._end("stopped", f"{how}, as requested.")
 
     def _end_before_time_limit(self, how: str) -> None:
         if self._attempt - self._first < self._agent.restarts_left:

@@ -116,7 +116,7 @@ def _devices(request: Request, mine: Node, found: int | None) -> Iterator[str]:
     if found is not None and found < mine.slots:
         yield (
             f"The {here()} sees {found} {request.accelerator} devices, but {mine.slots} processes are to "
-            "run here; lower launcher.devices_per_node or mend the node."
+            "run here; lower launcher.devices_per_node or repair the node."
         )
 
 

@@ -37,6 +37,6 @@ def problems(text: str, overrides: Sequence[str], config: JobConfig) -> Iterator
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        yield f"What the job needs here cannot be looked at: {last}"
+        yield f"What the job needs here cannot be checked: {last}"
         return
     yield from json.loads(done.stdout)

@@ -67,7 +67,7 @@ class Outlet:
         if not self._lock.acquire(timeout=_TIMEOUT_S):
             return
         try:
-            if not (self._writes and text and self._write(text, "What was told before is taken away.")):
+            if not (self._writes and text and self._write(text, "The last metrics are removed.")):
                 with contextlib.suppress(OSError):
                     self._file.unlink(missing_ok=True)
         finally:

@@ -64,7 +64,7 @@ HARMLESS: tuple[Message, ...] = (
         "link-probe",
         "gcc",
         r"^collect2: error: ld returned 1 exit status|^\S*\bld: cannot find -l",
-        "a library is not there to link with; DeepSpeed asks so for what its operators may use",
+        "a library is not there to link with; DeepSpeed probes so for what its operators may use",
     ),
     _harmless(
         "factory-twice",
@@ -76,7 +76,7 @@ HARMLESS: tuple[Message, ...] = (
         "no-repository",
         "git",
         r"^fatal: (?:not a git repository|detected dubious ownership|unsafe repository)",
-        "a program asked for the version of its sources, and they are not in a repository that it may read",
+        "a program queried the version of its sources, and they are not in a repository that it may read",
     ),
     _harmless(
         "slurm-directory",
@@ -191,7 +191,7 @@ MESSAGES: tuple[Message, ...] = (
         "gpu-absent",
         r"No (?:CUDA|HIP) GPUs are available|no (?:CUDA|ROCm)-capable device|Found no NVIDIA driver|"
         r"invalid device ordinal",
-        "there is no GPU, or fewer than were asked for",
+        "there is no GPU, or fewer than were requested",
     ),
     _error("gpu-hsa", r"HSA_STATUS_ERROR", "ROCm's runtime reports an error of a GPU"),
     _error(

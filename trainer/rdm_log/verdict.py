@@ -267,7 +267,7 @@ def _beginning(seen: Observed, state: str) -> str:
     if state in states.WAITING and seen.reason:
         return seen.reason
     if state in states.WAITING and seen.run:
-        waits = "It starts anew" if state in states.STARTING else "It waits in the queue again"
+        waits = "It restarts" if state in states.STARTING else "It waits in the queue again"
         return f"{waits}; its logs go to iteration {seen.run['last_iteration']}."
     if seen.logs_steps:
         return "It has not come to a step yet."
@@ -350,7 +350,7 @@ def _differences(seen: Observed) -> Iterator[Sign]:
             where = f" on {listed(nodes)}" if any(nodes) else ""
             # If all nodes report it, no single one is at fault.
             faulty = nodes[0] if len(nodes) < len(seen.reported) else ""
-            text = f"{key} is {value}{where}, and {requested} was asked for."
+            text = f"{key} is {value}{where}, and {requested} was requested."
             yield Sign("configuration", text, faulty)
     packages = {package for versions in seen.versions.values() for package in versions}
     for package in sorted(packages):

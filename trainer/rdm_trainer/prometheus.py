@@ -105,7 +105,7 @@ class _Exporter:
             yield
         except Exception as error:  # drivers and file systems have errors of their own
             if not self._has_printed_error:
-                print(f"Prometheus is told nothing now: {type(error).__name__}: {error}.", file=sys.stderr)
+                print(f"Prometheus gets no metrics now: {type(error).__name__}: {error}.", file=sys.stderr)
             self._has_printed_error = True
 
     def _text(self) -> str:

@@ -386,8 +386,8 @@ class Training:
             newest = self.checkpoints.newest
             where = f"the checkpoint of iteration {newest}" if newest else "the start"
             raise TrainerError(
-                f"Iteration {self.iteration}, the last one, could not be saved, as the log says; mend that, "
-                f"start the job again, and it goes on from {where}.",
+                f"Iteration {self.iteration}, the last one, could not be saved, as the log says; repair "
+                f"that, start the job again, and it goes on from {where}.",
                 exit_code=FAILED,
             )
 
@@ -546,7 +546,7 @@ class Training:
             self._note(checkpoint=self.checkpoints.newest)
         if stopped:
             name = self._stop.received.name if self._stop and self._stop.received else "a signal"
-            self.reason = f"{name} asked for it"
+            self.reason = f"{name} requested it"
         elif over:
             self.reason = f"{settings.exit_duration_minutes:g} minutes are over"
         elif settings.exit_interval is not None and self.iteration % settings.exit_interval == 0:

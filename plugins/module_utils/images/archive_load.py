@@ -35,7 +35,7 @@ class ArchiveChanged(ArchiveProblem):
     """
 
     def __init__(self, path: str, sha256: str) -> None:
-        super().__init__("{0} has changed since it was looked at".format(path))
+        super().__init__("{0} has changed since it was inspected".format(path))
         self.sha256 = sha256
 
 

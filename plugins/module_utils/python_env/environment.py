@@ -241,7 +241,7 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
         if free < wants:
             raise EnvironmentProblem(
                 "{0} has {1} free, and {2} {3} there: make room, or set {4} to another file "
-                "system (python_env_space says what is asked for)".format(
+                "system (python_env_space says how much is needed)".format(
                     there, size_text(free), what, size_text(wants), option
                 )
             )

@@ -249,7 +249,7 @@ def _pools(facts: Mapping[str, Any]) -> Iterator[Use]:
     for one in ranges:
         found = ipv4_network(one["range"])
         if found is not None and not one["known"]:
-            yield Use(found, f"the range that {name} gives {one['of']} unless it is told otherwise,")
+            yield Use(found, f"the range that {name} gives {one['of']} by default,")
 
 
 def _kubernetes(facts: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:

@@ -104,7 +104,7 @@ def _traits(facts: Mapping[str, Any]) -> Iterator[Seen]:
                 Trait("link", "rate of {}", rail),
                 port["rate"],
                 name,
-                f"look at the cable and the switch's port (ibstat {device['name']}, mlxlink -d {pci})",
+                f"check the cable and the switch's port (ibstat {device['name']}, mlxlink -d {pci})",
             )
         if slowest := _slowest_function(facts, name):
             yield Seen(

@@ -47,8 +47,8 @@ def upstream(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -
         Problem(
             want.node,
             "sriov_plugin upstream",
-            "forgets all its networks when it is restarted here: it asks the engine in API version 1.12, and "
-            f"Docker Engine {docker.get('version')} refuses those below {oldest}",
+            "forgets all its networks when it is restarted here: it queries the engine in API version 1.12, "
+            f"and Docker Engine {docker.get('version')} refuses those below {oldest}",
             "use sriov_plugin: rdm-sriov, or Docker Engine 24 or older",
         )
     )

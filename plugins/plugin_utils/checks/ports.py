@@ -61,7 +61,7 @@ def virtual_ports(want: DesiredState, facts: Mapping[str, Any], findings: Findin
                     want.node,
                     "subnet manager:",
                     f"{which}, so most likely the subnet manager (LID {lid}) knows no virtual ports; only "
-                    "its own host can tell for sure",
+                    "its own host knows for sure",
                     "set virt_enabled 2 in its opensm.conf, and restart it (systemctl restart opensm); "
                     f"smpquery nodedesc {lid} says which host that is",
                 )
@@ -100,7 +100,7 @@ def _port(want: DesiredState, parent: Mapping[str, Any], port: Mapping[str, Any]
     answer = parent.get("subnet_manager") or {}
     if port["state"] != "ACTIVE" and port["physical_state"] != "LinkUp":
         reason = f"{at} is {port['state']}, {port['physical_state']}: nobody at the other end"
-        hint = f"look at the cable and the switch's port (ibstat {port['device']}, ibportstate, mlxlink)"
+        hint = f"check the cable and the switch's port (ibstat {port['device']}, ibportstate, mlxlink)"
         yield Problem(want.node, "link:", reason, hint)
     elif port["state"] != "ACTIVE" and port["link_layer"] == "InfiniBand":
         reason = f"{at} is {port['state']} with its link up, SM LID {port['sm_lid']}: none has configured it"

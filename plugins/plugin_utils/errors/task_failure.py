@@ -44,7 +44,7 @@ _THROUGH_JUMP_HOST = re.compile(
 )
 # With ControlPersist, ssh drops the messages of the jump host's ssh.
 _JUMP_HOST_UNTOLD = (
-    "its jump host cannot be reached or does not let it through, and ssh does not tell why: log in to the "
+    "its jump host cannot be reached or does not let it through, and ssh does not say why: log in to the "
     "jump host by hand, and from there to the node"
 )
 _OTHER_HOST_KEY = re.compile(

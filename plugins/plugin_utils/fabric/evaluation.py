@@ -135,7 +135,7 @@ class _Evaluator:
                 and own.container_state == "running"
                 and not any(name in self.silent[peer] for peer in probes)
             ):
-                self.warnings.append(f"{name} answers all that ask it, but cannot measure: {own.reason}")
+                self.warnings.append(f"{name} answers all its peers, but cannot measure: {own.reason}")
                 continue
             causes.setdefault(own.reason, []).append(name)
             dead.add(name)

@@ -32,7 +32,7 @@ _FOR_A_SHELL = re.compile(r"[\s;|&<>$*`]")
 Examples:
   rdm-provision exec -- hostname
   rdm-provision exec --limit node2 -- cat /etc/hosts
-  rdm-provision exec -- sh -c 'echo $MY_IP'       a shell only when you ask for one
+  rdm-provision exec -- sh -c 'echo $MY_IP'       a shell only on request
   rdm-provision exec --json -- nvidia-smi -L
   rdm-provision exec --stdin -- tee /tmp/note < note
 """,

@@ -45,7 +45,7 @@ Examples:
   rdm-provision jobs                             all of them, the newest first
   rdm-provision jobs gpt-1121-081512             one, with its nodes, curve and failures
   rdm-provision jobs gpt-1121-081512 --watch     until it has ended
-  rdm-provision jobs gpt-1121-081512 --verdict || mail -s "look at it" me@example.org < /dev/null
+  rdm-provision jobs gpt-1121-081512 --verdict || mail -s "check it" me@example.org < /dev/null
   rdm-provision jobs gpt-1121-081512 --sections  the ends of its logs, as get_result shows them
   rdm-provision jobs log2/10932251 --sections    those of a directory here, of anybody's job
   rdm-provision jobs log2/10932251 --verdict     likewise, whether that job is well; or of one log
@@ -61,7 +61,7 @@ Examples:
 @click.option(
     "--prune", "older", default="", metavar="OLDER", help="Remove jobs that ended so long ago: 30d, 12h."
 )
-@click.option("--yes", is_flag=True, help="With --prune: do not ask.")
+@click.option("--yes", is_flag=True, help="With --prune: do not prompt.")
 @limited_run_options
 def jobs(
     options: Options,
@@ -76,8 +76,8 @@ def jobs(
 ) -> int:
     """Show the jobs of the cluster, or all about JOB. The nodes know them: nothing is kept here.
 
-    About JOB the cluster's master is asked, whose agent hears the job's nodes, and the host that jobs are
-    submitted to Slurm from; the others only when these do not answer or do not have the job.
+    JOB's state comes from the cluster's master, whose agent hears the job's nodes, and from the host that
+    submits jobs to Slurm; the others are queried only when these do not answer or do not have the job.
 
     With --watch it exits with 1 when the job failed or was stopped, and says when the verdict changes. Ctrl-C
     ends the watching, not the job.
@@ -86,13 +86,13 @@ def jobs(
     with 4 when it stalls or is suspect.
 
     With --prune the directories of jobs that ended so long ago go from all nodes, with their checkpoints; it
-    shows them and asks. With --json it removes only with --yes. A job that runs, or whose master does not
+    shows them and prompts. With --json it removes only with --yes. A job that runs, or whose master does not
     answer, stays.
 
     With --sections and --verdict JOB may be a directory here that has NODE.out, NODE.err and NODE.gpu, or a
     job's, and with --verdict a log; it needs neither a cluster nor a trainer. What has a `/`, or is a file or
     directory here, is one. With --state and --conf the verdict knows what stands in none of its logs: the
-    scheduler's word, and what was asked for.
+    scheduler's word, and what was requested.
     """
     # An empty name means this directory.
     is_path = "/" in job or bool(job and is_here(job))

@@ -118,7 +118,7 @@ Examples:
 @click.option(
     "--driver",
     type=click.Choice(_DRIVERS),
-    help="Of the container network that the inventory asks for.  [default: macvlan; with vm: sriov]",
+    help="Of the inventory's container network.  [default: macvlan; with vm: sriov]",
 )
 @click.option(
     "--trainer",
@@ -351,7 +351,7 @@ def _recap_up(
     if result.changed:
         console.print(f"Done: {'; '.join(outcome['actions']) or 'started the engine'}.", highlight=False)
     else:
-        console.print("Nothing was changed: the lab runs as asked for.")
+        console.print("Nothing was changed: the lab runs as requested.")
     if outcome.get("virtualisation") == "tcg":
         console.print(
             "KVM runs no machine here: every instruction of the nodes is translated, which is slow."
@@ -362,7 +362,7 @@ def _recap_up(
             ("make it a Slurm cluster", f"rdm-provision slurm up{flag}")
             if slurm
             else ("provision it like a real cluster", f"rdm-provision up{flag}"),
-            ("look at a node", f"ssh -F {config} {states[0].name}"),
+            ("log in to a node", f"ssh -F {config} {states[0].name}"),
             ("the inventory", f"less {shlex.quote(inventory if not flag else str(short))}/hosts.yml"),
             ("take it away", f"rdm-provision lab down{_flag(made.name)}"),
         ],

@@ -38,7 +38,7 @@ def plan(options: Options, save: bool, release: tuple[str, ...]) -> int:
     """Show the address plan: rank, node, MY_IP, slots, and what is new. Touches no node.
 
     A node that has an address keeps it, whatever is added, removed or reordered. Collisions with what the
-    nodes themselves use are found by `check` and `up`, which look at the nodes.
+    nodes themselves use are found by `check` and `up`, which query the nodes.
     """
     cluster = options.cluster(planned=not (save or release))
     made = cluster.plan(save=save, release=release)

@@ -89,7 +89,7 @@ def report(
         return 0
     for name, verdict in verdicts.items():
         click.echo(printable(f"{name}: {verdict['verdict']}. {verdict['reason']}"))
-    without = f", without {names(list(missing))}, which could not be asked" if missing else ""
+    without = f", without {names(list(missing))}, which could not be queried" if missing else ""
     click.echo(f"Written to {output}{without}.")
     return 0
 

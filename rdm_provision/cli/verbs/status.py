@@ -32,7 +32,7 @@ def status(options: Options) -> int:
     """Show what runs on each node, and what is not as planned. Reads only.
 
     What `up` would refuse is not as planned, too. Exits with 1 when anything is not, or a node could not be
-    looked at.
+    queried.
     """
     cluster = options.cluster()
     result = options.carry_out(cluster, cluster.status(**options.run), brief=True)

@@ -42,5 +42,5 @@ def test_a_report_of_a_thousand_nodes_takes_less_than_1_gb(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     output, peak = done.stdout.splitlines()
     assert list(json.loads(output)["jobs"]) == ["gpt-1"]
-    assert "of 8000 that told" in page.read_text()
+    assert "of 8000 that reported it" in page.read_text()
     assert PROCESSES * int(peak) * 1024 < LIMIT

@@ -439,7 +439,7 @@ class CheckpointConfig:
     """Another job's directory, or the checkpoints directory in it, to begin from."""
     init_from: str | None = None
     """Begin with the weights of this model alone: a Hugging Face directory with safetensors, another job's
-    directory, or Megatron's `--save`; step, learning rate and optimiser begin anew."""
+    directory, or Megatron's `--save`; step, learning rate and optimiser start afresh."""
     exit_interval: Positive | None = None
     """Save and end when the step is a multiple of this."""
     exit_duration_minutes: PositiveFloat | None = None

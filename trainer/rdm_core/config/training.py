@@ -523,7 +523,7 @@ def _beginning(config: Config) -> Iterator[str]:
     if config.checkpoint.load and config.checkpoint.init_from:
         yield (
             "checkpoint has load and init_from; give load to go on with another job's training, or init_from "
-            "to begin anew with its weights."
+            "to start a new training with its weights."
         )
 
 

@@ -175,12 +175,12 @@ def without_gpus(
         of = f" of partition {part.partition}" if part.partition else ""
         if part.gpus and part.slots > part.gpus:
             found.append(
-                f"launcher.devices_per_node is {part.slots}, but the job asks for {part.gpus} GPUs of each "
+                f"launcher.devices_per_node is {part.slots}, but the job requests {part.gpus} GPUs of each "
                 f"node{of}; change launcher.slurm.{'gpus_per_node' if part.gpus_per_node else 'gres'}."
             )
         elif not part.gpus and _has_gpus(part, there, machines):
             found.append(
-                f"The job asks for no GPUs of the nodes{of}; give launcher.devices_per_node, "
+                f"The job requests no GPUs of the nodes{of}; give launcher.devices_per_node, "
                 "launcher.slurm.gpus_per_node or launcher.slurm.gres."
             )
     return found
@@ -278,12 +278,12 @@ def _component(
     if 0 < len(able) < part.nodes <= known.nodes:
         yield (
             f"Only {len(able)} of the {known.nodes} nodes of partition {known.name} have all that the job "
-            f"asks for on each of {part.nodes}."
+            f"requests on each of {part.nodes}."
         )
 
 
 def _too_much(partition: str, what: str, most: int, requested: int) -> str:
-    return f"A node of partition {partition} has at most {most} {what}, and the job asks for {requested}."
+    return f"A node of partition {partition} has at most {most} {what}, and the job requests {requested}."
 
 
 def _size(part: Component, config: JobConfig, known: Partition) -> Iterator[str]:
@@ -295,12 +295,12 @@ def _size(part: Component, config: JobConfig, known: Partition) -> Iterator[str]
     if part.nodes > most:
         limit = "lets a job have" if most < known.nodes else "has"
         yield (
-            f"The job asks for {part.nodes} nodes, but partition {known.name} {limit} {most}: Slurm would "
+            f"The job requests {part.nodes} nodes, but partition {known.name} {limit} {most}: Slurm would "
             "let it wait for ever."
         )
     if part.nodes < known.least_nodes:
         yield (
-            f"Jobs of partition {known.name} have at least {known.least_nodes} nodes, and this one asks for "
+            f"Jobs of partition {known.name} have at least {known.least_nodes} nodes, and this one requests "
             f"{part.nodes}: Slurm would let it wait for ever."
         )
     if slurm.time and known.most_seconds is not None and limit_seconds(slurm.time) > known.most_seconds:

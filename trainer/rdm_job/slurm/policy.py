@@ -220,7 +220,7 @@ def _too_little(part: Component, chosen: Sequence[Qos]) -> Iterator[str]:
         whose, least = next(((one.name, one.least[name]) for one in chosen if name in one.least), ("", 0))
         if requests[name] < least:
             yield (
-                f"The job asks for {requests[name]} {_word(name)}, and a job of the QOS {whose} must ask for "
+                f"The job requests {requests[name]} {_word(name)}, and a job of the QOS {whose} must request "
                 f"{least} (MinTRES): Slurm would let it wait for ever."
             )
 
@@ -247,8 +247,8 @@ def _too_much(held: Sequence[tuple[Mapping[str, int], Sequence[_Limit]]]) -> Ite
                 limit = min(over, key=lambda one: one.most)
                 of = " of a node" if limit.requested is not None else ""
                 yield (
-                    f"The job asks for {amounts[limit]} {_word(name)}{of}, and {limit.whose} may have "
-                    f"{limit.most} ({limit.name}): ask for no more, or Slurm lets it wait for ever."
+                    f"The job requests {amounts[limit]} {_word(name)}{of}, and {limit.whose} may have "
+                    f"{limit.most} ({limit.name}): request no more, or Slurm lets it wait for ever."
                 )
 
 

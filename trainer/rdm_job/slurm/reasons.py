@@ -18,11 +18,11 @@ REASONS: dict[str, str] = {
     "AssociationJobLimit": "its account runs as many jobs as it may",
     "AssociationResourceLimit": "its account uses as much as it may",
     "AssociationTimeLimit": "its account has used up its time",
-    "BadConstraints": f"no node has what it asks for: {NEVER}",
-    "BeginTime": "it was told to start later; after a requeue Slurm waits a while",
+    "BadConstraints": f"no node has what it requests: {NEVER}",
+    "BeginTime": "its begin time has not come; after a requeue Slurm waits a while",
     "Cleaning": "what its last run has left on the nodes is still being cleared",
     "Dependency": "it waits for another job",
-    "DependencyNeverSatisfied": f"the job that it waits for has ended otherwise than was asked: {NEVER}",
+    "DependencyNeverSatisfied": f"the job that it waits for did not end as its dependency requires: {NEVER}",
     "DevicesBusy": "the devices are in use",
     "FrontEndDown": "no front end is there to run it",
     "InactiveLimit": "it reached the limit for inactivity",
@@ -35,13 +35,13 @@ REASONS: dict[str, str] = {
     "JobLaunchFailure": "it could not be launched on its nodes",
     "Licenses": "it waits for a licence",
     "MaxBatchRequeue": "it was requeued more often than Slurm's MaxBatchRequeue allows, and is held",
-    "NodeDown": "a node that it asks for is down",
+    "NodeDown": "a node that it requests is down",
     "NonZeroExitCode": "it ended with an exit code that is not 0",
-    "PartitionConfig": f"it asks for more than the partition allows: {NEVER}",
+    "PartitionConfig": f"it requests more than the partition allows: {NEVER}",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition takes no jobs at the moment",
-    "PartitionNodeLimit": f"it asks for more nodes than the partition has, or lets one job have: {NEVER}",
-    "PartitionTimeLimit": f"it asks for more time than the partition allows: {NEVER}",
+    "PartitionNodeLimit": f"it requests more nodes than the partition has, or lets one job have: {NEVER}",
+    "PartitionTimeLimit": f"it requests more time than the partition allows: {NEVER}",
     "Priority": "jobs of higher priority are before it",
     "Prolog": "the nodes are being prepared for it",
     "QOSJobLimit": "as many jobs of its QOS run as may",
@@ -49,14 +49,14 @@ REASONS: dict[str, str] = {
     "QOSResourceLimit": "its QOS uses as much as it may",
     "QOSTimeLimit": "its QOS has used up its time",
     "QOSUsageThreshold": "its QOS has used up its share",
-    "ReqNodeNotAvail": "a node that it asks for is down, drained or reserved",
+    "ReqNodeNotAvail": "a node that it requests is down, drained or reserved",
     "Reservation": "it waits for its reservation",
     "ReservationDeleted": f"its reservation is gone: {NEVER}",
     "Resources": "the nodes that it needs are in use",
-    "SchedDefer": "Slurm looks at it with the next round",
+    "SchedDefer": "Slurm considers it in its next round",
     "SystemFailure": "Slurm, the network or a file system failed",
     "TimeLimit": "it reached its time limit",
-    "WaitingForScheduling": "Slurm has not looked at it yet",
+    "WaitingForScheduling": "Slurm has not considered it yet",
     "NodeFail": "a node failed",
     _DRAINED: "nodes that it needs are down, drained, or reserved for partitions of higher priority",
 }
@@ -128,8 +128,8 @@ def _of_limit(word: str) -> str:
         return f"{who} has used up its time"
     much = ("minutes of " if found["minutes"] else "") + _WHAT[found["what"]]
     if found["kind"] == "Min":
-        return f"a job of its {whose} must ask for more {much.rstrip(',')}: {NEVER}"
+        return f"a job of its {whose} must request more {much.rstrip(',')}: {NEVER}"
     if found["per"] in ("Job", "Node"):
         of = " of a node" if found["per"] == "Node" else ""
-        return f"it asks for more {much}{of} than a job of its {whose} may have: {NEVER}"
+        return f"it requests more {much}{of} than a job of its {whose} may have: {NEVER}"
     return f"{who} uses all the {much} that {may}"

@@ -186,7 +186,7 @@ class Rest:
                 f"{where} does not take the token in {source}: make another with scontrol token."
             )
         if status == http.client.NOT_FOUND:
-            return _NotServedError(f"{where} does not serve what it is asked.")
+            return _NotServedError(f"{where} does not serve this request.")
         text = re.sub(r"\s+", " ", message).rstrip(".") or f"status {status}"
         silent = status >= http.client.INTERNAL_SERVER_ERROR and _SILENT.search(text)
         if silent or status == http.client.BAD_GATEWAY:

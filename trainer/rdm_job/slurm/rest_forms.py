@@ -178,7 +178,7 @@ def _property(option: str, value: str, api: int) -> Iterator[tuple[str, Any]]:
     elif option == "signal" and not new:
         # Its key `signal` cannot signal only the script, and the signal would end all other processes.
         raise ValueError(
-            f"slurmrestd of {name(api)} cannot tell a script that its time limit is near: set "
+            f"slurmrestd of {name(api)} cannot signal a script before its time limit: set "
             "launcher.slurm.signal=0, and the job ends at its limit without saving."
         )
     elif option == "signal":

@@ -98,7 +98,7 @@ def _ended(seen: SlurmJob, known: State, is_stopped: bool, last_lines: Sequence[
     """Return the state and the reason of a job that Slurm has ended."""
     if seen.state == "CANCELLED":
         if is_stopped:
-            return "stopped", "It was cancelled, as asked."
+            return "stopped", "It was cancelled, as requested."
         agents = f" {known.reason}" if known.state == "stopping" else ""
         who = f"by {seen.by}" if seen.by else "by somebody"
         # The reason for waiting no longer matters, unless Slurm has cancelled the job for it.
@@ -113,7 +113,7 @@ def _ended(seen: SlurmJob, known: State, is_stopped: bool, last_lines: Sequence[
         "NODE_FAIL": f"Slurm says that a node of it failed{on}{lost}.",
         "PREEMPTED": "It gave way to a job of higher priority, and Slurm did not put it back into the queue "
         f"(PreemptMode, or no restarts){lost}: resume it.",
-        "OUT_OF_MEMORY": f"It used more memory than Slurm gave it{on}: ask for more with launcher.slurm.mem.",
+        "OUT_OF_MEMORY": f"It used more memory than Slurm gave it{on}: request more with launcher.slurm.mem.",
         "BOOT_FAIL": f"Slurm could not prepare its nodes{on}.",
         "LAUNCH_FAILED": f"Slurm could not start it on its nodes{on}.",
         "REVOKED": "Another cluster runs it.",

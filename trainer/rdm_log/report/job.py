@@ -214,7 +214,7 @@ def merged(parts: Sequence[Job]) -> Job:
 
 def _without(missing: Sequence[str]) -> str:
     whose = "its" if len(missing) == 1 else "their"
-    return f"{listed(missing)} could not be asked: {whose} logs are not in this."
+    return f"{listed(missing)} could not be queried: {whose} logs are not in this."
 
 
 def _kept(path: Path) -> Job:

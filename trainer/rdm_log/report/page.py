@@ -224,7 +224,11 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
     }
     if any(memory.values()):
         rank = max(memory, key=lambda one: memory[one])
-        yield "Most memory", f"{memory[rank] / 1024:.1f} GiB", f"rank {rank} of {len(memory)} that told"
+        yield (
+            "Most memory",
+            f"{memory[rank] / 1024:.1f} GiB",
+            f"rank {rank} of {len(memory)} that reported it",
+        )
     busy = [
         value
         for history in job.devices.values()
@@ -255,7 +259,7 @@ def _newest(run: Mapping[str, Any], key: str, *fields: str) -> tuple[float | Non
     if not newest:
         return None, ""
     step, value, *_ = max(newest)
-    return value, f"told until step {step:,.0f}"
+    return value, f"reported until step {step:,.0f}"
 
 
 def _count(value: float) -> str:

@@ -53,7 +53,9 @@ def read(path: Path) -> list[NodeGroup]:
         raise TrainerError(f"{path} names no nodes; write nodes: [{{gpu: H100, nodes: 2, gpus: 8}}].")
     common = {key: value for key, value in data.items() if key != "nodes"}
     if unknown := sorted(map(str, common.keys() - set(_BANDWIDTHS))):
-        raise TrainerError(f"{path} has the key {unknown[0][:40]!r}; beside nodes there are inter and intra.")
+        raise TrainerError(
+            f"{path} has the key {unknown[0][:40]!r}; besides nodes there are inter and intra."
+        )
     return [_group(common | kind, f"{path}, nodes[{index}]") for index, kind in enumerate(kinds)]
 
 

@@ -55,7 +55,7 @@ def error(directory: Path, names: Iterable[str]) -> TrainerError:
     what = f"{directory} is damaged in {' and '.join(sorted(names))}"
     if directory.name.endswith("_universal"):
         return TrainerError(
-            f"{what}; remove that directory, and the copy is made anew from the checkpoint.",
+            f"{what}; remove that directory, and the copy is made again from the checkpoint.",
             exit_code=FAILED,
         )
     return TrainerError(

@@ -124,7 +124,7 @@ def require_same_model(saved: Mapping[str, Any], config: Config, where: Path) ->
     if found := differences(saved, config):
         raise TrainerError(
             f"The checkpoint {where} is of another model: {', '.join(found)}; configure the model that "
-            "was saved, or give the job another name, which begins anew."
+            "was saved, or give the job another name, which starts from scratch."
         )
 
 

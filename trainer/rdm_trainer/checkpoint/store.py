@@ -96,8 +96,8 @@ class Checkpoints:
             raise TrainerError(
                 f"After iteration {iteration} there are values that are not finite ({problem}), with which "
                 "no training can go on, so that it was not saved. Started again, the job goes on from "
-                f"{begin}; if that ends here again, lower optimisation.lr or optimisation.clip_grad, or look "
-                "at the data.",
+                f"{begin}; if that ends here again, lower optimisation.lr or optimisation.clip_grad, or "
+                "check the data.",
                 exit_code=FAILED,
             )
         partial = f"{files.tag(iteration)}{files.PARTIAL}"
@@ -209,7 +209,7 @@ class Checkpoints:
             nodes = ", ".join(storage.nodes[leader] for leader in storage.leaders)
             raise TrainerError(
                 f"{storage.directory} has checkpoints of iterations {there}, none of them complete on "
-                f"{nodes}; bring back the disk with the rest, or give the job a new name to begin anew."
+                f"{nodes}; bring back the disk with the rest, or give the job a new name."
             )
         for iteration in steps:
             if newest is not None and iteration > newest:

@@ -90,7 +90,7 @@ def sections(directory: Path, as_json: bool) -> int:
 @click.option(
     "--conf",
     type=click.Path(path_type=Path),
-    help="KEY=VALUE lines that were asked for, such as _00_conf.sh.",
+    help="KEY=VALUE lines of the request, such as _00_conf.sh.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verdict(path: Path, state: str, conf: Path | None, as_json: bool) -> int:
@@ -261,7 +261,7 @@ def _memory(memory: dict[str, dict[str, float]]) -> str:
         for name, word in (("max allocated", "allocated"), ("max reserved", "reserved"))
         if name in sizes
     ]
-    return f"{', '.join(parts)} at most, by rank {rank} of {len(memory)} that told"
+    return f"{', '.join(parts)} at most, by rank {rank} of {len(memory)} that reported it"
 
 
 def _timers(timers: list[dict[str, Any]]) -> Any:

@@ -38,7 +38,7 @@ Examples:
     "--conf",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Of one PATH: KEY=VALUE lines that were asked for, such as _00_conf.sh.",
+    help="Of one PATH: KEY=VALUE lines of the request, such as _00_conf.sh.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print where it is, and each job's verdict, as JSON.")
 def report(paths: tuple[Path, ...], output: Path | None, state: str, conf: Path | None, as_json: bool) -> int:

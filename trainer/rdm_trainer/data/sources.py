@@ -185,7 +185,7 @@ class _DataSets:
             if parts and number == 0 and self._order.grown and wanted == samples[-1]:
                 self._maps.log(
                     f"{prefix}: the order of the first {held} samples stays, and the {wanted - held} behind "
-                    "them are drawn anew from all of its training data"
+                    "them are drawn again from all of its training data"
                 )
             # Each part has an order of its own.
             seed = (self._seed + len(parts)) % 2**32

@@ -100,7 +100,7 @@ class Reporter(TrainerCallback):
         exits = self._config.checkpoint.exit_interval
         if stopped:
             # Another rank may have received it.
-            self.reason = f"{self._stop.received.name if self._stop.received else 'a signal'} asked for it"
+            self.reason = f"{self._stop.received.name if self._stop.received else 'a signal'} requested it"
         elif exits is not None and state.global_step % exits == 0 and not is_over:
             self.reason = f"the iteration is a multiple of {exits}"
         elif not is_over:

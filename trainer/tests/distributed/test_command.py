@@ -68,7 +68,7 @@ def test_a_signal_saves_and_ends(stopped: tuple[Path, list[str], int]) -> None:
     checkpoints = directory / "job" / "checkpoints"
     last = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
     assert last > 15
-    assert lines[-1] == f"exiting at iteration {last}: SIGTERM asked for it"
+    assert lines[-1] == f"exiting at iteration {last}: SIGTERM requested it"
     progress = json.loads((directory / "job" / "progress.json").read_text())
     assert progress["phase"] == "done"
     assert progress["checkpoint"] == last

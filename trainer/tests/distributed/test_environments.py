@@ -89,7 +89,7 @@ def test_a_job_outlives_who_watches_it_restarts_stops_and_goes_on_beside_another
 
     begins(environment, first, times=2)
     ended = environment.ask("stop", first)["job"]
-    assert (ended["state"], ended["reason"]) == ("stopped", "It saved and ended, as asked.")
+    assert (ended["state"], ended["reason"]) == ("stopped", "It saved and ended, as requested.")
     environment.submit(first, config="", resume=True)
     reaches(environment, first, "running")
     assert reaches(environment, second, "running", "failed")["state"] == "running"
@@ -122,7 +122,7 @@ def test_the_gpt_stops_with_a_checkpoint_and_goes_on_in_another_layout_with_the_
     environment.submit(job, config=tiny(environment.folder, environment.kind))
     trains(environment, job, 3)
     stopped = environment.ask("stop", job)["job"]
-    assert (stopped["state"], stopped["reason"]) == ("stopped", "It saved and ended, as asked.")
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "It saved and ended, as requested.")
     at = stopped["progress"]["iteration"]
     assert (3 <= at < 12, stopped["progress"]["checkpoint"]) == (True, at)
     pause.unlink()

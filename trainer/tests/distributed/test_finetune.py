@@ -95,7 +95,7 @@ def test_a_signal_to_one_rank_saves_and_ends_in_order(tuning: Finetunings) -> No
         "stopped", "optimisation.train_iterations=1000", world=2, signals={1: (2, signal.SIGTERM)}
     )
     assert code == 0, errors
-    assert "a signal asked for it" in out
+    assert "a signal requested it" in out
     progress = json.loads((tuning.directory / "stopped/progress.json").read_text())
     assert progress["phase"] == "done"
     assert 3 <= progress["checkpoint"] == progress["iteration"] <= 4

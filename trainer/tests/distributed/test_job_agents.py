@@ -259,7 +259,10 @@ def test_a_job_that_is_stopped_saves_first_and_another_job_goes_on(nodes: Nodes)
     assert metric(f"127.0.0.1:{ports[0]}", "rdm_job_start_time_seconds") == {"job": first}
     answer = nodes.ask("n1", "stop", first)
     assert answer["stopped"]
-    assert (answer["job"]["state"], answer["job"]["reason"]) == ("stopped", "It saved and ended, as asked.")
+    assert (answer["job"]["state"], answer["job"]["reason"]) == (
+        "stopped",
+        "It saved and ended, as requested.",
+    )
     assert (nodes.folder / "saved.0").exists()
     assert (nodes.folder / "saved.1").exists()
     # The other node's agent learns of the end a little later.

@@ -121,7 +121,7 @@ def test_ranks_that_slurm_starts_fail_begin_again_and_are_stopped_as_any_others(
     assert failure["reason"].startswith("Rank 1 on t3 failed: its process is gone, killed from outside")
     slurm.begins("faults", *("\n".join([f"rank {n} of 2 on t{n + 2}"] * 2) for n in (0, 1)))
     stopped = slurm.ask("stop", "faults", "--timeout", "200")["job"]
-    assert (stopped["state"], stopped["reason"]) == ("stopped", "It saved and ended, as asked.")
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "It saved and ended, as requested.")
 
 
 # Debian's packages of later releases have no plugin for PMIx.
@@ -192,10 +192,10 @@ def test_one_waits_for_the_other_and_says_why_until_it_is_stopped_or_cancelled(s
     assert (ours["stopped"], ours["job"]["state"], ours["job"]["reason"]) == (
         True,
         "stopped",
-        "It was cancelled, as asked.",
+        "It was cancelled, as requested.",
     )
     saved = slurm.ask("stop", "first", "--timeout", "200")["job"]
-    assert (saved["state"], saved["reason"]) == ("stopped", "It saved and ended, as asked.")
+    assert (saved["state"], saved["reason"]) == ("stopped", "It saved and ended, as requested.")
     slurm.submit("first", config="", resume=True)
     slurm.reaches("first", "running")
     slurm.slurm("scancel", slurm.number("first"))

@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 USER = getpass.getuser()
 ASSOCIATION = ("user", USER, "where", f"account={ACCOUNT}", "set")
 MINE = f"launcher.slurm.account={ACCOUNT}"
-MORE = ": ask for no more, or Slurm lets it wait for ever."
+MORE = ": request no more, or Slurm lets it wait for ever."
 
 
 @pytest.fixture(scope="module", params=EACH_RELEASE)
@@ -40,7 +40,7 @@ def slurm(
             "maxtres=gres/gpu=4",
             ("nodes=2", "gres=gpu:a10:4"),
             ("nodes=2", "gres=gpu:a10:2"),
-            f"The job asks for 8 GPUs, and a job of account {ACCOUNT} may have 4 (MaxTRES){MORE}",
+            f"The job requests 8 GPUs, and a job of account {ACCOUNT} may have 4 (MaxTRES){MORE}",
             "AssocMaxGRESPerJob",
         ),
         pytest.param(
@@ -48,7 +48,7 @@ def slurm(
             "maxtrespernode=gres/gpu=2",
             ("gres=gpu:a10:3",),
             ("nodes=2", "gres=gpu:a10:2"),
-            f"The job asks for 3 GPUs of a node, and a job of account {ACCOUNT} may have 2 "
+            f"The job requests 3 GPUs of a node, and a job of account {ACCOUNT} may have 2 "
             f"(MaxTRESPerNode){MORE}",
             "AssocMaxGRESPerNode",
             marks=pytest.mark.long,
@@ -59,7 +59,7 @@ def slurm(
             "grptres=cpu=3",
             ("nodes=2", "cpus=2"),
             ("cpus=3",),
-            f"The job asks for 4 CPUs, and all jobs of account {ABOVE} may have 3 (GrpTRES){MORE}",
+            f"The job requests 4 CPUs, and all jobs of account {ABOVE} may have 3 (GrpTRES){MORE}",
             "AssocGrpCpuLimit",
             marks=pytest.mark.long,
         ),
@@ -68,7 +68,7 @@ def slurm(
             "grptres=mem=1000M",
             ("nodes=2", "mem=600M"),
             ("nodes=2", "mem=500M"),
-            f"The job asks for 1200 MiB of memory, and all jobs of account {ACCOUNT} may have 1000 "
+            f"The job requests 1200 MiB of memory, and all jobs of account {ACCOUNT} may have 1000 "
             f"(GrpTRES){MORE}",
             "AssocGrpMemLimit",
             marks=pytest.mark.long,
@@ -78,7 +78,7 @@ def slurm(
             "maxtresperuser=gres/gpu=4",
             ("qos=long", "nodes=2", "gres=gpu:a10:4"),
             ("qos=long", "nodes=2", "gres=gpu:a10:2"),
-            f"The job asks for 8 GPUs, and a user of the QOS long may have 4 (MaxTRESPerUser){MORE}",
+            f"The job requests 8 GPUs, and a user of the QOS long may have 4 (MaxTRESPerUser){MORE}",
             "QOSMaxGRESPerUser",
             marks=pytest.mark.long,
         ),
@@ -87,7 +87,7 @@ def slurm(
             "maxtresperaccount=node=1",
             ("qos=long", "nodes=2"),
             ("qos=long",),
-            f"The job asks for 2 nodes, and an account of the QOS long may have 1 (MaxTRESPerAccount){MORE}",
+            f"The job requests 2 nodes, and an account of the QOS long may have 1 (MaxTRESPerAccount){MORE}",
             "MaxNodePerAccount",
             marks=pytest.mark.long,
         ),
@@ -96,7 +96,7 @@ def slurm(
             "grptres=node=1",
             ("qos=long", "nodes=2"),
             ("qos=long",),
-            f"The job asks for 2 nodes, and all jobs of the QOS long may have 1 (GrpTRES){MORE}",
+            f"The job requests 2 nodes, and all jobs of the QOS long may have 1 (GrpTRES){MORE}",
             "QOSGrpNodeLimit",
             marks=pytest.mark.long,
         ),
@@ -105,7 +105,7 @@ def slurm(
             "maxtresmins=gres/gpu=100",
             ("gres=gpu:a10:2", "time='60'"),
             ("gres=gpu:a10:2", "time='50'"),
-            f"The job asks for 120 minutes of GPUs, and a job of account {ACCOUNT} may have 100 (MaxTRESMins)"
+            f"The job requests 120 minutes of GPUs, and a job of account {ACCOUNT} may have 100 (MaxTRESMins)"
             f"{MORE}",
             "AssocMaxGRESMinutesPerJob",
         ),
@@ -114,7 +114,7 @@ def slurm(
             "grptresrunmins=cpu=100",
             ("cpus=2", "time='60'"),
             ("cpus=2", "time='50'"),
-            f"The job asks for 120 minutes of CPUs, and all jobs of account {ACCOUNT} may have 100 "
+            f"The job requests 120 minutes of CPUs, and all jobs of account {ACCOUNT} may have 100 "
             f"(GrpTRESRunMins){MORE}",
             "AssocGrpCPURunMinutesLimit",
             marks=pytest.mark.long,
@@ -125,7 +125,7 @@ def slurm(
             "grptresmins=mem=30000",
             ("mem=600M", "time='60'"),
             ("mem=300M", "time='60'"),
-            f"The job asks for 36000 minutes of MiB of memory, and all jobs of account {ABOVE} may have "
+            f"The job requests 36000 minutes of MiB of memory, and all jobs of account {ABOVE} may have "
             "30000 "
             f"(GrpTRESMins){MORE}",
             "AssocGrpMemMinutes",
@@ -136,7 +136,7 @@ def slurm(
             "maxtresmins=node=100",
             ("qos=long", "nodes=2", "time='60'"),
             ("qos=long", "nodes=2", "time='50'"),
-            "The job asks for 120 minutes of nodes, and a job of the QOS long may have 100 "
+            "The job requests 120 minutes of nodes, and a job of the QOS long may have 100 "
             f"(MaxTRESMins){MORE}",
             "QOSMaxNodeMinutesPerJob",
             marks=pytest.mark.long,

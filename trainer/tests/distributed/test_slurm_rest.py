@@ -185,9 +185,9 @@ def test_one_waits_for_the_other_and_says_why_until_they_are_stopped(slurm: Rest
     states = {one["job"]: one["state"] for one in slurm.ask("list")["jobs"]}
     assert (states["first"], states["second"]) == ("running", "queued")
     stopped = slurm.ask("stop", "second")["job"]
-    assert (stopped["state"], stopped["reason"]) == ("stopped", "It was cancelled, as asked.")
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "It was cancelled, as requested.")
     saved = slurm.ask("stop", "first", "--timeout", "200")["job"]
-    assert (saved["state"], saved["reason"]) == ("stopped", "It saved and ended, as asked.")
+    assert (saved["state"], saved["reason"]) == ("stopped", "It saved and ended, as requested.")
     slurm.submit("first", config="", resume=True)
     slurm.reaches("first", "running")
     slurm.slurm("scancel", slurm.number("first"))
@@ -233,12 +233,12 @@ def test_what_slurmrestd_cannot_do_is_refused_before_anything_is_submitted(slurm
         assert said.startswith("The default partition is not known; give launcher.slurm.partition: hgx or")
     else:
         (said,) = told
-        assert "cannot tell a script that its time limit is near: set launcher.slurm.signal=0" in said
+        assert "cannot signal a script before its time limit: set launcher.slurm.signal=0" in said
     assert slurm.problems("launcher.slurm.partition=gpu") == [
         "Slurm has no partition gpu; did you mean gpu2?"
     ]
     (said,) = slurm.problems("launcher.slurm.partition=wide")
-    assert said.startswith("Jobs of partition wide have at least 2 nodes, and this one asks for 1")
+    assert said.startswith("Jobs of partition wide have at least 2 nodes, and this one requests 1")
     (said,) = slurm.problems(GPU2, "launcher.slurm.hint=multithread")
     assert said.endswith("slurmrestd takes no launcher.slurm.hint=multithread, only nomultithread.")
     (said,) = slurm.problems("launcher.slurm.rest_jwt=eyJh.eyJz.sig")

@@ -86,7 +86,7 @@ def test_a_measurement_that_fails_is_said_once_and_made_again(
     monkeypatch.setattr(prometheus, "measure", fails)
     with exporting(CONFIG, tmp_path, ALONE, progress):
         wait_until("it is written", (tmp_path / "metrics.n1.prom").exists)
-    assert capfd.readouterr().err == "Prometheus is told nothing now: KeyError: 'the driver'.\n"
+    assert capfd.readouterr().err == "Prometheus gets no metrics now: KeyError: 'the driver'.\n"
 
 
 @pytest.mark.parametrize("where", ["of_job", "of_node"])
@@ -119,5 +119,5 @@ def test_a_file_that_cannot_be_written_at_the_end_says_nothing_more(
     with exporting(CONFIG, tmp_path, ALONE, progress):
         wait_until("it is written", file.exists)
     assert not file.exists()
-    message = "cannot be written: No space left on device. What was told before is taken away."
+    message = "cannot be written: No space left on device. The last metrics are removed."
     assert capfd.readouterr().err == f"{file} {message}\n"

@@ -833,8 +833,8 @@ def test_a_page_without_a_node_says_so_in_the_last_line_in_the_verdict_and_on_th
     arguments = ["-i", str(make_inventory("n1", "n2")), "demo-1", "-o", str(page)]
     result = CliRunner().invoke(report_verb.report, arguments, standalone_mode=False)
     assert result.exception is None, result.output
-    assert result.stdout.splitlines()[-1] == f"Written to {page}, without n2, which could not be asked."
-    sentence = "n2 could not be asked: its logs are not in this."
+    assert result.stdout.splitlines()[-1] == f"Written to {page}, without n2, which could not be queried."
+    sentence = "n2 could not be queried: its logs are not in this."
     assert f"<li>{sentence}</li>" in page.read_text("utf-8")
     result = CliRunner().invoke(report_verb.report, [*arguments, "--json"], standalone_mode=False)
     shown = json.loads(result.stdout)
@@ -851,7 +851,9 @@ def test_nothing_that_a_job_wrote_is_obeyed_by_the_terminal(capsys: pytest.Captu
     assert job_view.folded({"n1": words}) == ["last words  [n1]"]
     jobs_verb._verdict(JobState.of({**TOLD, "verdict": evaluated}, "/d", NOW), as_json=False)
     job_view.ending(view.out(), bad)
-    job_view.JobView(view.out(), "demo")._print_verdict(JobState.of({**TOLD, "verdict": evaluated}, "/d", NOW))
+    job_view.JobView(view.out(), "demo")._print_verdict(
+        JobState.of({**TOLD, "verdict": evaluated}, "/d", NOW)
+    )
     shown = capsys.readouterr().out
     assert shown.startswith("last words\nbar\nsuspect: last words\n  last words\n")
     assert shown.count("last") >= 7

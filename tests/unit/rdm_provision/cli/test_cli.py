@@ -635,7 +635,7 @@ def fasop_layout(
         ),
         ({"gpus": GPU.format(0, 3)}, {}, 0, "suspect", r"No process is on the GPUs of n061\."),
         ({"err": "[rank3]: OSError: [Errno 28] No space left on device\n"}, {}, 0, "failed", "A disk or .*"),
-        ({"layers": 12}, {}, 0, "suspect", r"num_layers is 12, and 24 was asked for\."),
+        ({"layers": 12}, {}, 0, "suspect", r"num_layers is 12, and 24 was requested\."),
         ({"slow_ms": 900}, {}, 0, "suspect", "Rank 3 on n061 is slow: .*"),
         ({}, {}, 2000, "stalled", r"No step for 20\d\d s after iteration 400: usual are 9\.0 s\."),
         ({}, {}, 10**7, "suspect", "Its logs end at iteration 400, were written last at .*"),
@@ -688,7 +688,7 @@ def test_the_verdict_on_a_path_takes_the_schedulers_word_and_the_request(call: C
     assert (result.code, found["verdict"], found["reason"]) == (
         4,
         "suspect",
-        "NNODES is 2, and 4 was asked for.",
+        "NNODES is 2, and 4 was requested.",
     )
     for words in (("jobs", "gpt", "--verdict"), ("jobs", f"{logs}/", "--sections"), ("jobs",)):
         refused = call(*words, "--state", "RUNNING")
@@ -723,7 +723,7 @@ def test_the_page_of_a_path_takes_them_too_and_says_the_same(
             verdict["culprits"],
         )
         assert html.escape(shown["reason"]) in output.read_text()
-    assert (verdict["verdict"], verdict["reason"]) == ("suspect", "NNODES is 2, and 4 was asked for.")
+    assert (verdict["verdict"], verdict["reason"]) == ("suspect", "NNODES is 2, and 4 was requested.")
     output.unlink()
     for words, problem in (
         ((str(logs), str(logs), "--state", "RUNNING"), "--state and --conf are for one PATH"),

@@ -206,7 +206,7 @@ def refused(name: str, hint: str, verb: str, *variables: str) -> None:
     gives(f"rdm_provision/api/cluster.py: {hint}")(state)
 
 
-refused("bare_hosts_are_verified", "train CONFIG.yaml --check looks at every node", "verify", *BARE)
+refused("bare_hosts_are_verified", "train CONFIG.yaml --check inspects every node", "verify", *BARE)
 refused("bare_hosts_are_taken_down", "env down takes away what up and env up have made there", "down", *BARE)
 refused("bare_hosts_are_asked_for_their_status", "jobs shows what runs there", "status", *BARE)
 refused("containers_get_an_environment", "up makes a cluster of them", "env up")
@@ -554,7 +554,7 @@ ON_NODES = {
         "playbooks/env_up.yml: up makes a cluster of containers",
     ),
     # A job runs.
-    "tests/e2e/test_bare_hosts.py::spares": (
+    "tests/e2e/test_bare_hosts.py::protects": (
         "plugins/module_utils/python_env/environment.py: jobs lists them",
     ),
     "tests/e2e/promises.py::test_nobody_has_to_watch_and_two_jobs_do_not_meet": (
@@ -572,7 +572,7 @@ ON_NODES = {
     # The network plugin has lost its state, or a container's VF is gone, or its device has another name.
     "tests/integration/test_sriov_plugin.py"
     "::test_a_plugin_without_state_and_engine_socket_is_sent_its_networks": (
-        "rdm_sriov/driver.py: up tells it again",
+        "rdm_sriov/driver.py: up restores it",
     ),
     "tests/integration/test_container_functions.py"
     "::test_one_that_was_stopped_does_not_start_with_the_devices_of_another": (

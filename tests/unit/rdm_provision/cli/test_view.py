@@ -194,13 +194,13 @@ def test_a_large_recap_lists_only_what_went_wrong() -> None:
 
 def test_problems_shared_by_nodes_share_a_line() -> None:
     made = console()
-    shared = [RunProblem(node, "x", "is bad", "mend it") for node in "abc"]
+    shared = [RunProblem(node, "x", "is bad", "repair it") for node in "abc"]
     view.problems(made, [*shared, RunProblem(None, "y", "is worse", "")])
-    assert text(made).splitlines() == ["  - a, b, c: x is bad: mend it", "  - y is worse"]
+    assert text(made).splitlines() == ["  - a, b, c: x is bad: repair it", "  - y is worse"]
 
 
 def test_a_terminal_gets_hanging_lines_and_a_log_whole_ones() -> None:
-    problem = [RunProblem("a", "x", "is " + "very " * 20 + "bad", "mend it")]
+    problem = [RunProblem("a", "x", "is " + "very " * 20 + "bad", "repair it")]
     log, screen = console(60), console(60, terminal=True)
     view.problems(log, problem)
     view.problems(screen, problem)

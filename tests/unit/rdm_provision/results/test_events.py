@@ -56,7 +56,7 @@ def test_a_result_turns_into_json() -> None:
     result = RunResult(
         verb="up",
         nodes={"a": CHANGED, "b": FAILED, "c": GONE},
-        problems=(RunProblem("a", "x", "is bad", "mend it"),),
+        problems=(RunProblem("a", "x", "is bad", "repair it"),),
         record=Path("/srv/x"),
         returned={"m": {"a": [{"secret": 1}]}},
     )

@@ -518,7 +518,7 @@ def test_an_unknown_host_key_says_what_to_do(message: str) -> None:
         *(
             (
                 message,
-                "its jump host cannot be reached or does not let it through, and ssh does not tell why: "
+                "its jump host cannot be reached or does not let it through, and ssh does not say why: "
                 "log in to the jump host by hand, and from there to the node",
             )
             for message in ("", "kex_exchange_identification: Connection closed by remote host\r\n")

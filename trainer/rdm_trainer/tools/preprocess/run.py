@@ -318,7 +318,7 @@ class _Run:
         if file.tell() < length:
             # Something else changed the directory: nothing in it can be trusted.
             file.close()
-            raise TrainerError(f"{path} was shortened; remove {self._work} to begin anew.")
+            raise TrainerError(f"{path} was shortened; remove {self._work} to start from scratch.")
         file.truncate(length)
         file.seek(length)
         if part == "tokens":

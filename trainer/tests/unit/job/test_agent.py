@@ -66,4 +66,4 @@ def test_a_process_that_began_after_the_last_report_may_still_save(
     agent = Agent(job)
     agent.part = Beginning(job)
     agent.run()
-    assert (agent.state.state, agent.state.reason) == ("stopped", "It saved and ended, as asked.")
+    assert (agent.state.state, agent.state.reason) == ("stopped", "It saved and ended, as requested.")

@@ -234,8 +234,8 @@ def test_versions_errors_and_what_was_requested(tmp_path: Path, clock: Clock) ->
     assert found["verdict"] == "suspect"
     assert found["evidence"] == [
         "A disk or a quota is full, 2 times (n1, rank 1: OSError: [Errno 28] No space left on device).",
-        "num_layers is 12 on n1, and 24 was asked for.",
-        "WORLD_SIZE is 2 on n1, and 4 was asked for.",
+        "num_layers is 12 on n1, and 24 was requested.",
+        "WORLD_SIZE is 2 on n1, and 4 was requested.",
         "n2 has torch 2.11.0, others have 2.13.0.",
     ]
     assert {"kind": "version", "node": "n2", "rank": None} in found["culprits"]
@@ -243,7 +243,7 @@ def test_versions_errors_and_what_was_requested(tmp_path: Path, clock: Clock) ->
     for one in reported.values():
         one["watch"]["arguments"] = {"WORLD_SIZE": "2"}
     found = health.verdict(STATE, reported)
-    assert "WORLD_SIZE is 2 on n1, n2, and 4 was asked for." in found["evidence"]
+    assert "WORLD_SIZE is 2 on n1, n2, and 4 was requested." in found["evidence"]
     assert "configuration" not in [one["kind"] for one in found["culprits"]]
 
 

@@ -122,14 +122,14 @@ def test_a_node_that_has_built_something_else_is_named(tmp_path: Path, job: JobD
     assert evidence() == ["It has not come to a step yet."]
     HeartbeatWriter(job.heartbeat(1)).built({**right, "NUM_LAYERS": 3, "PARTITION": "2-1"})
     assert evidence() == [
-        "PARTITION is 2-1, 3-1 on n1, and 3-1 was asked for.",
-        "NUM_LAYERS is 3, 4 on n1, and 4 was asked for.",
+        "PARTITION is 2-1, 3-1 on n1, and 3-1 was requested.",
+        "NUM_LAYERS is 3, 4 on n1, and 4 was requested.",
     ]
     # A launcher may have started all processes on one node.
     for rank in (0, 1):
         watch.begin()
         HeartbeatWriter(job.heartbeat(rank)).built({**right, "NNODES": 1})
-    assert evidence() == ["NNODES is 1 on n1, and 2 was asked for."]
+    assert evidence() == ["NNODES is 1 on n1, and 2 was requested."]
     # Another attempt reports its values again.
     job.forget_ranks()
     watch.begin()
@@ -147,5 +147,5 @@ def test_what_a_script_writes_of_its_job_is_compared_while_it_runs(tmp_path: Pat
     found = health.verdict(STATE, {"n1": {"watch": watch.report()}})
     assert (found["verdict"], found["evidence"]) == (
         "suspect",
-        ["PARTITION is 24-24 on n1, and 25-23 was asked for.", "NNODES is 3 on n1, and 2 was asked for."],
+        ["PARTITION is 24-24 on n1, and 25-23 was requested.", "NNODES is 3 on n1, and 2 was requested."],
     )

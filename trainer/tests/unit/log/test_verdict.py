@@ -79,7 +79,7 @@ def test_healthy() -> None:
             "It waits in the queue again; its logs go to iteration 600.",
         ),
         ({"state": "PENDING"}, "starting", "in the queue again; its logs go to iteration 600."),
-        ({"state": "restarting"}, "starting", "It starts anew; its logs go to iteration 600."),
+        ({"state": "restarting"}, "starting", "It restarts; its logs go to iteration 600."),
         ({"state": "COMPLETED\n FAILED\nRUNNING\n"}, "failed", "Its state is FAILED."),
         ({"state": "COMPLETED\nRUNNING\nPENDING"}, "healthy", ""),
         ({"state": "COMPLETED\nPENDING"}, "starting", ""),
@@ -109,7 +109,7 @@ def test_healthy() -> None:
         (
             {"reported": {"": {"PARTITION": "6-6-6-6"}}},
             "suspect",
-            "PARTITION is 6-6-6-6, and 0-11-8-8-8-8-5-0 was asked",
+            "PARTITION is 6-6-6-6, and 0-11-8-8-8-8-5-0 was requested",
         ),
         (
             {"versions": {"n1": {"torch": "2.11"}, "n2": {"torch": "2.11"}, "n3": {"torch": "2.9"}}},
@@ -287,7 +287,7 @@ def test_the_requested_configuration_counts_also_when_a_job_is_done() -> None:
     other = evaluate(replace(done, reported={"": {"PARTITION": "6-6-6-6"}}, findings=broken))
     assert (other.word, other.reason) == (
         "suspect",
-        "PARTITION is 6-6-6-6, and 0-11-8-8-8-8-5-0 was asked for.",
+        "PARTITION is 6-6-6-6, and 0-11-8-8-8-8-5-0 was requested.",
     )
     assert len(other.evidence) == 3
     first = Sign("nan", "The loss of rank 3 on n2 was not a number first, at iteration 9.", "n2", 3)
@@ -414,8 +414,8 @@ def test_a_directory_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (code, text.splitlines()) == (
         4,
         [
-            "suspect: NNODES is 8, and 4 was asked for.",
-            "  PARTITION is 0-11-8-8-8-8-5-0, and 6-6-6-6 was asked for.",
+            "suspect: NNODES is 8, and 4 was requested.",
+            "  PARTITION is 0-11-8-8-8-8-5-0, and 6-6-6-6 was requested.",
         ],
     )
     (tmp_path / "n060.gpu").write_text("[0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |\n")
@@ -500,8 +500,8 @@ def test_the_requested_configuration_is_compared_with_the_arguments_of_a_program
     conf.write_text("GLOBAL_BATCH_SIZE=32\nNUM_LAYERS=24\nTENSOR_MP_SIZE=4\nNNODES=2\n")
     now = log.stat().st_mtime
     assert evaluate(observe(log, now=now, conf=conf)).evidence == (
-        "global_batch_size is 64, and 32 was asked for.",
-        "tensor_model_parallel_size is 2, and 4 was asked for.",
+        "global_batch_size is 64, and 32 was requested.",
+        "tensor_model_parallel_size is 2, and 4 was requested.",
     )
     conf.write_text("GLOBAL_BATCH_SIZE=64\nNNODES=2\n")
     assert len(evaluate(observe(log, now=now, conf=conf)).evidence) == 1
@@ -589,7 +589,7 @@ def test_what_each_node_of_others_logs_shows_is_reported_for_that_node(tmp_path:
     verdict = evaluate(observe(tmp_path, state="RUNNING", now=now))
     assert verdict.evidence == (
         "A disk or a quota is full (n2, rank 3: OSError: [Errno 28] No space left on device).",
-        "num_layers is 24, and 48 was asked for.",
+        "num_layers is 24, and 48 was requested.",
         "No process is on the GPUs of n2.",
     )
     assert [(one.kind, one.node, one.rank) for one in verdict.culprits] == [

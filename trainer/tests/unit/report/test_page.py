@@ -332,7 +332,7 @@ def test_a_figure_that_is_no_longer_logged_shows_until_when_it_was(tmp_path: Pat
     named = "throughput per GPU (TFLOP/s/GPU)"
     for last, figure in (
         (new.format(5, "compute per GPU (TFLOP/s/GPU)"), "<dd>615.5<small></small>"),
-        (new.format(5, "something else"), "<dd>346.3<small>told until step 4</small>"),
+        (new.format(5, "something else"), "<dd>346.3<small>reported until step 4</small>"),
     ):
         (tmp_path / "run.log").write_text("".join(old.format(n, named) for n in range(1, 5)) + last)
         shown = page([collect(tmp_path / "run.log")])

@@ -162,7 +162,7 @@ def test_ranges_of_kubernetes_are_uses_where_they_are_known() -> None:
     assert overlaps(found, "10.43.7.0/24") == ""
     [warning] = pool_warnings(IPv4Network("10.43.7.0/24"), {"n1": found})
     assert warning.reason == (
-        "lies in the range that Kubernetes (k3s) gives services unless it is told otherwise, 10.43.0.0/16"
+        "lies in the range that Kubernetes (k3s) gives services by default, 10.43.0.0/16"
     )
     [problem] = collisions(IPv4Network("10.42.0.0/15"), {"n1": found}, {"n1": "ibnet"}, "rdm")
     assert problem.hint.endswith("for example 10.20.0.0/15")

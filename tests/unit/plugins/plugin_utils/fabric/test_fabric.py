@@ -191,7 +191,7 @@ def test_a_node_that_answers_but_cannot_measure_is_a_warning() -> None:
     evaluated = evaluate(nodes, measurements)
     assert evaluated.ok
     assert evaluated.warnings == [
-        "n2 answers all that ask it, but cannot measure: container rdm has no python3"
+        "n2 answers all its peers, but cannot measure: container rdm has no python3"
     ]
 
 

@@ -133,7 +133,7 @@ def test_accounts_are_the_same_in_upper_case() -> None:
 WAITS = ": Slurm would let it wait for ever."
 NEVER = ": Slurm would never run it."
 REFUSES = ": Slurm would refuse it."
-MORE = ": ask for no more, or Slurm lets it wait for ever."
+MORE = ": request no more, or Slurm lets it wait for ever."
 
 
 @pytest.mark.parametrize(
@@ -156,11 +156,11 @@ MORE = ": ask for no more, or Slurm lets it wait for ever."
         ),
         (
             {"nodes": 3},
-            f"The job asks for 3 nodes, and a job of account physics may have 2 (MaxTRES){MORE}",
+            f"The job requests 3 nodes, and a job of account physics may have 2 (MaxTRES){MORE}",
         ),
         (
             {"nodes": 2, "mem": "33G"},
-            "The job asks for 67584 MiB of memory, and a job of account physics may have 65536 (MaxTRES)"
+            "The job requests 67584 MiB of memory, and a job of account physics may have 65536 (MaxTRES)"
             f"{MORE}",
         ),
         (
@@ -171,12 +171,12 @@ MORE = ": ask for no more, or Slurm lets it wait for ever."
         # A parent account has the limit.
         (
             {"nodes": 2, "gres": "gpu:a10:4"},
-            f"The job asks for 8 GPUs, and all jobs of account science may have 6 (GrpTRES){MORE}",
+            f"The job requests 8 GPUs, and all jobs of account science may have 6 (GrpTRES){MORE}",
         ),
         # All components of a job share it.
         (
             {"nodes": {"hgx": 1, "gpu2": 1}, "gres": {"hgx": "gpu:4", "gpu2": "gpu:3"}},
-            f"The job asks for 7 GPUs, and all jobs of account science may have 6 (GrpTRES){MORE}",
+            f"The job requests 7 GPUs, and all jobs of account science may have 6 (GrpTRES){MORE}",
         ),
         # The QOS takes precedence over the account, even with a longer time.
         (
@@ -185,11 +185,11 @@ MORE = ": ask for no more, or Slurm lets it wait for ever."
         ),
         (
             {"qos": "long", "nodes": 2, "gres": "gpu:3"},
-            f"The job asks for 6 GPUs, and a user of the QOS long may have 4 (MaxTRESPerUser){MORE}",
+            f"The job requests 6 GPUs, and a user of the QOS long may have 4 (MaxTRESPerUser){MORE}",
         ),
         (
             {"qos": "long"},
-            f"The job asks for 0 GPUs, and a job of the QOS long must ask for 1 (MinTRES){WAITS}",
+            f"The job requests 0 GPUs, and a job of the QOS long must request 1 (MinTRES){WAITS}",
         ),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_limit_of_each_node_is_not_one_of_the_job() -> None:
     known = with_qos("long", of_node={"gres/gpu": 1})
     assert problems(known, qos="long", nodes=2, gres="gpu:1") == []
     assert problems(known, qos="long", nodes=2, gres="gpu:2") == [
-        f"The job asks for 2 GPUs of a node, and a job of the QOS long may have 1 (MaxTRESPerNode){MORE}"
+        f"The job requests 2 GPUs of a node, and a job of the QOS long may have 1 (MaxTRESPerNode){MORE}"
     ]
 
 
@@ -214,7 +214,7 @@ def test_a_partitions_qos_goes_before_the_jobs_unless_that_says_otherwise() -> N
     known = with_qos("small", most={"node": 1}, most_seconds=3600)
     there = [dataclasses.replace(one, qos="small") for one in PARTITIONS]
     assert problems(known, there, nodes=2) == [
-        f"The job asks for 2 nodes, and a job of the QOS small may have 1 (MaxTRES){MORE}"
+        f"The job requests 2 nodes, and a job of the QOS small may have 1 (MaxTRES){MORE}"
     ]
     assert problems(known, there, qos="long", gres="gpu:1", time="2-0") == []
     assert len(problems(known, there, time="2:00:00")) == 1
@@ -229,12 +229,12 @@ def test_the_first_qos_that_has_a_least_number_says_how_many_it_is() -> None:
     there = [dataclasses.replace(one, qos="few") for one in PARTITIONS]
     assert problems(known, there, gres="gpu:2") == []
     assert problems(known, there) == [
-        f"The job asks for 0 GPUs, and a job of the QOS few must ask for 1 (MinTRES){WAITS}"
+        f"The job requests 0 GPUs, and a job of the QOS few must request 1 (MinTRES){WAITS}"
     ]
     is_first = dataclasses.replace(known.qos["normal"], is_first=True)
     known = dataclasses.replace(known, qos={**known.qos, "normal": is_first})
     assert problems(known, there, gres="gpu:2") == [
-        f"The job asks for 2 GPUs, and a job of the QOS normal must ask for 4 (MinTRES){WAITS}"
+        f"The job requests 2 GPUs, and a job of the QOS normal must request 4 (MinTRES){WAITS}"
     ]
 
 
@@ -260,13 +260,13 @@ def test_equal_limits_of_two_partitions_are_two() -> None:
     there = {"hgx": 1, "gpu2": 1}
     assert problems(known, account="law", nodes=there) == []
     assert problems(known, account="law", nodes={**there, "gpu2": 2}) == [
-        "The job asks for 2 nodes, and all your jobs of account law in partition gpu2 may have 1 (GrpTRES)"
+        "The job requests 2 nodes, and all your jobs of account law in partition gpu2 may have 1 (GrpTRES)"
         f"{MORE}"
     ]
     # An association for all partitions is one limit.
     known = dataclasses.replace(KNOWN, associations=[dataclasses.replace(own[0], partition="")])
     assert problems(known, account="law", nodes=there) == [
-        f"The job asks for 2 nodes, and all your jobs of account law may have 1 (GrpTRES){MORE}"
+        f"The job requests 2 nodes, and all your jobs of account law may have 1 (GrpTRES){MORE}"
     ]
 
 
@@ -337,7 +337,7 @@ def test_of_numbers_of_jobs_that_of_the_qos_goes_before_the_accounts() -> None:
         (
             limited("physics", "rdm", minutes={"gres/gpu": 119}),
             {"gres": "gpu:2", "time": "01:00:00"},
-            "The job asks for 120 minutes of GPUs, and a job of account physics may have 119 "
+            "The job requests 120 minutes of GPUs, and a job of account physics may have 119 "
             f"(MaxTRESMins){MORE}",
         ),
         # Each component is a job.
@@ -345,14 +345,14 @@ def test_of_numbers_of_jobs_that_of_the_qos_goes_before_the_accounts() -> None:
         (
             limited("science", running_minutes={"gres/gpu": 119}),
             {**TWO, "time": "01:00:00"},
-            "The job asks for 120 minutes of GPUs, and all jobs of account science may have 119 "
+            "The job requests 120 minutes of GPUs, and all jobs of account science may have 119 "
             "(GrpTRESRunMins)"
             f"{MORE}",
         ),
         (
             with_qos("normal", minutes={"cpu": 5}),
             {"cpus": 2, "time": "2:30"},
-            f"The job asks for 6 minutes of CPUs, and a job of the QOS normal may have 5 (MaxTRESMins){MORE}",
+            f"The job requests 6 minutes of CPUs, and a job of the QOS normal may have 5 (MaxTRESMins){MORE}",
         ),
         # Without a time limit, Slurm sets one within its limits.
         (limited("physics", "rdm", minutes={"gres/gpu": 1}), {"gres": "gpu:2"}, ""),
@@ -361,13 +361,13 @@ def test_of_numbers_of_jobs_that_of_the_qos_goes_before_the_accounts() -> None:
         (
             limited("science", group_minutes={"cpu": 0}),
             {"time": "60"},
-            "The job asks for 60 minutes of CPUs, and all jobs of account science may have 0 "
+            "The job requests 60 minutes of CPUs, and all jobs of account science may have 0 "
             f"(GrpTRESMins){MORE}",
         ),
         (
             limited("science", known=SAFE, group_minutes={"cpu": 59}),
             {"time": "60"},
-            "The job asks for 60 minutes of CPUs, and all jobs of account science may have 59 "
+            "The job requests 60 minutes of CPUs, and all jobs of account science may have 59 "
             f"(GrpTRESMins){MORE}",
         ),
         (
@@ -392,7 +392,7 @@ def test_minutes_count_as_much_as_the_qos_says_where_that_is_safe() -> None:
     )
     assert problems(known, time="60") == []
     dear = {"normal": of_qos(name="normal", flags="UsageFactorSafe", usagefactor="2.000000")}
-    assert "asks for 80 minutes of CPUs" in problems(dataclasses.replace(known, qos=dear), time="40")[0]
+    assert "requests 80 minutes of CPUs" in problems(dataclasses.replace(known, qos=dear), time="40")[0]
     plain = {"normal": of_qos(name="normal", usagefactor="2.000000")}
     assert problems(dataclasses.replace(known, qos=plain), time="40") == []
 

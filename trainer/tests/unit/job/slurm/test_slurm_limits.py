@@ -56,15 +56,15 @@ def test_what_the_cluster_can_give(slurm: dict[str, Any]) -> None:
         ({"partition": "big"}, "Slurm has no partition big; there are hgx, gpu2."),
         (
             {"nodes": 5},
-            "The job asks for 5 nodes, but partition gpu2 has 2: Slurm would let it wait for ever.",
+            "The job requests 5 nodes, but partition gpu2 has 2: Slurm would let it wait for ever.",
         ),
-        ({"nodes": {"hgx": 2, "gpu2": 2}}, "The job asks for 2 nodes, but partition hgx has 1"),
+        ({"nodes": {"hgx": 2, "gpu2": 2}}, "The job requests 2 nodes, but partition hgx has 1"),
         ({"gres": "gpu:hgx:4"}, "No node of partition gpu2 has gpu:hgx; they have gpu:a10:4."),
         ({"gres": "tpu:1"}, "No node of partition gpu2 has tpu; they have gpu:a10:4."),
-        ({"gres": "gpu:8"}, "A node of partition gpu2 has at most 4 of gpu, and the job asks for 8."),
+        ({"gres": "gpu:8"}, "A node of partition gpu2 has at most 4 of gpu, and the job requests 8."),
         ({"time": "2-0"}, "launcher.slurm.time 2-0 is more than the 1-00:00:00 of partition gpu2"),
-        ({"cpus": 9}, "A node of partition gpu2 has at most 8 CPUs, and the job asks for 9."),
-        ({"mem": "8G"}, "has at most 4000 MiB of memory, and the job asks for 8192."),
+        ({"cpus": 9}, "A node of partition gpu2 has at most 8 CPUs, and the job requests 9."),
+        ({"mem": "8G"}, "has at most 4000 MiB of memory, and the job requests 8192."),
         ({"constraint": "ib&nvme"}, "No node of partition gpu2 has the feature ib; they have no features."),
     ],
 )
@@ -79,7 +79,7 @@ def test_of_different_nodes_enough_must_have_all() -> None:
         {"launcher": {"kind": "slurm", "slurm": {"nodes": 2, "gres": "gpu:a10:4"}}}
     )
     (message,) = limits.problems(config, PARTITIONS, limits.nodes("\n".join(text)))
-    assert message.startswith("Only 1 of the 2 nodes of partition gpu2 have all that the job asks for")
+    assert message.startswith("Only 1 of the 2 nodes of partition gpu2 have all that the job requests")
 
 
 def test_a_partition_may_be_closed_or_for_others() -> None:
@@ -96,7 +96,7 @@ def test_a_partition_may_have_no_small_jobs() -> None:
     text = (RECORDS / "partitions-22.05.txt").read_text().replace("MinNodes=0", "MinNodes=2")
     config = configuration.from_dict({"launcher": {"kind": "slurm"}})
     assert limits.problems(config, limits.partitions(text), NODES) == [
-        "Jobs of partition gpu2 have at least 2 nodes, and this one asks for 1: Slurm would let it wait for "
+        "Jobs of partition gpu2 have at least 2 nodes, and this one requests 1: Slurm would let it wait for "
         "ever."
     ]
 
@@ -153,10 +153,10 @@ def test_gpus_are_requested_only_where_slurm_gives_them_and_processes_want_them(
 
 def test_a_job_of_fewer_gpus_than_processes_is_refused() -> None:
     assert requests("launcher.devices_per_node=null")[1] == [
-        "The job asks for no GPUs of the nodes; give launcher.devices_per_node, "
+        "The job requests no GPUs of the nodes; give launcher.devices_per_node, "
         "launcher.slurm.gpus_per_node or launcher.slurm.gres."
     ]
     assert requests("launcher.slurm.partition=gpu2", "launcher.slurm.gres=gpu:a10:2")[1] == [
-        "launcher.devices_per_node is 4, but the job asks for 2 GPUs of each node of partition gpu2; "
+        "launcher.devices_per_node is 4, but the job requests 2 GPUs of each node of partition gpu2; "
         "change launcher.slurm.gres."
     ]

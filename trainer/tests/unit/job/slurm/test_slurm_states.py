@@ -132,7 +132,7 @@ def test_the_position_in_the_queue_is_by_priority_and_then_by_age() -> None:
         ("(Priority)", "jobs of higher priority are before it (Priority)"),
         (
             "ReqNodeNotAvail, UnavailableNodes:n[1-2]",
-            "a node that it asks for is down, drained or reserved (ReqNodeNotAvail, UnavailableNodes:n[1-2])",
+            "a node that it requests is down, drained or reserved (ReqNodeNotAvail, UnavailableNodes:n[1-2])",
         ),
         ("PartitionNodeLimit", "more nodes than the partition has"),
         (
@@ -143,11 +143,11 @@ def test_the_position_in_the_queue_is_by_priority_and_then_by_age() -> None:
         ("AssocGrpCPURunMinutesLimit", "its account uses all the minutes of CPUs that it may"),
         (
             "QOSMaxWallDurationPerJobLimit",
-            "it asks for more time than a job of its QOS may have: it will never",
+            "it requests more time than a job of its QOS may have: it will never",
         ),
         ("QOSMaxGRESPerUser", "its user uses all the generic resources, such as GPUs, that the QOS allows"),
-        ("QOSMaxMemoryPerNode", "it asks for more memory of a node than a job of its QOS may have"),
-        ("QOSMinGRES", "a job of its QOS must ask for more generic resources, such as GPUs: it will never"),
+        ("QOSMaxMemoryPerNode", "it requests more memory of a node than a job of its QOS may have"),
+        ("QOSMinGRES", "a job of its QOS must request more generic resources, such as GPUs: it will never"),
         ("MaxJobsPerAccount", "its account runs as many jobs as the QOS allows"),
         ("QOSGrpWallLimit", "its QOS has used up its time"),
         ("QOSMaxSomethingNew", "qosmax something new (QOSMaxSomethingNew)"),
@@ -208,7 +208,7 @@ def test_a_job_that_waits_says_where_and_why() -> None:
             "stopped",
             "cancelled by alice, not by rdm-provision stop",
         ),
-        (SlurmJob(9, 9, "CANCELLED"), True, "stopped", "It was cancelled, as asked."),
+        (SlurmJob(9, 9, "CANCELLED"), True, "stopped", "It was cancelled, as requested."),
         (
             SlurmJob(9, 9, "CANCELLED", reason="Resources"),
             False,
