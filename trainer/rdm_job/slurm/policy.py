@@ -166,9 +166,8 @@ def _of_time(time: str | None, known: Accounting, mine: Association, chosen: Seq
         whose, seconds = next(((whose, most) for whose, most in kind if most is not None), ("", None))
         if time and seconds is not None and limit_seconds(time) > seconds:
             yield (
-                f"launcher.slurm.time {time} is more than the {span(seconds)} of {whose} ({name}): ask "
-                "for no "
-                "more, or Slurm lets it wait for ever."
+                f"launcher.slurm.time {time} is more than the {span(seconds)} of {whose} ({name}): "
+                "request no more, or Slurm lets it wait for ever."
             )
 
 
