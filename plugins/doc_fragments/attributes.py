@@ -8,7 +8,7 @@ class ModuleDocFragment:
     """Fragments for C(extends_documentation_fragment)."""
 
     # A module that only reads or decides.
-    LOOKS = r"""
+    READS = r"""
 attributes:
   check_mode:
     support: full

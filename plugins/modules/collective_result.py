@@ -15,7 +15,7 @@ description:
     once.
 version_added: 0.1.0
 author: The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   plan:
     description: The job, as M(rdm.provision.job_plan) planned it.

@@ -12,7 +12,7 @@ description:
   - One that is to be another one is only removed when its successor, which the engine has accepted before the
     old one was stopped, is ready. Whatever fails, the old one runs again. What a run that was killed on the
     way has left is cleared away by the next one.
-  - Looks for training jobs right before it would end them, and refuses.
+  - Searches for training jobs right before it would end them, and refuses.
   - Finds what others have changed since, such as limits and the restart policy (C(docker update)), further
     networks, and a tag that has moved to another image. In check mode it says the same without doing it.
   - Before that it writes the files that the container reads, as M(rdm.provision.node_files) does, and where a
@@ -50,7 +50,7 @@ options:
     type: str
     default: ""
   recreate:
-    description: Whether it has to be made anew in any case.
+    description: Whether it has to be recreated in any case.
     type: bool
     default: false
   image_comes:

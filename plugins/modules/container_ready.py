@@ -11,21 +11,21 @@ description:
   - With O(state=unclaimed), refuses when a container of that name is not the cluster's, or when something
     else serves the plugin's socket. Run it before the container is started.
   - With O(state=ready), waits until the container has written its ready line and until the plugin in it
-    answers the question that Docker asks it. A container that ends, or that is not ready in time, is reported
+    answers the request that Docker sends it. A container that ends, or that is not ready in time, is reported
     with its last words.
-  - A plugin rdm-sriov whose state is lost is then told the networks that the engine has and it lacks.
+  - A plugin rdm-sriov whose state is lost then gets the networks that the engine has and it lacks.
 author:
   - The rdm-provision developers
 attributes:
   check_mode:
     support: full
-    description: In check mode nothing was started, so O(state=ready) does not wait. Networks are not told.
+    description: In check mode nothing was started, so O(state=ready) does not wait. No networks are sent.
   diff_mode:
     support: none
     description: There is nothing to show.
   idempotent:
     support: full
-    description: A plugin that knows its networks is told nothing.
+    description: A plugin that knows its networks gets nothing.
 options:
   name:
     description: The container's name.
@@ -73,7 +73,7 @@ waited:
   type: float
   sample: 0.4
 taught:
-  description: Names of the networks that the plugin was told again, or would be.
+  description: Names of the networks that the plugin got again, or would get.
   returned: success
   type: list
   elements: str

@@ -11,7 +11,7 @@ description:
   - Removes what the cluster has made on the node, whatever its name; what lacks its labels is not touched.
   - A network that a foreign container is on is refused, and so is the plugin while a network needs it, since
     removing either would break somebody else's work.
-  - A network plugin of the cluster that has stopped is started for the removal, since the engine asks it, and
+  - A network plugin of the cluster that has stopped is started for the removal, as the engine needs it, and
     waits for minutes for one that does not answer.
   - A node that has no Docker Engine at all has nothing to remove.
 author:
@@ -47,7 +47,7 @@ options:
     type: bool
     default: false
   driver:
-    description: With O(role=plugin), the network driver that the plugin serves. Empty means not to look.
+    description: With O(role=plugin), the network driver that the plugin serves. Empty skips that.
     type: str
     default: ""
   socket:

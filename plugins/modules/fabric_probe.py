@@ -9,7 +9,7 @@ module: fabric_probe
 short_description: Measure how the other containers of a cluster answer over the fabric
 description:
   - Runs one small program in the training container of this node. It sends ICMP echo requests to MY_IP of
-    every other node in O(nodes), all at the same time, and asks the sshd of the next few for its greeting.
+    every other node in O(nodes), all at the same time, and reads the greeting of the next few nodes' sshd.
   - With O(ssh) it also logs in to its own container and to that of the next node, as root does, with key and
     host key. So each container of a cluster is tried as a client and as a server.
   - Whatever the number of nodes, it ends within O(deadline) for each rail, plus what the engine needs to
@@ -67,8 +67,8 @@ options:
     default: 22
   ssh_peers:
     description:
-      - How many of those that follow this node in O(nodes) are asked for their sshd.
-      - Each sshd is then asked by as many nodes, not by all of them, because one that is asked by a thousand
+      - How many of those that follow this node in O(nodes) have their sshd probed.
+      - Each sshd is then probed by as many nodes, not by all, because one that is probed by a thousand
         at once drops connections at random.
     type: int
     default: 8
@@ -150,7 +150,7 @@ errors:
   type: dict
   sample: {n3: network is unreachable}
 ssh:
-  description: For each node whose sshd was asked, what is wrong with it; empty when it greets.
+  description: For each node whose sshd was probed, what is wrong with it; empty when it greets.
   returned: when measured
   type: dict
   sample: {n2: "", n3: connection refused}

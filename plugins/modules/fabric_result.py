@@ -9,14 +9,14 @@ short_description: Evaluate the fabric from the measurements of all nodes
 description:
   - Takes what M(rdm.provision.fabric_probe) registered on every host of the play and says for each node
     whether it takes its part in the fabric, and if not, why.
-  - A fault is named once. One node that is cut off is not told again by each of its peers.
+  - A fault is named once. One node that is cut off is not named again by each of its peers.
   - A pair of which one node is not in this run (because of C(--limit), or because it was not reached) can
     only lead to a warning.
   - It does not fail on a bad result, so that the play can fail the very nodes that are at fault. Run it
     once.
 version_added: 0.1.0
 author: The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   check_mode:
     support: full
@@ -115,7 +115,7 @@ fabric:
     rtt_us:
       description:
         - Median round-trip time in microseconds, from node to node. Null means no answer.
-        - Who is not there was not asked.
+        - Who is not there was not queried.
         - Empty beyond 128 nodes.
       type: dict
       sample: {n1: {n2: 95.1}, n2: {n1: 97.0}}
@@ -149,7 +149,7 @@ fabric:
     sample:
       description:
         - How much was measured and how sure that makes; null where every pair was measured.
-        - Each node asked C(peers) of C(of) others and was measured with C(measured) of them.
+        - Each node queried C(peers) of C(of) others and was measured with C(measured) of them.
         - C(pairs) is the share of all pairs that were measured, the chance to meet a single bad one.
         - C(text) says it in a sentence.
       type: dict

@@ -29,7 +29,7 @@ options:
       - Otherwise it is on the controller, and is copied to the node for as long as it takes, only when
         the node needs it.
       - The default is not that of M(ansible.builtin.copy). A training image has tens of gigabytes, which
-        lie where all nodes can read them. Copies of them over ssh to every node are for who asks for them.
+        lie where all nodes can read them. They are copied over ssh to every node only on request.
     type: bool
     default: true
   sha256:
@@ -49,7 +49,7 @@ options:
     description:
       - V(present) loads what is missing.
       - V(absent) removes the tags that point to the images of the archive, and with its last tag the image.
-      - V(inspected) reads only and never fails. It tells whether the archive is sound, and whether it is
+      - V(inspected) reads only and never fails. It reports whether the archive is sound, and whether it is
         needed here.
     type: str
     choices: [present, absent, inspected]
@@ -119,7 +119,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 images:
-  description: The images of the archive that were asked for.
+  description: The requested images of the archive.
   returned: when the archive could be read
   type: list
   elements: dict

@@ -8,15 +8,15 @@ DOCUMENTATION = r"""
 module: job
 short_description: Check, start, watch and stop a training job on a node
 description:
-  - Asks the node's job agent, which is C(rdm-trainer job), in the training container or on the host itself.
-  - Every node of a job is asked. Which of them does what follows from the job's plan.
+  - Calls the node's job agent, which is C(rdm-trainer job), in the training container or on the host itself.
+  - Every node of a job is queried. The job's plan says which of them does what.
 version_added: 0.2.0
 author:
   - The rdm-provision developers
 attributes:
   check_mode:
     support: full
-    description: Nothing is started or stopped; what only looks does the same as otherwise.
+    description: Nothing is started or stopped; what only reads does the same as otherwise.
   diff_mode:
     support: none
     description: A job is no setting.
@@ -62,16 +62,16 @@ options:
         default: false
   verb:
     description:
-      - V(check) says what stands in the way of a job, without a failure, so that all nodes can be heard.
+      - V(check) says what stands in the way of a job, without a failure, so that all nodes report.
       - V(config) returns the configuration with every key.
       - V(start) starts it. V(stop) ends its processes on this node.
-      - V(past) says which nodes had it, from its directory, without asking the agent.
+      - V(past) says which nodes had it, from its directory, without the agent.
       - V(state) says how it is. V(list) says it of all jobs. V(logs) returns what it wrote.
       - V(sections) returns the ends of its logs, its configuration in short and the times of its steps.
-      - V(report) returns what its files on this node tell a report, condensed.
+      - V(report) returns what a report needs of its files on this node, condensed.
       - V(remove) takes the directories of O(names) away, of those jobs that have ended, and what is left of
         those whose removal was killed.
-      - V(running) names the jobs that run on this node, without asking the agent. Where there is no engine or
+      - V(running) names the jobs that run on this node, without the agent. Where there is no engine or
         no container for them, none runs.
     type: str
     choices: [check, config, start, past, state, stop, logs, sections, report, list, remove, running]
@@ -134,7 +134,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Ask how the job is
+- name: Query how the job is
   rdm.provision.job:
     cluster: rdm
     verb: state
@@ -223,7 +223,7 @@ sections:
   type: list
   elements: dict
 report:
-  description: What this node's files tell a report; see docs/report.md. None where they tell nothing.
+  description: What a report needs of this node's files; see docs/report.md. None where they have nothing.
   returned: for V(report)
   type: dict
 removed:

@@ -14,7 +14,7 @@ description:
     node that was not reached is a problem.
 version_added: 0.2.0
 author: The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   idempotent:
     support: partial
@@ -75,7 +75,7 @@ options:
   put_off:
     description:
       - Whether stage V(inventory) leaves to stage V(nodes) to refuse what does not keep the nodes from being
-        checked, so that all problems are told at once.
+        checked, so that all problems are reported at once.
     type: bool
     default: false
   job:

@@ -12,10 +12,10 @@ description:
 version_added: 0.2.0
 author:
   - The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   programs:
-    description: Which programs to look for.
+    description: Which programs to find.
     type: list
     elements: str
     choices: [pdsh, openmpi]

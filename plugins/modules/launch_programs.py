@@ -11,7 +11,7 @@ description:
     are named in a warning, because other launchers need none. Different versions are refused.
 version_added: 0.2.0
 author: The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   program:
     description: Which one.
@@ -27,7 +27,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Look for pdsh
+- name: Find pdsh
   rdm.provision.launch_facts:
     programs: [pdsh]
   register: gathered

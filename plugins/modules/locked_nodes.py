@@ -16,7 +16,7 @@ description:
     P(rdm.provision.cluster_lock#lookup) takes it.
 version_added: 0.2.0
 author: The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   cluster:
     description: Name of the cluster.

@@ -27,7 +27,7 @@ options:
   state:
     description:
       - Whether they are there. The checkout stays in any case, and so do helpers that this module has not
-        built for O(environment), or that somebody has built anew since.
+        built for O(environment), or that somebody has rebuilt since.
     type: str
     choices: [present, absent]
     default: present

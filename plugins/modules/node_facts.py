@@ -17,7 +17,7 @@ description:
 author:
   - The rdm-provision developers
 extends_documentation_fragment:
-  - rdm.provision.attributes.looks
+  - rdm.provision.attributes.reads
   - rdm.provision.lock
 options:
   sysfs_root:
@@ -39,14 +39,14 @@ options:
     type: path
     default: /etc/rdm
   node:
-    description: Name of the node in the inventory, by which running jobs are known; empty means not to look.
+    description: Name of the node in the inventory, by which running jobs are known; empty skips them.
     type: str
     default: ""
   inputs:
     description:
       - For each role, a digest of what its work on this node depends on, to compare with the state file that
-        M(rdm.provision.state_file) has left; an empty text where that cannot be told.
-      - Empty means not to look at the state file.
+        M(rdm.provision.state_file) has left; an empty text where that is unknown.
+      - Empty skips the state file.
     type: dict
     default: {}
   state_file_directory:
@@ -65,13 +65,13 @@ options:
   addresses:
     description:
       - The address that the container is to have on the network of each interface. Where the network or the
-        container has work, others on the wire are requested it (ARP), but not where a container here has it.
+        container has work, others on the wire are probed (ARP), but not where a container here has it.
     type: dict
     default: {}
     version_added: 0.2.0
   mirrors:
     description:
-      - The registry mirrors that the engine is to use. Where images have work, they are asked whether they
+      - The registry mirrors that the engine is to use. Where images have work, they are queried whether they
         answer.
     type: list
     elements: str
@@ -80,7 +80,7 @@ options:
   sriov:
     description:
       - The interfaces that the container network is to lie on, and what is wanted of them.
-      - Without it no interface is looked at more closely.
+      - Without it no interface is examined closely.
     type: dict
     suboptions:
       parents:
@@ -93,7 +93,7 @@ options:
         type: int
         default: 0
       firmware_vfs:
-        description: How many the firmware shall be told to allow; 0 leaves it as it is.
+        description: How many the firmware shall allow; 0 leaves it as it is.
         type: int
         default: 0
       socket:
@@ -113,11 +113,11 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Look at the node
+- name: Gather facts of the node
   rdm.provision.node_facts:
   register: node_facts
 
-- name: Look at a tree of files instead of the node's hardware
+- name: Read a tree of files instead of the node's hardware
   rdm.provision.node_facts:
     sysfs_root: /srv/mi250/sys
     dev_root: /srv/mi250/dev
@@ -297,11 +297,11 @@ node:
           C(num_vfs), C(virtual), C(bond), C(iommu), C(children), C(siblings) and C(infiniband).
         - C(rail) is the place that it has among those wanted.
         - C(firmware) is how the firmware is set, and C(subnet_manager) whether that answers; empty where it
-          was not asked.
+          was not queried.
       type: list
       elements: dict
     driverless:
-      description: Network cards without a driver, looked for where an interface of O(sriov) does not exist.
+      description: Network cards without a driver, listed where an interface of O(sriov) does not exist.
       type: list
       elements: str
       sample: ["0000:41:00.0 (15b3:101b)"]

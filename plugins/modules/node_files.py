@@ -12,7 +12,7 @@ description:
   - A file is replaced in one step, so that a reader sees the old or the new one, never half of it.
   - A block is a marked part of a file that belongs to somebody else. Removing it leaves the rest of the file
     as it was, to the byte, and removes the file when it was made for the block.
-  - Everything is looked at before anything is written. A problem with one entry leaves all of them untouched.
+  - Everything is checked before anything is written. A problem with one entry leaves all of them untouched.
   - With O(owner_marker) a directory belongs to one cluster. Others neither write there nor remove
     anything from it.
   - A directory that is named here and that the module makes gets a small file C(.rdm-provision-made). Only by

@@ -21,7 +21,7 @@ attributes:
     description: In check mode the lock is neither taken nor released.
   diff_mode:
     support: none
-    description: The lock is no part of what the user asked for.
+    description: The lock is no part of what the user requested.
   idempotent:
     support: full
     description: A lock is never reported as a change.

@@ -93,7 +93,7 @@ EXAMPLES = r"""
     stage: inventory
   run_once: true
 
-- name: Look at the node
+- name: Gather facts of the node
   rdm.provision.node_facts:
   register: preflight_facts
 
@@ -265,10 +265,10 @@ state_files:
       description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
       type: dict
     sriov:
-      description: What to look for at the interfaces below the container network.
+      description: What to gather of the interfaces below the container network.
       type: dict
     watch:
-      description: What to look at besides what carries the cluster's label.
+      description: What to check besides what carries the cluster's label.
       type: dict
 rdm_refused:
   description: The stage that refused, V(inventory) or V(nodes).

@@ -12,7 +12,7 @@ description:
     nothing are not meant.
 version_added: 0.2.0
 author: The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   check_mode:
     support: full
@@ -31,7 +31,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Look for running jobs
+- name: Find running jobs
   rdm.provision.job:
     cluster: rdm
     verb: running

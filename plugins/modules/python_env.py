@@ -67,7 +67,7 @@ options:
     default: ""
   makes:
     description:
-      - Whether this node makes the environment, or removes it. Else it only looks, because another one does
+      - Whether this node makes the environment, or removes it. Else it only reads, because another one does
         that for all that share O(directory); a warning says that what is to be absent stays.
     type: bool
     default: true

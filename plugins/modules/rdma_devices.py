@@ -14,7 +14,7 @@ description:
   - Fails when two of these lead to different devices, and says what each says.
 author:
   - The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   function:
     description:

@@ -17,7 +17,7 @@ description:
     once.
 version_added: 0.1.0
 author: The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   stage:
     description: What to do.
@@ -97,7 +97,7 @@ parts:
   returned: for V(schedule)
   type: dict
 first:
-  description: The node that is asked how far they are; empty when nothing is measured.
+  description: The node that reports how far they are; empty when nothing is measured.
   returned: for V(schedule)
   type: str
 limit:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rdma_probe
-short_description: Look at the RDMA devices of a node's container, and measure with its partners
+short_description: Check the RDMA devices of a node's container, and measure with its partners
 description:
   - With V(gather), says which RDMA devices the training container can use, which it was given, and which is
     that of MY_IP.
@@ -61,7 +61,7 @@ options:
     default: {}
     version_added: 0.2.0
   rail:
-    description: The name of the rail that is looked at, or was measured; empty for the first.
+    description: The name of the rail that is checked, or was measured; empty for the first.
     type: str
     default: ""
     version_added: 0.2.0
@@ -84,7 +84,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Look at the RDMA devices
+- name: Check the RDMA devices
   rdm.provision.rdma_probe:
     stage: gather
     node: "{{ inventory_hostname }}"

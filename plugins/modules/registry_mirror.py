@@ -13,11 +13,11 @@ description:
     the engine read it again. Neither the engine nor a container is restarted.
   - What was added is recorded in the same directory. Just that is taken away again, and a file that nobody
     has changed since is as it was, to the byte.
-  - The engine asks mirrors for images of Docker Hub only.
+  - The engine uses mirrors for images of Docker Hub only.
 options:
   mirrors:
     description:
-      - The mirrors as C(http(s)://host[:port]), the one to ask first at the beginning.
+      - The mirrors as C(http(s)://host[:port]), the first one to try at the beginning.
       - Those that an earlier call added and that are not in this list are taken away.
     type: list
     elements: str
@@ -43,7 +43,7 @@ EXAMPLES = r"""
   rdm.provision.registry_mirror:
     mirrors: ["http://cache.example.com:5000"]
 
-- name: The engine asks Docker Hub itself again
+- name: The engine pulls from Docker Hub itself again
   rdm.provision.registry_mirror:
     mirrors: []
 """

@@ -9,16 +9,16 @@ short_description: Run a module that only reads on all hosts of a play, from one
 description:
   - Makes the connections itself, with each host's own connection, become and shell plugins and variables, in
     as many threads as there are forks. An ordinary task costs a process for each host.
-  - Run it once. A host that is not as plain as can be is not asked, or its answer is not taken, and RV(plays)
+  - Run it once. A host with special settings is not queried, or its answer is not taken, and RV(plays)
     names it for an ordinary task. That is a host with another connection plugin than those of
     O(connections), with a password, or without pipelining; one on which the module failed or warned; one that
     did not answer within O(timeout).
-  - Whether root is used is told by C(ansible_become), else by C(rdm_become).
+  - Whether root is used is decided by C(ansible_become), else by C(rdm_become).
   - Register the result under the name that the ordinary task registers, with C(_all) added; that is where
-    M(rdm.provision.plan), M(rdm.provision.work) and M(rdm.provision.fabric_result) look.
+    M(rdm.provision.plan), M(rdm.provision.work) and M(rdm.provision.fabric_result) expect them.
 version_added: 0.2.0
 author: The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   check_mode:
     support: full
@@ -59,7 +59,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Look at all nodes
+- name: Gather facts of all nodes
   rdm.provision.run_on_all:
     module: rdm.provision.node_facts
     common:

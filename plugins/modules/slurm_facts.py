@@ -8,12 +8,12 @@ DOCUMENTATION = r"""
 module: slurm_facts
 short_description: Read what a host has that matters to Slurm, in one call
 description:
-  - Returns cores, memory, GPUs, control groups, packages, and whose Slurm is there. Reads files, and asks the
-    package manager, and Slurm where it is this collection's.
+  - Returns cores, memory, GPUs, control groups, packages, and whose Slurm is there. Reads files and
+    queries the package manager, and Slurm where it is this collection's.
 version_added: 0.3.0
 author:
   - The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   devices:
     description: Device files that are to be there.

@@ -50,7 +50,7 @@ options:
     choices: [auto, "true", "false"]
     default: auto
   health_check:
-    description: Whether a node is looked at before and after each job.
+    description: Whether a node is checked before and after each job.
     type: bool
     default: true
   rest:

@@ -10,7 +10,7 @@ short_description: Switch SR-IOV on in the firmware of network adapters
 description:
   - Sets C(SRIOV_EN) and C(NUM_OF_VFS) of NVIDIA (Mellanox) adapters with C(mstconfig) or C(mlxconfig), where
     they are to allow fewer VFs after the next boot than are wanted. A higher number stays.
-  - All adapters are asked before the first is changed. Interfaces of other vendors are left alone.
+  - All adapters are queried before the first is changed. Interfaces of other vendors are left alone.
   - What is set holds after a reboot, which is not done here.
 version_added: 0.2.0
 author:

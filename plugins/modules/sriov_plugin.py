@@ -12,7 +12,7 @@ description:
     starts it before the Docker Engine. Containers which start with the node then get their virtual functions.
   - The plugin is restarted only when the program that runs is not the one that is wanted, or its unit has
     changed. It knows its networks and who has which function over a restart, and containers keep theirs.
-  - It is told the networks that the engine has and it lacks, since its state is lost.
+  - It gets the networks that the engine has and it lacks, since its state is lost.
   - Where systemd does not run, only the program is written, for a container to run it.
   - Refuses a unit of that name that is not the cluster's, and a socket that something else serves.
 author:
@@ -96,7 +96,7 @@ restarted:
   returned: success
   type: bool
 taught:
-  description: Names of the networks that the plugin was told again, or would be.
+  description: Names of the networks that the plugin got again, or would get.
   returned: success
   type: list
   elements: str

@@ -9,7 +9,7 @@ module: sriov_vf
 short_description: Make and configure the virtual functions (VFs) of network cards
 description:
   - Gives each physical function (PF) the wanted number of VFs, and each VF its policy and GUIDs (InfiniBand)
-    or its MAC, VLAN, trust and spoof check (Ethernet), and binds it anew where its driver has to learn them.
+    or its MAC, VLAN, trust and spoof check (Ethernet), and binds it again where its driver has to learn them.
   - VFs are known by their PCI addresses. All PFs are evaluated before the first is changed.
   - A PF is never changed while a container, or a virtual machine, has one of its VFs. The kernel would do it.
     Only a VF without a driver, which nobody has, is bound all the same.

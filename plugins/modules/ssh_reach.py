@@ -12,7 +12,7 @@ description:
 version_added: 0.2.0
 author:
   - The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   nodes:
     description: One line C(node MY_IP) for each host to log in to.

@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 module: state_file
 short_description: Keep on the node what a good run has left, so that the next one can compare
 description:
-  - Looks at everything that the roles have left on the node, and writes it down together with the inputs from
-    which they worked. M(rdm.provision.node_facts) compares both the next time, in one look.
+  - Records everything that the roles have left on the node, together with the inputs from
+    which they worked. M(rdm.provision.node_facts) compares both the next time, in one call.
   - Run it when all roles have ended well. What it writes holds digests and no secrets, and is readable by its
     owner only. With O(lock), the lock of the cluster is released then.
 author:
@@ -21,7 +21,7 @@ attributes:
     description: In check mode nothing is written.
   diff_mode:
     support: none
-    description: The state file is no part of what the user asked for.
+    description: The state file is no part of what the user requested.
   idempotent:
     support: full
     description: A state file is never reported as a change.
@@ -43,7 +43,7 @@ options:
     required: true
   watch:
     description:
-      - What to look at besides what carries the cluster's label.
+      - What to check besides what carries the cluster's label.
       - C(cluster), C(functions), C(config_dirs), C(job_directory), C(system), C(images), C(archives),
         C(users), C(paths), C(plugin).
     type: dict

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: unreachable
-short_description: Tell Ansible that hosts cannot be reached
+short_description: Mark hosts as unreachable for Ansible
 description:
   - Makes a host unreachable, in the words of who tried, without trying again. The play goes on without it, as
     after a task that could not reach it.
 version_added: 0.2.0
 author: The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   hosts:
     description: For each host that cannot be reached, why; others are left as they are.
@@ -22,7 +22,7 @@ options:
 EXAMPLES = r"""
 - name: Leave out who cannot be reached
   rdm.provision.unreachable:
-    hosts: "{{ asked.lost }}"
+    hosts: "{{ queried.lost }}"
 """
 
 RETURN = r"""

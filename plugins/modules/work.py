@@ -8,14 +8,14 @@ module: work
 short_description: Decide which nodes have work, and for which roles
 description:
   - Collects what M(rdm.provision.node_facts) with O(rdm.provision.node_facts#module:inputs) has found on the
-    hosts of the play, and adds the roles that follow others. Run it once, after the look.
+    hosts of the play, and adds the roles that follow others. Run it once, after facts were gathered.
 version_added: 0.2.0
 author: The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   check_mode:
     support: full
-    description: Nodes without an engine have nothing but the engine to be looked at in check mode.
+    description: Nodes without an engine have nothing but the engine to check in check mode.
 options:
   facts:
     description: Name of the variable that M(rdm.provision.node_facts) was registered in.
@@ -27,7 +27,7 @@ options:
     required: true
     aliases: [receipts]
   recheck:
-    description: Let every role look for itself, whatever was found.
+    description: Let every role check for itself, whatever was found.
     type: bool
     default: false
 """
