@@ -59,6 +59,11 @@ def choose_kernel(
     is_half = dtype in (torch.float16, torch.bfloat16)
     if accelerator != "cuda" or capability < (8, 0) or not is_half or head_size % 8 or head_size > 256:
         return None
+    # torch itself trains no such heads here: FlashAttention's backward pass would need
+    # more shared memory than these GPUs have. Larger heads have another kernel.
+    has_less_memory = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
+    if has_less_memory and 192 < head_size <= 224:
+        return None
     # Beyond 128 features, what cuDNN supports differs by its version.
     return "cudnn" if prefers_cudnn(capability, cudnn) and head_size <= 128 else "flash"
 
@@ -150,7 +155,8 @@ class _ContextAttention(torch.autograd.Function):
         part, kernel, scale = ctx.part, ctx.kernel, ctx.scale
         gradient = gradients[0].contiguous()
         of_query = torch.zeros_like(query).unflatten(1, (2, -1))
-        # Keys and values. At most two blocks add to each, so its own precision suffices for the sum.
+        # Keys and values. At most two blocks add to each, so the sum is rounded once in any precision. The
+        # sum over ranks and the own block each add roundings, as of any gradient that is reduced in 16 bits.
         of_all = keys.new_zeros((2 * keys.shape[0], *keys.shape[1:]))
         for index, before in enumerate(part.before(query)):
             if before:

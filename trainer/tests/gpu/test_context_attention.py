@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -21,8 +22,17 @@ def test_blocks_are_as_exact_as_one_kernel(
 ) -> None:
     problem = make_problem(1024, heads, head_size=head_size, dtype=torch.bfloat16, device="cuda")
     exact, expected = one_rank(problem.to(torch.float64)), one_rank(problem)
-    for ours, theirs, true in zip(all_ranks(problem, ranks, kernel), expected, exact, strict=True):
-        assert (ours - true).norm() <= 1.5 * (theirs - true).norm()
+    # One kernel rounds a result once. Independent roundings add up by their squares, relative to the whole.
+    # An output and a query's gradient are rounded per block, and when two blocks are merged in fp32.
+    merged = math.sqrt(2)
+    # A key's and a value's gradient are rounded per block, when a rank adds two blocks, when 2, 3, ... of the
+    # ranks' sums are added, as a reduce-scatter does, and when the own block is added.
+    summed = math.sqrt(1 + 1 + sum(range(2, ranks + 1)) / ranks + 1)
+    bounds = (merged, merged, summed, summed)
+    for ours, theirs, true, bound in zip(
+        all_ranks(problem, ranks, kernel), expected, exact, bounds, strict=True
+    ):
+        assert (ours - true).norm() <= bound * (theirs - true).norm()
         assert (ours - true).norm() <= 0.02 * true.norm()
 
 
