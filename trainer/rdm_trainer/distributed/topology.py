@@ -16,11 +16,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["Topology", "key_value_group", "own_group", "prefer_collectives", "quiet", "replicas"]
+__all__ = [
+    "Topology",
+    "key_value_group",
+    "own_group",
+    "prefer_collectives",
+    "quiet",
+    "replicas",
+    "splits_world",
+]
 
 
 @contextlib.contextmanager
@@ -47,11 +54,29 @@ def replicas(world: int, tensor: int, pipeline: int, expert: int = 1, context: i
     return world // (tensor * pipeline)
 
 
+def splits_world() -> bool:
+    """Return whether groups are split from the world's NCCL communicator; all ranks take part in a split."""
+    world: Any = dist.group.WORLD
+    return world.bound_device_id is not None
+
+
 def own_group(rows: torch.Tensor) -> Any:
-    """Create a group for each row of ranks, and return this rank's group; every rank calls this."""
+    """Create a group for each row of ranks, and return this rank's group; every rank calls this.
+
+    With NCCL, one split creates all groups. A call for each group would be as many splits of all ranks.
+
+    Args:
+        rows: The ranks of each group in ascending order, [groups, ranks]; no rank is in two. The group of a
+            rank in none must not be used.
+    """
     if rows.shape[1] == 1:
         # No other rank has to take part.
         return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    if splits_world():
+        # torch names a group by how many this rank has, so ranks in no row need one, too.
+        absent = torch.ones(dist.get_world_size(), dtype=torch.bool)
+        absent[rows.flatten()] = False
+        return dist.split_group(split_ranks=[*rows.tolist(), *absent.nonzero().tolist()])
     own, _ = dist.new_subgroups_by_enumeration(rows.tolist())
     return own
 
@@ -137,26 +162,26 @@ class Topology:
         world, rank = dist.get_world_size(), dist.get_rank()
         data = replicas(world, tensor, pipeline, expert, context)
         prefer_collectives()
-        sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
-        # On an axis of size 1, a mesh would create one group per rank, each time with a barrier of all ranks.
-        shared = {axis: size for axis, size in sizes.items() if size > 1}
-        groups: dict[str, Any] = {}
-        if shared:
-            device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-            mesh = init_device_mesh(device, tuple(shared.values()), mesh_dim_names=tuple(shared))
-            groups = {axis: mesh.get_group(axis) for axis in shared}
-        if len(shared) < len(sizes):
-            alone = dist.new_group([rank], use_local_synchronization=True)
-            groups |= {axis: alone for axis in sizes if axis not in shared}
+        ranks = torch.arange(world).view(pipeline, data, tensor)
+        axes = {
+            "pipeline": ranks.flatten(1).t(),
+            "data": ranks.transpose(1, 2).flatten(0, 1),
+            "tensor": ranks.flatten(0, 1),
+        }
+        alone = own_group(torch.arange(world)[:, None]) if 1 in (pipeline, data, tensor) else None
+        groups: dict[str, Any] = {
+            axis: alone if rows.shape[1] == 1 else dist.group.WORLD if len(rows) == 1 else own_group(rows)
+            for axis, rows in axes.items()
+        }
         groups |= {"context": None, "expert": None, "model": groups["tensor"], "replica": groups["data"]}
         if context > 1:
-            ranks = torch.arange(world).view(pipeline, data // context, context, tensor)
-            groups["context"] = own_group(ranks.transpose(2, 3).flatten(0, 2))
+            of_samples = ranks.view(pipeline, data // context, context, tensor)
+            groups["context"] = own_group(of_samples.transpose(2, 3).flatten(0, 2))
         if expert > 1:
-            ranks = torch.arange(world).view(pipeline, data // expert, expert, tensor)
-            groups["expert"] = own_group(ranks.transpose(2, 3).flatten(0, 2))
-            groups["model"] = own_group(ranks.flatten(2).flatten(0, 1))
-            groups["replica"] = own_group(ranks.permute(0, 2, 3, 1).flatten(0, 2))
+            of_experts = ranks.view(pipeline, data // expert, expert, tensor)
+            groups["expert"] = own_group(of_experts.transpose(2, 3).flatten(0, 2))
+            groups["model"] = own_group(of_experts.flatten(2).flatten(0, 1))
+            groups["replica"] = own_group(of_experts.permute(0, 2, 3, 1).flatten(0, 2))
         return cls(
             world_size=world,
             rank=rank,

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What the process server has done before it forks: this takes longer than most launches.
 
-When an engine is first built, torch imports its compiler, and DeepSpeed tries a C++ compiler.
+When an engine is first built, torch imports its compiler.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-
-import deepspeed
 
 from rdm_trainer.distributed import parameters
 from rdm_trainer.engines.native import sharded_adamw
@@ -27,7 +25,6 @@ for module in (
     "torch._inductor.compile_fx",
 ):
     importlib.import_module(module)
-compatible_operations = deepspeed.ops.__compatible_ops__
 
 # Weights are drawn in blocks of a million; these small models use only the first few thousand.
 parameters._BLOCK_ELEMENTS = 1 << 14

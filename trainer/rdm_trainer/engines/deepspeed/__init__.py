@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""DeepSpeed's engines. Only this package reads or replaces private parts of DeepSpeed.
+"""DeepSpeed's engines. Only this package reads or overrides private parts of DeepSpeed.
 
-The names are those of DeepSpeed 0.19.8:
+The names are those of DeepSpeed 0.19.8. Subclasses override those with an asterisk:
 
-========================  =================================================================================
-``engine``                ``PipelineEngine._INSTRUCTION_MAP``, ``._exec_backward_pass``, ``.pipe_buffers``,
-                          ``.grad_layer``; ``ds_tensor``, ``ds_shape``, ``ds_numel``,
-                          ``ds_zero_partition_rank`` and ``ds_pipe_replicated`` of parameters; the module
-                          of ``Muon``
-``distributed_optimizer``  ``BF16_Optimizer._update_hp_grad``, ``._lazy_init_hp_params_optimizer_state``,
-                          ``.fp32_groups_*``, ``.bf16_groups``; ``engine.buffered_allreduce_fallback``
-``pipeline``              ``PipelineModule._partition_layers``, ``._set_bounds``, ``._local_start``,
-                          ``._local_stop``, ``._num_layers``
-``states``                ``engine._copy_recovery_script``, ``.checkpoint_engine``
-``restore``               ``fp32_partitioned_groups_flat`` and its like in ZeRO 3; loss scalers' attributes
-``topology``              ``deepspeed.ops.__compatible_ops__``
-========================  =================================================================================
+=========================  ================================================================================
+``engine``                 ``ds_tensor``, ``ds_shape``, ``ds_numel``, ``ds_zero_partition_rank`` and
+                           ``ds_pipe_replicated`` of parameters; the module of ``Muon``
+``subclasses``             ``PipelineEngine._INSTRUCTION_MAP``*, ``._exec_backward_pass``*,
+                           ``.pipe_buffers``, ``.grad_layer``; ``DeepSpeedEngine._copy_recovery_script``*
+``distributed_optimizer``  ``BF16_Optimizer._update_hp_grad``*, ``._lazy_init_hp_params_optimizer_state``,
+                           ``.fp32_groups_*``, ``.bf16_groups``; ``engine.buffered_allreduce_fallback``
+``pipeline``               ``PipelineModule._partition_layers``*, ``._set_bounds``, ``._local_start``,
+                           ``._local_stop``, ``._num_layers``
+``states``                 ``engine.checkpoint_engine``
+``restore``                ``fp32_partitioned_groups_flat`` and its like in ZeRO 3; loss scalers' attributes
+=========================  ================================================================================
 """

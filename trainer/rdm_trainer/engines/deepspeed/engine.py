@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import logging
@@ -16,8 +15,6 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.pipe import schedule
-from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
 from rdm_core.config import Config
@@ -30,23 +27,10 @@ from rdm_trainer.engines.deepspeed.config import deepspeed_json
 from rdm_trainer.engines.deepspeed.distributed_optimizer import DistributedOptimizer
 from rdm_trainer.engines.deepspeed.pipeline import PipelineModel
 from rdm_trainer.engines.deepspeed.states import DeepSpeedStates
-from rdm_trainer.engines.engine import DTYPES, Batch, Engine, Observer, StepResult, adamw
+from rdm_trainer.engines.deepspeed.subclasses import adopt
+from rdm_trainer.engines.engine import DTYPES, Batch, Engine, StepResult, adamw
 
 __all__ = ["DeepSpeedEngine"]
-
-INSTRUCTIONS = {
-    schedule.LoadMicroBatch: "load",
-    schedule.ForwardPass: "forward",
-    schedule.BackwardPass: "backward",
-    schedule.SendActivation: "send",
-    schedule.SendGrad: "send",
-    schedule.RecvActivation: "receive",
-    schedule.RecvGrad: "receive",
-    schedule.ReduceGrads: "reduce",
-    schedule.ReduceTiedGrads: "reduce",
-    schedule.OptimizerStep: "optimiser",
-}
-"""The pipeline's instructions → kinds of ``rdm_log.timeline``."""
 
 
 class DeepSpeedEngine(Engine):
@@ -99,12 +83,7 @@ class DeepSpeedEngine(Engine):
                 dist_init_required=False,
             )
         self.module = self.deepspeed.module
-        if topology.pipeline > 1:
-            self._instructions = {
-                **self.deepspeed._INSTRUCTION_MAP,
-                schedule.BackwardPass: _backward_at_once,
-            }
-            self.deepspeed._INSTRUCTION_MAP = self._instructions
+        adopt(self.deepspeed, self._span)
         if config.optimisation.precision == "bf16" and config.zero_stage == 1:
             DistributedOptimizer.adopt(
                 self.deepspeed, topology, self._counts, compiled=config.optimisation.compile
@@ -188,34 +167,6 @@ class DeepSpeedEngine(Engine):
         """Free the device's memory."""
         with quiet():
             self.deepspeed.destroy()
-
-    @contextlib.contextmanager
-    def observed(self, observer: Observer) -> Iterator[None]:
-        """Let an observer see the steps within this context; other steps cost nothing extra."""
-        try:
-            with super().observed(observer):
-                self._show_instructions()
-                yield
-        finally:
-            self._show_instructions()
-
-    def _show_instructions(self) -> None:
-        """Wrap the pipeline's instructions while there are observers."""
-        if self.topology.pipeline > 1:
-            self.deepspeed._INSTRUCTION_MAP = (
-                {one: self._shown(one, act) for one, act in self._instructions.items()}
-                if self._observers
-                else self._instructions
-            )
-
-    def _shown(self, instruction: type, act: Callable[..., None]) -> Callable[..., None]:
-        kind, name = INSTRUCTIONS.get(instruction, "other"), instruction.__name__
-
-        def acted(engine: Any, *arguments: Any, **options: Any) -> None:
-            with self._span(kind, name):
-                act(engine, *arguments, **options)
-
-        return acted
 
     def _train_step(self, batches: Iterator[Batch]) -> StepResult:
         if self.topology.pipeline > 1:
@@ -310,27 +261,6 @@ def _report_loss(
     if torch.is_grad_enabled():
         on_loss(loss)
     return loss
-
-
-def _backward_at_once(engine: Any, buffer_id: int) -> None:
-    """Run a stage's backward pass once, even if its output is several tensors.
-
-    DeepSpeed would run it once for each of them: a T5's stage with the end of the encoder and the beginning
-    of the decoder would run its encoder blocks twice.
-    """
-    outputs = engine.pipe_buffers["outputs"][buffer_id]
-    received = engine.grad_layer
-    if not engine.is_last_stage() and isinstance(outputs, tuple) and len(received) > 1:
-        states = [output for output in outputs if output.is_floating_point()]
-        # The derivatives of these sums are the received gradients.
-        joint = torch.stack(
-            [(state * gradient).sum() for state, gradient in zip(states, received, strict=True)]
-        )
-        engine.pipe_buffers["outputs"][buffer_id] = joint
-        engine.grad_layer = torch.ones_like(joint)
-    PipelineEngine._exec_backward_pass(engine, buffer_id)
-    # Its buffers are reused for the next gradients.
-    engine.grad_layer = received
 
 
 def _import_muon() -> None:

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,6 @@ class DeepSpeedStates:
         self._writer = RankWriter(asynchronous=config.checkpoint.asynchronous)
         self._layout = identity.layout_of(config, topology.world_size)
         engine.checkpoint_engine = self._writer
-        # On a full disk this would fail only on rank 0, between two of DeepSpeed's barriers.
-        copy_script = engine._copy_recovery_script
-        engine._copy_recovery_script = lambda path: _tolerate(copy_script, path)
 
     @property
     def files(self) -> Mapping[Path, int]:
@@ -103,8 +99,3 @@ class DeepSpeedStates:
             "optimizer_parameters": [[names.get(parameter) for parameter in group] for group in groups],
             "tied_layers": {str(index): layer.tied for index, layer in enumerate(layers) if layer.tied},
         }
-
-
-def _tolerate(action: Callable[[str], None], path: str) -> None:
-    with contextlib.suppress(OSError):
-        action(path)

@@ -15,6 +15,8 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator, set_accelerator
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataParallelTopology
 
 from rdm_trainer.distributed.topology import (
@@ -24,23 +26,34 @@ from rdm_trainer.distributed.topology import (
     prefer_collectives,
     quiet,
     replicas,
+    splits_world,
 )
 
 __all__ = ["create_topology", "without_compiler"]
 
 
+class _CpuWithoutCompiler(CPU_Accelerator):
+    def create_op_builder(self, class_name: str) -> Any:
+        return None if class_name == "ShareMemCommBuilder" else super().create_op_builder(class_name)
+
+
 def without_compiler() -> None:
-    """Stop DeepSpeed from building a shared-memory operation, because a node may lack a C++ compiler."""
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    """Stop DeepSpeed from building its CPUs' shared-memory operation, because a node may lack a compiler."""
+    if type(get_accelerator()) is CPU_Accelerator:
+        set_accelerator(_CpuWithoutCompiler())
 
 
 @contextlib.contextmanager
-def _groups_of_one_at_home() -> Iterator[None]:
-    """Let only its own rank create a group of one; otherwise all ranks would synchronise for each group."""
-    make = dist.new_group
+def _only_own_groups() -> Iterator[None]:
+    """Let a rank create only its own group of each axis, where DeepSpeed lets every rank create all of them.
+
+    Groups of one need no other rank. With NCCL, each call is a split of the world, of which all ranks need
+    only one for each axis. Elsewhere the calls are cheap, and give the groups the same names on all ranks.
+    """
+    make, splits = dist.new_group, splits_world()
 
     def new_group(ranks: Any = None, **options: Any) -> Any:
-        if ranks is None or len(ranks) > 1:
+        if ranks is None or (len(ranks) > 1 and not splits):
             return make(ranks, **options)
         if dist.get_rank() not in ranks:
             return dist.GroupMember.NON_GROUP_MEMBER
@@ -72,7 +85,7 @@ def create_topology(tensor: int, pipeline: int, expert: int = 1, *, sharing: int
     data = replicas(world, tensor, pipeline, expert)
     axes = PipeModelDataParallelTopology(num_pp=pipeline, num_mp=expert * tensor, num_dp=data // expert)
     prefer_collectives()
-    with quiet(), _groups_of_one_at_home():
+    with quiet(), _only_own_groups():
         grid = PipelineParallelGrid(topology=axes)
     shared, alike = grid.get_slice_parallel_group(), grid.get_data_parallel_group()
     tensors, samples, experts = shared, alike, None

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""DeepSpeed's engines, with methods overridden."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import deepspeed
+import torch
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+__all__ = ["adopt"]
+
+INSTRUCTIONS = {
+    schedule.LoadMicroBatch: "load",
+    schedule.ForwardPass: "forward",
+    schedule.BackwardPass: "backward",
+    schedule.SendActivation: "send",
+    schedule.SendGrad: "send",
+    schedule.RecvActivation: "receive",
+    schedule.RecvGrad: "receive",
+    schedule.ReduceGrads: "reduce",
+    schedule.ReduceTiedGrads: "reduce",
+    schedule.OptimizerStep: "optimiser",
+}
+"""The pipeline's instructions → kinds of ``rdm_log.timeline``."""
+
+Span = Callable[[str, str], AbstractContextManager[None]]
+
+
+def adopt(engine: Any, span: Span) -> None:
+    """Convert an engine to its subclass here; ``deepspeed.initialize`` creates only its own classes.
+
+    Args:
+        engine: DeepSpeed's engine, just initialised.
+        span: Returns the context of an instruction of a pipeline, given its kind and its name.
+    """
+    if isinstance(engine, PipelineEngine):
+        engine.__class__ = _Stage
+        engine.span = span
+    else:
+        engine.__class__ = _Whole
+
+
+class _ToleratesFullDisk:
+    def _copy_recovery_script(self, save_path: str) -> None:
+        # On a full disk this would fail only on rank 0, between two of DeepSpeed's barriers.
+        with contextlib.suppress(OSError):
+            super()._copy_recovery_script(save_path)  # type: ignore[misc]
+
+
+class _Whole(_ToleratesFullDisk, deepspeed.DeepSpeedEngine):
+    """All layers on each rank."""
+
+
+def _in_span(instruction: type, execute: Callable[..., None]) -> Callable[..., None]:
+    kind, name = INSTRUCTIONS.get(instruction, "other"), instruction.__name__
+
+    def executed(engine: _Stage, *arguments: Any, **options: Any) -> None:
+        with engine.span(kind, name):
+            execute(engine, *arguments, **options)
+
+    return executed
+
+
+class _Stage(_ToleratesFullDisk, PipelineEngine):
+    """A stage of a pipeline."""
+
+    span: Span
+    # The gradients that the next stage has sent.
+    grad_layer: Any
+
+    def _exec_backward_pass(self, buffer_id: int) -> None:
+        """Run a stage's backward pass once, even if its output is several tensors.
+
+        DeepSpeed would run it once for each of them: a T5's stage with the end of the encoder and the
+        beginning of the decoder would run its encoder blocks twice.
+        """
+        outputs = self.pipe_buffers["outputs"][buffer_id]
+        received = self.grad_layer
+        if not self.is_last_stage() and isinstance(outputs, tuple) and len(received) > 1:
+            states = [output for output in outputs if output.is_floating_point()]
+            # The derivatives of these sums are the received gradients.
+            joint = torch.stack(
+                [(state * gradient).sum() for state, gradient in zip(states, received, strict=True)]
+            )
+            self.pipe_buffers["outputs"][buffer_id] = joint
+            self.grad_layer = torch.ones_like(joint)
+        super()._exec_backward_pass(buffer_id)
+        # Its buffers are reused for the next gradients.
+        self.grad_layer = received
+
+    # The schedule finds functions here, not by the methods' names.
+    _INSTRUCTION_MAP: ClassVar[dict[type, Callable[..., None]]] = {
+        instruction: _in_span(instruction, execute)
+        for instruction, execute in (
+            PipelineEngine._INSTRUCTION_MAP | {schedule.BackwardPass: _exec_backward_pass}
+        ).items()
+    }

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The process groups of a rank, in worlds of which only that rank exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from rdm_trainer.distributed.topology import Topology, own_group
+
+GROUPS = ("tensor", "pipeline", "data", "context", "expert", "model", "replica", "key_value")
+
+
+@contextmanager
+def world_of(size: int, rank: int) -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"tensor": 1, "pipeline": 1},
+        {"tensor": 16, "pipeline": 1},
+        {"tensor": 4, "pipeline": 2, "context": 2, "sharing": 2},
+        {"tensor": 2, "pipeline": 2, "expert": 2},
+    ],
+    ids=str,
+)
+def test_ranks_agree_on_their_groups(axes: dict[str, Any]) -> None:
+    members: dict[str, dict[int, list[int]]] = {name: {} for name in GROUPS}
+    for rank in range(16):
+        with world_of(16, rank):
+            topology = Topology.create(**axes)
+            for name in GROUPS:
+                group = getattr(topology, f"{name}_group")
+                members[name][rank] = [] if group is None else dist.get_process_group_ranks(group)
+    for name, found in members.items():
+        assert all(found[other] == ranks for ranks in found.values() for other in ranks), name
+    tensor, pipeline = axes["tensor"], axes["pipeline"]
+    data, context, expert = 16 // tensor // pipeline, axes.get("context", 1), axes.get("expert", 1)
+    for rank in range(16):
+        first, stage = rank // tensor * tensor, rank // (tensor * data) * tensor * data
+        replicas = list(range(stage + rank % tensor, stage + tensor * data, tensor))
+        assert members["tensor"][rank] == list(range(first, first + tensor))
+        assert members["pipeline"][rank] == list(range(rank % (tensor * data), 16, tensor * data))
+        assert members["data"][rank] == replicas
+        place = replicas.index(rank)
+        if context > 1:
+            assert members["context"][rank] == replicas[place // context * context :][:context]
+        if expert > 1:
+            assert members["expert"][rank] == replicas[place // expert * expert :][:expert]
+            assert members["replica"][rank] == replicas[place % expert :: expert]
+    assert all(rank in ranks for name in ("model", "replica") for rank, ranks in members[name].items())
+
+
+@pytest.mark.parametrize("size", [64, 256, 4096])
+def test_nccl_creates_the_groups_of_an_axis_in_one_split(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits: list[int] = []
+
+    def split(*, split_ranks: list[list[int]]) -> Any:
+        splits.append(len(split_ranks))
+        return dist.new_group(
+            next(ranks for ranks in split_ranks if 5 in ranks), use_local_synchronization=True
+        )
+
+    created: list[Any] = []
+    create = dist.new_group
+
+    def counted(ranks: list[int], **options: Any) -> Any:
+        created.append(create(ranks, **options))
+        return created[-1]
+
+    monkeypatch.setattr(dist, "new_group", counted)
+    monkeypatch.setattr(dist, "split_group", split)
+    with world_of(size, rank=5):
+        world: Any = dist.group.WORLD
+        world.bound_device_id = torch.device("cuda", 0)
+        topology = Topology.create(4, 4, context=2)
+        assert dist.get_process_group_ranks(topology.context_group) == [1, 5]
+    assert sorted(splits) == sorted([size // 4, size // 4, 16, size // 2])
+    assert len(created) == len(splits)
+
+
+def test_a_rank_in_no_row_gets_a_group_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits: list[list[list[int]]] = []
+    monkeypatch.setattr(dist, "split_group", lambda *, split_ranks: splits.append(split_ranks))
+    with world_of(6, rank=5):
+        world: Any = dist.group.WORLD
+        world.bound_device_id = torch.device("cuda", 0)
+        own_group(torch.tensor([[0, 2], [1, 3]]))
+    assert splits == [[[0, 2], [1, 3], [4], [5]]]
