@@ -210,7 +210,7 @@ def more_iterations(root: str) -> dict[str, Any]:
         changed = training.configure(job, {"optimisation.train_iterations": iterations})
         opened = Training(changed, Path(root) / "job", write=log)
         found[f"next of {iterations}"] = next(opened._loaders.train)[0].tolist()  # type: ignore[arg-type, union-attr]
-        found[f"lines of {iterations}"] = log.find("drawn anew")
+        found[f"lines of {iterations}"] = log.find("drawn again")
         opened.close()
     return found
 
@@ -221,8 +221,8 @@ def test_more_iterations_continue_the_order_of_the_data(tmp_path: Path) -> None:
     assert found["lines of 6"] == []
     # 1,800 tokens make 112 samples of 16, and 60 steps take 480.
     assert found["lines of 60"] == [
-        f"{tmp_path / 'd'}: the order of the first 112 samples stays, and the 368 behind them are drawn anew "
-        "from all of its training data"
+        f"{tmp_path / 'd'}: the order of the first 112 samples stays, and the 368 behind them are drawn "
+        "again from all of its training data"
     ]
 
 

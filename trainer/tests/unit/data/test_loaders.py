@@ -251,7 +251,7 @@ def test_an_order_that_was_begun_goes_on_whatever_the_iterations(
             assert samples(loaders.valid, 12) == evaluated
             loaders.close()
             # Samples after these are reported when they are new.
-            notes = [line for line in lines if "drawn anew" in line]
+            notes = [line for line in lines if "drawn again" in line]
             has_end = not settings.data.mock and settings.data.sampler == "single"
             assert bool(notes) == (has_end and iterations in (60, 200)), lines
 

@@ -232,8 +232,8 @@ def test_an_engine_that_makes_the_upstream_plugin_destructive_refuses_this_one_o
     [sentence] = problems(report(), network_driver="sriov", plugin="upstream")
     assert sentence == (
         "sriov_plugin upstream forgets all its networks when it is restarted here: it queries the engine in "
-        "API version 1.12, and Docker Engine 27.4.1 refuses those below 1.24: use sriov_plugin: rdm-sriov, or "
-        "Docker Engine 24 or older"
+        "API version 1.12, and Docker Engine 27.4.1 refuses those below 1.24: use sriov_plugin: rdm-sriov, "
+        "or Docker Engine 24 or older"
     )
     assert problems(report(docker_min_api_version="1.12"), network_driver="sriov", plugin="upstream") == []
     for plugin in ("", "rdm-sriov"):
