@@ -28,7 +28,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Work
+- name: Provide the images
   hosts: "{{ hostvars['localhost']['preflight_work'] | default({}) | rdm.provision.hosts_of_play('images') }}"
 """
 

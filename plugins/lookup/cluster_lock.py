@@ -41,7 +41,7 @@ EXAMPLES = r"""
   hosts: "{{ lookup('rdm.provision.cluster_lock', 'master:workers') }}"
   tasks: []
 
-- name: Watch, while others may change it
+- name: Watch the job, while others may change the cluster
   hosts: "{{ lookup('rdm.provision.cluster_lock', 'master:workers', hold=false) }}"
   tasks: []
 """

@@ -50,7 +50,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: See the GPUs from inside
+- name: Show the GPUs in the container
   rdm.provision.container_exec:
     cluster: rdm
     argv: [rocm-smi, --showid]

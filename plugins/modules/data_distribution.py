@@ -56,7 +56,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Bring large files from node to node
+- name: Transfer large files from node to node
   rdm.provision.data_distribution:
     source: tokens
     directories: {node1: /var/lib/rdm/rdm, node2: /var/lib/rdm/rdm, node3: /var/lib/rdm/rdm}

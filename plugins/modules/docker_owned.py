@@ -70,12 +70,12 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Remove the training container
+- name: Remove the cluster's containers
   rdm.provision.docker_owned:
     cluster: rdm
     role: container
 
-- name: Remove the plugin when no network needs it any more
+- name: Remove the plugin, if no network needs it
   rdm.provision.docker_owned:
     cluster: rdm
     role: plugin

@@ -86,7 +86,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Measure the fabric from every container
+- name: Measure how the other containers answer
   rdm.provision.fabric_probe:
     node: "{{ inventory_hostname }}"
     nodes: "{{ preflight_plan.address_map }}"

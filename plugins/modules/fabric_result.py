@@ -72,7 +72,7 @@ EXAMPLES = r"""
   register: fabric_result
   run_once: true
 
-- name: Fail the nodes that do not take part
+- name: Fail the faulty nodes
   ansible.builtin.fail:
     msg: "{{ fabric_result.faulty[inventory_hostname] }}"
   when: inventory_hostname in fabric_result.faulty

@@ -21,7 +21,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: See which driver is there
+- name: Gather the node's GPU driver
   rdm.provision.gpu_driver:
 """
 

@@ -92,26 +92,26 @@ author:
 """
 
 EXAMPLES = r"""
-- name: The training image comes from a file system that every node mounts
+- name: Load the training image from a file system that every node mounts
   rdm.provision.image_archive:
     path: /shared/images/training-2026.11.tar.zst
     name: registry.example.com/training:2026.11
     sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 
-- name: The training image is an archive on the controller
+- name: Load the training image from an archive on the controller
   rdm.provision.image_archive:
     path: images/training.tar.gz
     name: training:1
     remote_src: false
 
-- name: See whether the archive is sound, and whether this node needs it
+- name: Inspect the archive, and whether this node needs it
   rdm.provision.image_archive:
     path: /shared/images/training-2026.11.tar.zst
     name: registry.example.com/training:2026.11
     state: inspected
   register: inspection
 
-- name: The image goes
+- name: Remove the image
   rdm.provision.image_archive:
     path: /shared/images/training-2026.11.tar.zst
     state: absent

@@ -54,7 +54,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Bring archives from node to node
+- name: Transfer archives from node to node
   rdm.provision.image_distribution:
     distribution: auto
   run_once: true

@@ -60,7 +60,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Copy what is not there, or is another
+- name: Copy files that are missing or differ
   rdm.provision.job_data:
     source: tokens
     directory: /var/lib/rdm/rdm

@@ -97,7 +97,7 @@ EXAMPLES = r"""
   register: job_plan
   run_once: true
 
-- name: Refuse it, or go on
+- name: Refuse the job with every problem of every node
   rdm.provision.job_plan:
     stage: nodes
     job: "{{ job_plan.job }}"

@@ -38,7 +38,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Switch the IOMMU on
+- name: Enable the IOMMU
   rdm.provision.kernel_parameters:
   register: kernel
 """

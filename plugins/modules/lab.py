@@ -34,7 +34,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Make the lab
+- name: Make the images and the lab
   rdm.provision.lab:
     desired: "{{ __lab_desired }}"
 """

@@ -23,7 +23,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: See which pdsh is there
+- name: Gather the version of pdsh
   rdm.provision.launch_facts:
     programs: [pdsh]
 """

@@ -51,7 +51,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Lock the nodes
+- name: Lock the nodes against other runs
   rdm.provision.locked_nodes:
     cluster: rdm
   run_once: true

@@ -42,7 +42,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Build Megatron's helpers
+- name: Build the helpers of a Megatron checkout
   rdm.provision.megatron_helpers:
     checkout: ~/Megatron-DeepSpeed
     environment: ~/.rdm/%n/python

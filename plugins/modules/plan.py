@@ -97,7 +97,7 @@ EXAMPLES = r"""
   rdm.provision.node_facts:
   register: preflight_facts
 
-- name: Check the nodes and keep the plan
+- name: Check the nodes and write the plan
   rdm.provision.plan:
     stage: nodes
     write: true

@@ -72,7 +72,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Lock what the environments are made of
+- name: Lock the environments' packages
   rdm.provision.python_lock:
     python: "3.11"
     torch_backend: cu128

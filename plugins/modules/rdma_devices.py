@@ -30,12 +30,12 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Find what a container needs for RDMA over a VF
+- name: Find the devices that a container needs for RDMA over a VF
   rdm.provision.rdma_devices:
     function: "0000:41:00.2"
   register: rdma
 
-- name: Show it
+- name: Show the devices
   ansible.builtin.debug:
     msg: "{{ rdma.device }}: {{ rdma.paths | join(', ') }}"
 """

@@ -82,7 +82,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Make the rounds
+- name: Schedule the rounds
   rdm.provision.rdma_pairs:
     stage: schedule
     nodes: "{{ preflight_plan.address_map }}"

@@ -23,7 +23,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Look
+- name: Gather facts
   rdm.provision.slurm_facts:
   register: slurm_facts
 """

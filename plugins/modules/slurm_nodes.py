@@ -26,7 +26,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Ask
+- name: Query slurmctld
   rdm.provision.slurm_nodes:
 """
 

@@ -68,7 +68,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Plan
+- name: Plan, or refuse
   rdm.provision.slurm_plan:
     cluster: rdm
     key: "{{ inventory_dir }}/.rdm/slurm/munge.key"

@@ -40,13 +40,13 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Allow eight VFs
+- name: Let the firmware allow VFs
   rdm.provision.sriov_firmware:
     parents: [ib0]
     vfs: 8
   register: firmware
 
-- name: Load it
+- name: Reboot, so that the adapter reads its new settings
   ansible.builtin.reboot:
   when: firmware.reboot_required
 """

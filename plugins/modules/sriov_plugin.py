@@ -74,7 +74,7 @@ EXAMPLES = r"""
   rdm.provision.sriov_plugin:
     cluster: rdm
 
-- name: Take it away
+- name: Remove the plugin
   rdm.provision.sriov_plugin:
     cluster: rdm
     state: absent

@@ -88,13 +88,13 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Eight VFs on each of two rails
+- name: Create and configure the virtual functions
   rdm.provision.sriov_vf:
     parents: [ib0, ib1]
     number: 8
     first_mac: 06:5e:91:06:40:00
 
-- name: Take them away again
+- name: Remove the virtual functions that were made here
   rdm.provision.sriov_vf:
     state: absent
 """

@@ -51,7 +51,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Decide how they reach each other
+- name: Decide how the nodes reach each other
   rdm.provision.ssh_config_plan:
     cluster: mdx
     nodes: "{{ preflight_plan.nodes }}"

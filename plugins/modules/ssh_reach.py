@@ -26,7 +26,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: See whether every host reaches every host
+- name: Log in from every node to every node
   rdm.provision.ssh_reach:
     nodes: "{{ preflight_plan.address_map }}"
     within: "{{ ansible_play_hosts }}"

@@ -59,7 +59,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Keep a state file
+- name: Write a state file, for the next run
   rdm.provision.state_file:
     directory: /etc/rdm
     worked: "{{ preflight_work.why[inventory_hostname].keys() }}"

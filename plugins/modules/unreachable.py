@@ -20,7 +20,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Leave out who cannot be reached
+- name: Leave out unreachable nodes
   rdm.provision.unreachable:
     hosts: "{{ queried.lost }}"
 """

@@ -33,7 +33,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Decide who has what to do
+- name: Decide which roles have work
   rdm.provision.work:
     state_files: "{{ preflight_plan.state_files }}"
   register: preflight_work
