@@ -3,7 +3,8 @@
 
 Run `.venv/bin/python benchmarks/images.py` as root; it prints tables for docs/images.md. Nodes are network
 namespaces on one switch, whose links are limited by traffic control. Each runs the product's own peer as a
-process. The transfer is measured, not the load. `--aria2c` names a program to compare with.
+process. The transfer is measured, not the load. `--aria2c`, `--udpcast` and `--docker-registry` name programs
+to compare with.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -22,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,13 +40,16 @@ PORT = 7077
 TOKEN = "benchmark"  # noqa: S105
 SOURCE = "10.77.0.1"
 NEVER_S = 900.0
+TURN = 16
+"""Steps of a simulation after which a few nodes get other neighbours; many do later."""
+UDPCAST = ("--interface=eth0", "--nokbd", "--mcast-rdv-address=224.0.0.1")
 
 
 class Way(NamedTuple):
     """One measurement.
 
     Attributes:
-        name: `peers`, `direct` or `aria2`.
+        name: `peers`, `direct`, `aria2`, `udpcast` or `registry`.
         nodes: the number of nodes.
         present: the share of the archive that they have already.
         killed: whether one more node is killed at about half of the transfer.
@@ -62,7 +68,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200, help="Mb/s of each link")
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--aria2c", default="", help="path of aria2c, to measure it, too")
-    parser.add_argument("--ways", nargs="+", default=["peers", "direct", "aria2"])
+    parser.add_argument("--udpcast", default="", help="directory of udp-sender, to measure it, too")
+    parser.add_argument("--docker-registry", default="", help="its path, to measure a tree of them")
+    parser.add_argument("--ways", nargs="+", default=["peers", "direct", "aria2", "udpcast", "registry"])
     parser.add_argument("--only-simulate", action="store_true")
     parser.add_argument("--as", dest="part", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -86,7 +94,8 @@ def measure(options: argparse.Namespace) -> None:
         many = options.nodes
         ways = [Way("peers", 1), Way("peers", many), Way("direct", 1), Way("direct", many)]
         ways += [Way("peers", many, present=0.95), Way("peers", many, killed=True)]
-        ways += [Way("aria2", 1), Way("aria2", many)] if options.aria2c else []
+        others = {"aria2": options.aria2c, "udpcast": options.udpcast, "registry": options.docker_registry}
+        ways += [Way(name, count) for name, program in others.items() if program for count in (1, many)]
         ways = [way for way in ways if way.name in options.ways]
         rows = [["way", "nodes", "seconds", "of one node", "sent by the source / size", "CPU s"]]
         alone: dict[str, float] = {}
@@ -98,7 +107,7 @@ def measure(options: argparse.Namespace) -> None:
             )
             share = sent / (options.size * 1e6)
             ratio = f"{seconds / alone[way.name]:.2f}"
-            rows.append([way.name, words, f"{seconds:.1f}", ratio, f"{share:.2f}", f"{processors:.0f}"])
+            rows.append([way.name, words, f"{seconds:.1f}", ratio, f"{share:.2f}", f"{processors:.1f}"])
             print(rows[-1], file=sys.stderr)
         print(markdown(rows, 2))
 
@@ -119,9 +128,9 @@ def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -
             for number in range(1, count + 1):
                 (directory / f"n{number}").mkdir()
                 nodes.append(start(number, node_command(way, number, archive, directory, options)))
-            processes += nodes
+                processes.append(nodes[-1])
             # The start of Python is not measured.
-            for node in nodes if way.name in ("peers", "direct") else ():
+            for node in nodes if way.name != "aria2" else ():
                 wait_for_line(node)
             cpu, before, began = cpu_s(processes), sent_bytes(), time.monotonic()
             for node in nodes:
@@ -137,7 +146,7 @@ def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -
             return time.monotonic() - began, sent_bytes() - before, cpu_s(processes) - cpu
         finally:
             for process in processes:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
@@ -153,6 +162,20 @@ def source_command(way: Way, archive: Path, directory: Path, options: argparse.N
             "--check-integrity=true",
             str(torrent),
         ]
+    if way.name == "udpcast":
+        sender = [f"{options.udpcast}/udp-sender", f"--file={archive}", f"--min-receivers={way.nodes}"]
+        return [*sender, *UDPCAST, "--full-duplex", f"--max-bitrate={options.rate:.0f}m"]
+    if way.name == "registry":
+        shutil.rmtree(directory / "registry", ignore_errors=True)
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        stored = directory / "registry" / "docker/registry/v2"
+        blob = stored / f"blobs/sha256/{digest[:2]}/{digest}/data"
+        link = stored / f"repositories/archive/_layers/sha256/{digest}/link"
+        for path in (blob, link):
+            path.parent.mkdir(parents=True)
+        blob.hardlink_to(archive)
+        link.write_text(f"sha256:{digest}")
+        return registry(options.docker_registry, SOURCE, directory / "registry")
     return me("source", way.name, str(archive), str(way.present))
 
 
@@ -168,7 +191,8 @@ def node_command(
         hook.chmod(0o755)
         done = f"--on-bt-download-complete={hook}"
         return [*aria2(options), "--seed-ratio=0", done, f"--dir={own}", str(directory / "archive.torrent")]
-    return me("node", way.name, str(number), str(own / "archive"), str(archive), str(way.present))
+    what = {"udpcast": options.udpcast, "registry": options.docker_registry}.get(way.name, way.present)
+    return me("node", way.name, str(number), str(own / "archive"), str(archive), str(what))
 
 
 def me(*words: str) -> list[str]:
@@ -204,6 +228,21 @@ def torrent_of(archive: Path) -> bytes:
     )
     head = f"d6:lengthi{len(data)}e4:name7:archive12:piece lengthi{length}e6:pieces{len(hashes)}:"
     return b"d4:info" + head.encode() + hashes + b"ee"
+
+
+def registry(program: str, address: str, directory: Path, remote: str = "") -> list[str]:
+    """Return the command of a registry; with `remote`, a URL, it is a cache of that one."""
+    directory.mkdir(exist_ok=True)
+    configuration = {
+        "version": "0.1",
+        "log": {"level": "error"},
+        "storage": {"filesystem": {"rootdirectory": str(directory)}},
+        "http": {"addr": f"{address}:{PORT}"},
+        **({"proxy": {"remoteurl": remote}} if remote else {}),
+    }
+    path = directory / "config.yml"
+    path.write_text(json.dumps(configuration))
+    return [program, "serve", str(path)]
 
 
 # ---- the network
@@ -244,13 +283,15 @@ def start(number: int, command: Sequence[str]) -> subprocess.Popen[str]:
     """Start a program in the namespace of a node; 0 is the source."""
     inside = ["nsenter", f"--net=/run/netns/{PREFIX}{number}", *command]
     quiet = subprocess.DEVNULL
-    return subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(inside, stdin=pipe, stdout=pipe, stderr=quiet, text=True, start_new_session=True)
 
 
 def wait_for_line(process: subprocess.Popen[str]) -> None:
     """Wait until a program prints a line."""
     assert process.stdout is not None
     timer = threading.Timer(NEVER_S, process.kill)
+    timer.daemon = True
     timer.start()
     line = process.stdout.readline()
     timer.cancel()
@@ -258,8 +299,10 @@ def wait_for_line(process: subprocess.Popen[str]) -> None:
 
 
 def cpu_s(processes: Sequence[subprocess.Popen[str]]) -> float:
-    """Return the CPU seconds that programs, and their children that have ended, have used."""
-    texts = [Path(f"/proc/{process.pid}/stat").read_text() for process in processes]
+    """Return the CPU seconds that programs and their children have used."""
+    own = [str(process.pid) for process in processes]
+    children = " ".join(Path(f"/proc/{pid}/task/{pid}/children").read_text() for pid in own).split()
+    texts = [Path(f"/proc/{pid}/stat").read_text() for pid in (*own, *children)]
     ticks = sum(int(field) for text in texts for field in text.rpartition(")")[2].split()[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -283,6 +326,8 @@ def take_part(part: str, way: str, *rest: str) -> None:
         ("node", "peers"): peers_node,
         ("source", "direct"): direct_source,
         ("node", "direct"): direct_node,
+        ("node", "udpcast"): udpcast_node,
+        ("node", "registry"): registry_node,
     }
     parts[part, way](*rest)
 
@@ -358,19 +403,62 @@ def direct_node(_number: str, path: str, _archive: str, _present: str) -> None:
     print("done", flush=True)
 
 
+def udpcast_node(_number: str, path: str, _archive: str, programs: str) -> None:
+    """Receive the archive that is sent to all at the same time."""
+    wait_for_go()
+    command = [f"{programs}/udp-receiver", f"--file={path}", *UDPCAST]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    print("done", flush=True)
+    signal.pause()
+
+
+def registry_node(number: str, path: str, archive: str, program: str) -> None:
+    """Pull the archive, as a blob, through this node's registry from the one above it in a tree.
+
+    It waits until that one has all of it: a registry that has not passes every request on.
+    """
+    parent = int(number) // 2
+    address, above = f"10.77.0.{int(number) + 1}", f"http://10.77.0.{parent + 1}:{PORT}"
+    digest = hashlib.sha256(Path(archive).read_bytes()).hexdigest()
+    command = registry(program, address, Path(path).parent / "registry", above)
+    process = subprocess.Popen(command)
+    while True:
+        if process.poll() is not None:  # the registry above it was not there yet
+            process = subprocess.Popen(command)
+        with contextlib.suppress(ConnectionError), socket.create_connection((address, PORT)):
+            break
+        time.sleep(0.1)
+    wait_for_go()
+    while parent and not (Path(path).parents[1] / f"n{parent}" / "done").exists():
+        time.sleep(0.05)
+    blob = f"http://{address}:{PORT}/v2/archive/blobs/sha256:{digest}"
+    with urllib.request.urlopen(blob) as answer, Path(path).open("wb") as file:
+        shutil.copyfileobj(answer, file, 1 << 18)
+    (Path(path).parent / "done").touch()
+    print("done", flush=True)
+    signal.pause()
+
+
 # ---- more nodes than one machine has
 
 
 def curve(counts: Sequence[int], pieces: int = 256) -> str:
     """Return a table of simulated transfers, by the number of nodes."""
+    environment.make_importable()
+    from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import (
+        TURN_S,
+        announce_every_s,
+    )
+
     rows = [["nodes", "time / one node", "sent by the source / size"]]
     for nodes in counts:
-        steps, sent = simulated(nodes, pieces)
+        turn = round(TURN * max(TURN_S, announce_every_s(nodes)) / TURN_S)
+        steps, sent = simulated(nodes, pieces, turn)
         rows.append([f"{nodes:,}", f"{steps / pieces:.2f}", f"{sent / pieces:.2f}"])
     return markdown(rows, 0)
 
 
-def simulated(nodes: int, pieces: int, turn: int = 16, seed: int = 1) -> tuple[int, int]:
+def simulated(nodes: int, pieces: int, turn: int = TURN, seed: int = 1) -> tuple[int, int]:
     """Return the steps until all nodes have all pieces, and the pieces that the source has sent.
 
     In a step, the time of one piece on one link, each sends at most one piece and receives at most one.
