@@ -134,14 +134,14 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Query how the job is
+- name: Query the job
   rdm.provision.job:
     cluster: rdm
     verb: state
     name: gpt-1121-081512
   register: job
 
-- name: Wait for its end
+- name: Wait for the end of the job
   rdm.provision.job:
     cluster: rdm
     verb: state

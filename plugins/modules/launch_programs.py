@@ -27,12 +27,12 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Find pdsh
+- name: Gather the version of pdsh
   rdm.provision.launch_facts:
     programs: [pdsh]
   register: gathered
 
-- name: See that it is the same everywhere
+- name: Check that it is the same on all nodes
   rdm.provision.launch_programs:
     program: pdsh
     gathered: [gathered]

@@ -31,14 +31,14 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Find running jobs
+- name: Look up running jobs
   rdm.provision.job:
     cluster: rdm
     verb: running
     node: "{{ inventory_hostname }}"
   register: jobs
 
-- name: Refuse to end them, or go on
+- name: Refuse to end running jobs
   rdm.provision.protect_jobs:
     jobs: jobs
   run_once: true

@@ -84,7 +84,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Check the RDMA devices
+- name: Gather the RDMA devices
   rdm.provision.rdma_probe:
     stage: gather
     node: "{{ inventory_hostname }}"

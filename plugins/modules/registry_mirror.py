@@ -39,11 +39,11 @@ author:
 """
 
 EXAMPLES = r"""
-- name: The cache of this site has what Docker Hub has
+- name: Configure a mirror of Docker Hub
   rdm.provision.registry_mirror:
     mirrors: ["http://cache.example.com:5000"]
 
-- name: The engine pulls from Docker Hub itself again
+- name: Let the engine pull from the registries themselves again
   rdm.provision.registry_mirror:
     mirrors: []
 """

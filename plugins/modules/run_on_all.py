@@ -59,7 +59,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Gather facts of all nodes
+- name: Gather facts of the nodes
   rdm.provision.run_on_all:
     module: rdm.provision.node_facts
     common:
