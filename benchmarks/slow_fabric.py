@@ -190,14 +190,9 @@ class Fabric:
 def plain(way: str, leg: Leg, device: Any, fabric: Fabric) -> Callable[[], object]:
     """Return the step of the plain GPT with fp32 master weights: alone, or under DDP or FSDP2."""
     import torch
-    import torch.distributed as dist
 
     from benchmarks.plain_loop import PlainGPT, attention_kernels
 
-    if device.type == "cuda":
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
     shape, dtype = leg.shape, torch.bfloat16 if leg.precision == "bf16" else torch.float32
     torch.manual_seed(1)
     model = PlainGPT(shape.layers, shape.hidden, shape.heads, shape.sequence, shape.padded_vocabulary)
@@ -295,7 +290,11 @@ def measure(way: str, leg: Leg, bandwidths: list[float]) -> dict[str, Any]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     fabric = Fabric(device)
-    step = our_engine(leg, device)[0] if way == "ours" else plain(way, leg, device, fabric)
+    if device.type == "cuda":
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    step = our_engine(leg)[0] if way == "ours" else plain(way, leg, device, fabric)
 
     def end() -> Any:
         if device.type != "cuda":
