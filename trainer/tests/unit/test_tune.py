@@ -635,7 +635,7 @@ def test_nodes_of_one_gpu_that_differ_are_kinds_of_their_own(tmp_path: Path) -> 
             "nodes: [{gpu: H100, nodes: 1, gpus: 8, speed: 90}]",
             "nodes[0].speed is '90'; write a share of its",
         ),
-        ("intre: 1\nnodes: [{gpu: H100, nodes: 1, gpus: 8}]", "has the key 'intre'; beside nodes there are"),
+        ("intre: 1\nnodes: [{gpu: H100, nodes: 1, gpus: 8}]", "has the key 'intre'; besides nodes there are"),
     ],
 )
 def test_a_file_that_describes_no_nodes_is_one_sentence(tmp_path: Path, text: str, problem: str) -> None:
