@@ -49,7 +49,7 @@ class JobVerdict:
         evidence: all evidence, a sentence each; the first is the reason.
         culprits: faulty nodes and ranks, and their faults: ``{"kind": "slow", "node": "n2", "rank": 5}``.
         since: since when it holds, in seconds since 1970.
-        exit_code: for scripts: 0 if all is well, 1 if the job failed, 4 if somebody should look at it.
+        exit_code: for scripts: 0 if all is well, 1 if the job failed, 4 if somebody should check it.
     """
 
     verdict: str

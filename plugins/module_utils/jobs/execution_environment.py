@@ -140,7 +140,7 @@ def find(options: Dict[str, Any], cluster: str) -> ExecutionEnvironment:
 
     Raises:
         NoAgent: there is none.
-        DockerProblem: the engine cannot be asked.
+        DockerProblem: the engine cannot be queried.
     """
     return find_host(options) if options["runtime"] == "host" else find_container(DockerAPI(), cluster)
 
@@ -150,7 +150,7 @@ def find_container(api: DockerAPI, cluster: str) -> Container:
 
     Raises:
         NoAgent: there is none, it does not run, or it has no directory for jobs.
-        DockerProblem: the engine cannot be asked.
+        DockerProblem: the engine cannot be queried.
     """
     found = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "container")})
     if not found:
@@ -202,7 +202,7 @@ def find_running(options: Dict[str, Any], cluster: str, node: str) -> List[str]:
         node: this node's name in the inventory.
 
     Raises:
-        DockerProblem: the engine cannot be asked.
+        DockerProblem: the engine cannot be queried.
     """
     if options["runtime"] == "host":
         return running_jobs(local_path(str(options["directory"])), node)

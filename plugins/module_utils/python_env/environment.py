@@ -476,7 +476,7 @@ def _build_options_of(python: str, method: str, variables: Dict[str, str]) -> Tu
     if method == "uv":
         return (99,)
     output = run_program(
-        [python, "-c", "import pip; print(pip.__version__)"], "tell pip's version", variables
+        [python, "-c", "import pip; print(pip.__version__)"], "read pip's version", variables
     )
     return tuple(int(part) for part in output.strip().split(".")[:2] if part.isdigit())
 

@@ -72,7 +72,7 @@ def sort(
         elif error is not None:
             results.others[name] = f"{type(error).__name__}: {error}"
         elif not _is_clean(value):
-            results.others[name] = str(value.get("msg") or "the module has more to tell")
+            results.others[name] = str(value.get("msg") or "its answer is not a plain one")
         else:
             interpreter = (value.get("ansible_facts") or {}).get(INTERPRETER)
             if interpreter:

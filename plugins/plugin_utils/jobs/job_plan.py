@@ -109,7 +109,7 @@ def past(answers: Mapping[str, Mapping[str, Any]]) -> Past:
 
 
 class JobPlan(NamedTuple):
-    """A job that the nodes can be asked to check and start.
+    """A job that the nodes can check and start.
 
     Attributes:
         name: the job's name, the same on every node.

@@ -51,10 +51,10 @@ def test_an_interpreter_that_had_to_be_found_is_remembered() -> None:
     ("value", "why"),
     [
         ({**PARSED, "failed": True, "msg": "no disk"}, "no disk"),
-        ({**PARSED, "warnings": ["odd"]}, "the module has more to tell"),
-        ({**PARSED, "deprecations": [{"msg": "old"}]}, "the module has more to tell"),
-        ({**PARSED, "changed": True}, "the module has more to tell"),
-        ({"failed": True, "module_stdout": "bash: python: not found"}, "the module has more to tell"),
+        ({**PARSED, "warnings": ["odd"]}, "its answer is not a plain one"),
+        ({**PARSED, "deprecations": [{"msg": "old"}]}, "its answer is not a plain one"),
+        ({**PARSED, "changed": True}, "its answer is not a plain one"),
+        ({"failed": True, "module_stdout": "bash: python: not found"}, "its answer is not a plain one"),
     ],
 )
 def test_what_is_not_a_plain_answer_is_left_to_an_ordinary_task(value: dict[str, Any], why: str) -> None:
