@@ -30,8 +30,6 @@ def test_roles_and_playbooks_take_the_same_defaults() -> None:
     places = re.findall(r"\('(/[^']*)' if rdm_become \| default\(true\) \| bool else '~/([^']*)'\)", text)
     assert len(places) > 3
     assert set(places) == {(constants.CONFIG_DIR, constants.USER_CONFIG_DIR)}
-    labels = set(re.findall(r"\brdm\.provision\.(?:cluster|role)\b(?!_)", text))
-    assert labels == {constants.LABEL_CLUSTER, constants.LABEL_ROLE}
 
 
 def test_the_trainer_has_the_same_launchers_and_final_states() -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.docker import podman
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
-_PODMAN_SOCKET = "/run/podman/podman.sock"
 _PIDFILE, _LOG = "/run/rdm-dockerd.pid", "/var/log/rdm-dockerd.log"
 
 
@@ -46,15 +46,17 @@ def docker_engine_steps(
     `refusal` why nothing is installed. `missing` are packages, `units` those of systemd. `start` is the
     command that starts `daemon` without systemd, with `pidfile` and `log`. `see` says where it logs.
     """
-    facts, podman = observed.facts, part.socket == _PODMAN_SOCKET
+    facts, is_podman = observed.facts, part.socket == podman.SOCKET
     state, requests = facts.get("docker_state"), facts.get("python_requests", False)
     answers = state == "ok"
     reason = "Python lacks the library requests, which the modules of community.docker need"
     reason = reason if answers else facts.get("docker_error", "")
     # Podman has no daemon: one unit serves its API, and the other starts its containers at boot.
-    units = ["podman.socket", "podman-restart.service"] if podman else ["docker.service"]
-    command = ["podman", "system", "service", "--time=0", f"unix://{part.socket}"] if podman else ["dockerd"]
-    packages = part.packages or _packages(podman, observed.variables.get("ansible_facts") or {})
+    units = ["podman.socket", "podman-restart.service"] if is_podman else ["docker.service"]
+    command = (
+        ["podman", "system", "service", "--time=0", f"unix://{part.socket}"] if is_podman else ["dockerd"]
+    )
+    packages = part.packages or _packages(is_podman, observed.variables.get("ansible_facts") or {})
     systemd = (observed.result("__docker_engine_systemd").get("stat") or {}).get("exists")
     return {
         "answers": answers,
@@ -89,9 +91,9 @@ def _refusal(facts: Mapping[str, Any], reason: str, may_install: bool) -> str:
     return f"{reason}; only root can install and start it, and this is user {user.get('name', '')}"
 
 
-def _packages(podman: bool, system: Mapping[str, Any]) -> list[str]:
+def _packages(is_podman: bool, system: Mapping[str, Any]) -> list[str]:
     """Return the distribution's packages of the engine."""
     apt = system.get("pkg_mgr") == "apt"
-    if podman:
+    if is_podman:
         return ["podman", *(("netavark", "aardvark-dns", "catatonit", "crun") if apt else ())]
     return ["docker.io" if apt else "moby-engine" if system.get("distribution") == "Fedora" else "docker-ce"]

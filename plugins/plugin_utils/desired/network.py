@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.network.rails import in_subnet
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import network_of, prefix_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
@@ -124,7 +125,7 @@ def network_steps(
     network that differs is not replaced.
     """
     is_podman = observed.engine.get("engine") == "podman"
-    labels = {"rdm.provision.cluster": part.cluster, "rdm.provision.role": "network"}
+    labels = {LABEL_CLUSTER: part.cluster, LABEL_ROLE: "network"}
     known = observed.preflight.get("docker") is not None
     is_new = known and not entry.observed.get("network_present", True)
     return {
@@ -150,8 +151,8 @@ def _refusal(part: DesiredNetwork, may_replace: bool, compared: Mapping[str, Any
     if not found:
         return ""
     other = "choose another network_name"
-    if (found.get("Labels") or {}).get("rdm.provision.cluster") != part.cluster:
-        label = f"rdm.provision.cluster={part.cluster}"
+    if (found.get("Labels") or {}).get(LABEL_CLUSTER) != part.cluster:
+        label = f"{LABEL_CLUSTER}={part.cluster}"
         return f"that is not ours (it lacks the label {label}): remove it, or {other}"
     if may_replace:
         return ""

@@ -6,6 +6,11 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    LABEL_CLUSTER,
+    LABEL_PLUGIN,
+    LABEL_ROLE,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import PROGRAM, STATE
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_programs import program_digest
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
@@ -167,8 +172,8 @@ def sriov_steps(
     """
     seen, unit = observed.container(part.container_name), observed.preflight.get("network_plugin") or {}
     labels = seen.get("labels") or {}
-    ours = labels.get("rdm.provision.cluster") == part.cluster
-    in_place = labels.get("rdm.provision.plugin", UPSTREAM) if ours else ""
+    ours = labels.get(LABEL_CLUSTER) == part.cluster
+    in_place = labels.get(LABEL_PLUGIN, UPSTREAM) if ours else ""
     if unit.get("unit") and unit.get("cluster") == part.cluster:
         in_place = OWN
     becomes_unit = part.run_as == "unit" or (part.run_as == "auto" and unit.get("systemd", False))
@@ -181,9 +186,9 @@ def sriov_steps(
         "container_goes": part.plugin == OWN and becomes_unit and ours,
         "claims": not ours or seen.get("state") != "running" or in_place != part.plugin,
         "labels": {
-            "rdm.provision.cluster": part.cluster,
-            "rdm.provision.role": "plugin",
-            "rdm.provision.plugin": part.plugin,
+            LABEL_CLUSTER: part.cluster,
+            LABEL_ROLE: "plugin",
+            LABEL_PLUGIN: part.plugin,
             **(program if part.plugin == OWN else {}),
         },
         "refusal": _refusal(part.container.image, part.plugin, variables, observed.planned),
