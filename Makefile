@@ -32,7 +32,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help demo demo-down test test-long test-times test-gpu test-stress lint lint-trainer unit trainer integration molecule e2e machines \
+.PHONY: help demo demo-down test test-long test-times test-gpu test-stress lint lint-trainer unit unit-ansible trainer integration molecule e2e machines \
 	bench docs lock wheel packages setup setup-dev setup-trainer clean
 
 help: ## list these verbs
@@ -107,6 +107,21 @@ lint-trainer: setup-trainer ## types of the trainer, which only its own environm
 unit: setup-dev ## tests without an engine
 	pytest tests/unit
 
+unit-ansible: unit-ansible-oldest unit-ansible-newest ## the unit tests that run Ansible, with the oldest and the newest ansible-core
+
+# What runs Ansible or reads its private parts. The newest ansible-core needs a newer Python than the oldest.
+ANSIBLE_TESTS := $(addprefix tests/unit/,plugins/action plugins/callback plugins/filter plugins/lookup \
+	plugins/plugin_utils/ansible_internals rdm_provision/runner benchmarks/test_scale.py)
+unit-ansible-oldest: ANSIBLE_PYTHON = python3.11
+unit-ansible-newest: ANSIBLE_PYTHON = python3.12
+
+# In a virtual environment that lasts as long as the tests.
+unit-ansible-%: setup-dev
+	@set -e; home=$$(mktemp -d); trap 'rm -rf "$$home"' EXIT; \
+	uv venv --quiet --python $(ANSIBLE_PYTHON) $$home/venv; \
+	uv pip install --quiet --python $$home/venv --require-hashes -r requirements/ansible-$*.txt; \
+	PATH=$$home/venv/bin:$$PATH python -m pytest $(ANSIBLE_TESTS)
+
 trainer: lint-trainer ## tests of the trainer, on CPU processes
 	$(TRAINER)/bin/pytest trainer/tests
 
@@ -141,6 +156,12 @@ lock: setup-dev ## pin again after a change of pyproject.toml
 	pip-compile $(LOCK_FLAGS) --output-file requirements/runtime.txt pyproject.toml
 	pip-compile $(LOCK_FLAGS) --extra dev --output-file requirements/dev.txt pyproject.toml
 	pip-compile $(LOCK_FLAGS) --output-file requirements/build.txt requirements/build.in
+	$(LOCK_ANSIBLE) --python-version 3.11 --constraint requirements/ansible-oldest.in --output-file requirements/ansible-oldest.txt
+	$(LOCK_ANSIBLE) --python-version 3.12 --output-file requirements/ansible-newest.txt
+
+# The newest release that pyproject.toml allows, unless constrained.
+LOCK_ANSIBLE := uv pip compile --quiet --upgrade --generate-hashes --no-header --no-annotate --no-emit-index-url \
+	pyproject.toml requirements/unit.in
 
 LOCK_FLAGS := --quiet --generate-hashes --allow-unsafe --strip-extras --no-header \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
