@@ -26,7 +26,6 @@ from rdm_trainer.distributed.topology import (
     prefer_collectives,
     quiet,
     replicas,
-    splits_world,
 )
 
 __all__ = ["create_topology", "without_compiler"]
@@ -44,16 +43,12 @@ def without_compiler() -> None:
 
 
 @contextlib.contextmanager
-def _only_own_groups() -> Iterator[None]:
-    """Let a rank create only its own group of each axis, where DeepSpeed lets every rank create all of them.
-
-    Groups of one need no other rank. With NCCL, each call is a split of the world, of which all ranks need
-    only one for each axis. Elsewhere the calls are cheap, and give the groups the same names on all ranks.
-    """
-    make, splits = dist.new_group, splits_world()
+def _groups_of_one_without_others() -> Iterator[None]:
+    """Let only its own rank create a group of one; otherwise all ranks would synchronise for each group."""
+    make = dist.new_group
 
     def new_group(ranks: Any = None, **options: Any) -> Any:
-        if ranks is None or (len(ranks) > 1 and not splits):
+        if ranks is None or len(ranks) > 1:
             return make(ranks, **options)
         if dist.get_rank() not in ranks:
             return dist.GroupMember.NON_GROUP_MEMBER
@@ -85,7 +80,7 @@ def create_topology(tensor: int, pipeline: int, expert: int = 1, *, sharing: int
     data = replicas(world, tensor, pipeline, expert)
     axes = PipeModelDataParallelTopology(num_pp=pipeline, num_mp=expert * tensor, num_dp=data // expert)
     prefer_collectives()
-    with quiet(), _only_own_groups():
+    with quiet(), _groups_of_one_without_others():
         grid = PipelineParallelGrid(topology=axes)
     shared, alike = grid.get_slice_parallel_group(), grid.get_data_parallel_group()
     tensors, samples, experts = shared, alike, None
