@@ -735,8 +735,9 @@ class Peer:
 
     def _send(self, request: _Request, number: int) -> bool:
         """Send a piece, and return whether all of it was sent."""
-        # New pieces (/next) come before pieces that a node only believes to be missing elsewhere.
-        wait_s = _QUIET_S if request.path == "/next" else 0.5 if self.members is None else 0.01
+        # New pieces (/next) come before pieces that a node only believes to be missing elsewhere. A node that
+        # waits here for long could receive from another one meanwhile.
+        wait_s = _QUIET_S if request.path == "/next" else 0.1 if self.members is None else 0.01
         if not self._uploads.slots.acquire(timeout=wait_s):
             request.reply(b"", 503)
             return False
