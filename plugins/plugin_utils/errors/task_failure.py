@@ -14,6 +14,8 @@ _NO_MESSAGE = (
     "MODULE FAILURE",
     # The wording of ansible-core from 2.19.
     "Module result deserialization failed",
+    # Of the module command in ansible-core 2.21.
+    "The command exited with a non-zero return code",
 )
 # The message of requests, which quotes the engine's.
 _ENGINE = re.compile(r"\b\d{3} (?:Client|Server) Error for http\+docker://\S+ [\w ]+ \(\"(.+?)\"\)")
