@@ -425,8 +425,8 @@ def _fill(path: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> D
     }
     lock = os.path.join(path, "requirements.lock")
     first = os.path.join(path, "first.lock")
-    for path, text in ((lock, wanted.lock), (first, entry_of(wanted.lock, _FIRST))):
-        with open(path, "w", encoding="utf-8") as file:
+    for lock_file, text in ((lock, wanted.lock), (first, entry_of(wanted.lock, _FIRST))):
+        with open(lock_file, "w", encoding="utf-8") as file:
             file.write(text)
     if wanted.method == "uv":
         pythons = variables["UV_PYTHON_INSTALL_DIR"]
@@ -452,9 +452,11 @@ def _fill(path: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> D
         install = [python, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-compile"]
         install += ["--no-build-isolation"]
     where = ["--no-index"] if sources.no_index else []
-    for path in (first, lock):
-        if os.path.getsize(path):
-            run_program([*install, *where, "--require-hashes", "-r", path], "install the packages", variables)
+    for lock_file in (first, lock):
+        if os.path.getsize(lock_file):
+            run_program(
+                [*install, *where, "--require-hashes", "-r", lock_file], "install the packages", variables
+            )
     os.unlink(first)
     # Its digest was verified before.
     run_program([*install, "--no-index", wheel], "install the trainer", variables)
