@@ -78,7 +78,7 @@ def test_an_idle_gpu_s_record_has_what_nvidia_s_driver_tells(watch: Watch) -> No
     assert Sampler("cuda").missing == ""
     assert count("cuda") == 1
     printed = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"],
+        ["nvidia-smi", "--id=0", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"],
         capture_output=True,
         text=True,
         check=True,
