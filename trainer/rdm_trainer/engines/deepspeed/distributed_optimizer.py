@@ -55,7 +55,6 @@ class DistributedOptimizer(BF16_Optimizer):
         optimiser.topology = topology
         optimiser.compiled = compiled
         optimiser.pieces = optimiser._counted_pieces(counts)
-        engine.buffered_allreduce_fallback = optimiser._sum_over_replicas
 
     def _counted_pieces(self, counts: Callable[[nn.Parameter], bool]) -> list[torch.Tensor]:
         """Return views of this replica's part of the gradients that this rank counts."""
@@ -96,7 +95,7 @@ class DistributedOptimizer(BF16_Optimizer):
             lp.grad.zero_()
 
     @torch.no_grad()
-    def _sum_over_replicas(self, grads: Any = None, elements_per_buffer: int = 0) -> None:  # noqa: ARG002
+    def sum_over_replicas(self) -> None:
         """Sum the gradients over the replicas; the step divides them."""
         for present, gradients in zip(
             self.fp32_groups_has_gradients, self.fp32_groups_gradients, strict=True
@@ -118,7 +117,7 @@ class DistributedOptimizer(BF16_Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # noqa: ARG002
-        """Take a step with the sums of ``_sum_over_replicas``."""
+        """Take a step with the sums of ``sum_over_replicas``."""
         device = self.fp32_groups_flat_partition[0].device
         squares = torch.zeros((), device=device)
         for piece in self.pieces:

@@ -13,6 +13,8 @@ import torch
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
+from rdm_trainer.engines.deepspeed.distributed_optimizer import DistributedOptimizer
+
 __all__ = ["adopt"]
 
 INSTRUCTIONS = {
@@ -46,14 +48,21 @@ def adopt(engine: Any, span: Span) -> None:
         engine.__class__ = _Whole
 
 
-class _ToleratesFullDisk:
+class _Common:
     def _copy_recovery_script(self, save_path: str) -> None:
         # On a full disk this would fail only on rank 0, between two of DeepSpeed's barriers.
         with contextlib.suppress(OSError):
             super()._copy_recovery_script(save_path)  # type: ignore[misc]
 
+    def buffered_allreduce_fallback(self, *arguments: Any, **options: Any) -> None:
+        optimiser = self.optimizer  # type: ignore[attr-defined]
+        if isinstance(optimiser, DistributedOptimizer):
+            optimiser.sum_over_replicas()
+        else:
+            super().buffered_allreduce_fallback(*arguments, **options)  # type: ignore[misc]
 
-class _Whole(_ToleratesFullDisk, deepspeed.DeepSpeedEngine):
+
+class _Whole(_Common, deepspeed.DeepSpeedEngine):
     """All layers on each rank."""
 
 
@@ -67,7 +76,7 @@ def _in_span(instruction: type, execute: Callable[..., None]) -> Callable[..., N
     return executed
 
 
-class _Stage(_ToleratesFullDisk, PipelineEngine):
+class _Stage(_Common, PipelineEngine):
     """A stage of a pipeline."""
 
     span: Span
