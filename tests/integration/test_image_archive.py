@@ -205,7 +205,7 @@ def test_it_goes_only_where_it_is_this_image(engine: Engine, tmp_path: Path, ima
     assert not (tmp_path / "cache").exists()
     late = run(engine, tmp_path, path=path, state="absent")
     assert late["changed"] is False
-    assert "does not exist, so its images cannot be told" in json.dumps(late["warnings"])
+    assert "does not exist, so its images cannot be identified" in json.dumps(late["warnings"])
 
 
 # ---- what it refuses
