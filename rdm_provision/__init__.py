@@ -12,6 +12,7 @@ Names are loaded when first used, so that ``import rdm_provision`` costs nothing
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -92,8 +93,15 @@ _HOME = {
     "ToolMissingError": "errors",
 }
 
+_RENAMED = {"Problem": "RunProblem"}
+"""Former name -> new name, for one release."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        notice = f"rdm_provision.{name} is called {_RENAMED[name]} now; the next release does not know it"
+        warnings.warn(notice, DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name not in __all__:
         raise AttributeError(f"module 'rdm_provision' has no attribute {name!r}")
     return getattr(importlib.import_module(f"rdm_provision.{_HOME.get(name, 'results.events')}"), name)

@@ -49,13 +49,15 @@ class ActionModule(ActionBase):
         environment = job_directory.environment_options(
             lambda name: self._templar.template(variables.get(name)), submits=slurm
         )
+        # `place` is the option's former name.
+        chosen = {} if "place" in arguments else {"execution_environment": environment}
         become = self._connection.become
         if slurm:
             self._connection.set_become_plugin(None)
         try:
             answer: dict[str, Any] = self._execute_module(
                 module_name=MODULE,
-                module_args={"execution_environment": environment, **arguments},
+                module_args={**chosen, **arguments},
                 task_vars=variables,
             )
         finally:

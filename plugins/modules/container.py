@@ -190,6 +190,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "owner_markers": {
         **OWNER_MARKER,
         "aliases": ["claims"],
+        "deprecated_aliases": [{"name": "claims", "version": "0.7.0", "collection_name": "rdm.provision"}],
         "type": "list",
         "elements": "dict",
         "default": [],

@@ -295,6 +295,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "execution_environment": {
         "type": "dict",
         "aliases": ["place"],
+        "deprecated_aliases": [{"name": "place", "version": "0.7.0", "collection_name": "rdm.provision"}],
         "options": {
             "runtime": {"type": "str", "choices": list(RUNTIMES), "default": "container"},
             "environment": {"type": "str", "default": ""},

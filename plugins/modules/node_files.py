@@ -112,7 +112,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.invocation impo
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     **FILE_ARGUMENTS,
-    "owner_marker": {**OWNER_MARKER, "aliases": ["claim"]},
+    "owner_marker": {
+        **OWNER_MARKER,
+        "aliases": ["claim"],
+        "deprecated_aliases": [{"name": "claim", "version": "0.7.0", "collection_name": "rdm.provision"}],
+    },
     "owner": {"type": "str"},
     "group": {"type": "str"},
 }

@@ -69,3 +69,9 @@ def test_examples_use_the_module(module: ModuleType) -> None:
 def test_returned_values_are_described(module: ModuleType) -> None:
     returned = yaml.safe_load(module.RETURN)
     assert [name for name, value in returned.items() if not value.get("description")] == []
+
+
+def test_former_names_of_options_give_a_notice(module: ModuleType) -> None:
+    # Actions on the controller give theirs for each alias.
+    for option in getattr(module, "ARGUMENT_SPEC", {}).values():
+        assert [one["name"] for one in option.get("deprecated_aliases", ())] == option.get("aliases", [])

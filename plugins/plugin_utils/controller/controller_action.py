@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import yaml
@@ -37,6 +37,16 @@ def documented_options(documentation: str, no_log: Collection[str] = ()) -> dict
     }
 
 
+def renamed_options(spec: Mapping[str, Any], given: Collection[str]) -> list[str]:
+    """Return a notice for each given option that has a new name; all aliases are former names."""
+    return [
+        f"The option {former} is called {name} now: rename it, the next release does not know it."
+        for name, option in spec.items()
+        for former in option.get("aliases", ())
+        if former in given
+    ]
+
+
 class Decision(ActionBase):
     """An action that runs once, on the controller: it decides, checks, evaluates, or coordinates nodes.
 
@@ -58,6 +68,8 @@ class Decision(ActionBase):
         variables: dict[str, Any] = task_vars or {}
         result: dict[str, Any] = super().run(tmp, variables)
         _, options = self.validate_argument_spec(self.ARGUMENTS, required_if=self.REQUIRED_IF)
+        for notice in renamed_options(self.ARGUMENTS, self._task.args):
+            self._display.warning(notice)
         result["changed"] = False
         # The action `plan` shows these notices in a run; without a plan, a role is used alone.
         for notice in notices(variables) if "preflight_plan" not in variables else ():

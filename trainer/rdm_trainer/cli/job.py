@@ -193,8 +193,8 @@ def report(name: str) -> int:
 @job.command()
 @click.argument("names", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
-@click.option("--look", "former", is_flag=True, hidden=True)  # the former name, for one release
-def remove(names: tuple[str, ...], dry_run: bool, former: bool) -> int:
+@click.option("--look", is_flag=True, hidden=True, deprecated="Use --dry-run.")
+def remove(names: tuple[str, ...], dry_run: bool, look: bool) -> int:
     """Remove the directories of the jobs NAMES from this node, of those that have ended.
 
     What is left of those whose removal was killed goes in any case.
@@ -203,7 +203,7 @@ def remove(names: tuple[str, ...], dry_run: bool, former: bool) -> int:
     def work() -> dict[str, Any]:
         from rdm_job.removal import remove
 
-        return remove(names, dry_run=dry_run or former)
+        return remove(names, dry_run=dry_run or look)
 
     return _answer(work)
 

@@ -186,3 +186,13 @@ def test_an_unknown_gpu_is_refused_with_the_known_ones(capsys: pytest.CaptureFix
     assert code == 3
     assert "'H9000' is not known" in err
     assert "MI300X" in err
+
+
+def test_a_former_option_is_taken_with_a_notice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    code, out, err = run(capsys, "job", "remove", "--look")
+    assert (code, json.loads(out)["removed"]) == (0, [])
+    assert "'look' is deprecated" in err
+    assert "--dry-run" in err

@@ -19,12 +19,35 @@ class Nothing(Decision):
         return {}
 
 
+def warnings_of(action: type[Decision], arguments: dict[str, Any], variables: dict[str, Any]) -> list[str]:
+    """Run an action and return what it warns of."""
+    task = MagicMock(args=arguments, async_val=0, check_mode=False, until=None, retries=None)
+    run = action(task, MagicMock(), MagicMock(), None, None, None)
+    run._display = MagicMock()
+    run.run(task_vars=variables)
+    return [call.args[0] for call in run._display.warning.call_args_list]
+
+
 @pytest.mark.parametrize(("planned", "notices"), [({}, 1), ({"preflight_plan": {}}, 0)])
 def test_a_role_that_is_used_alone_names_former_variables(planned: dict[str, Any], notices: int) -> None:
-    task = MagicMock(args={}, async_val=0, check_mode=False, until=None, retries=None)
-    action = Nothing(task, MagicMock(), MagicMock(), None, None, None)
-    action._display = MagicMock()
-    action.run(task_vars={"verify_patience": 5.0, **planned})
-    warned = [call.args[0] for call in action._display.warning.call_args_list]
+    warned = warnings_of(Nothing, {}, {"verify_patience": 5.0, **planned})
     assert len(warned) == notices
     assert all("verify_patience is called verify_timeout now" in sentence for sentence in warned)
+
+
+def test_a_former_name_of_an_option_is_taken_with_a_notice() -> None:
+    class Waits(Nothing):
+        """Takes one option, and keeps it."""
+
+        ARGUMENTS: ClassVar[dict[str, Any]] = {"timeout": {"type": "float", "aliases": ["patience"]}}
+        taken: ClassVar[list[float]] = []
+
+        def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+            """Keep the option."""
+            self.taken.append(options["timeout"])
+            return {}
+
+    assert warnings_of(Waits, {"timeout": 3}, {}) == []
+    (notice,) = warnings_of(Waits, {"patience": 5}, {})
+    assert "patience is called timeout now" in notice
+    assert Waits.taken == [3.0, 5.0]
