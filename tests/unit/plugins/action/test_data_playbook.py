@@ -36,7 +36,7 @@ def test_data_goes_from_node_to_node_only_where_that_was_chosen(
         f"[{group}]\nn1 ansible_connection=local\n[all:vars]\nrdm_become=false\n"
         f"ansible_python_interpreter={sys.executable}\n"
     )
-    given: dict[str, Any] = {"job_data": str(tmp_path / "data"), "__job_place": {"directory": str(tmp_path)}}
+    given: dict[str, Any] = {"job_data": str(tmp_path / "data"), "__job_listed": {"directory": str(tmp_path)}}
     if chosen:
         given["images_distribution"] = chosen
     # Without a Docker Engine nobody knows where jobs have their files.
