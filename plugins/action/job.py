@@ -50,7 +50,7 @@ class ActionModule(ActionBase):
             lambda name: self._templar.template(variables.get(name)), submits=slurm
         )
         # `place` is the option's former name.
-        chosen = {} if "place" in arguments else {"execution_environment": environment}
+        chosen: dict[str, Any] = {} if "place" in arguments else {"execution_environment": environment}
         become = self._connection.become
         if slurm:
             self._connection.set_become_plugin(None)

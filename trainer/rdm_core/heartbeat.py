@@ -13,6 +13,7 @@ import mmap
 import os
 import struct
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,12 @@ class HeartbeatWriter:
             _MARK.pack_into(self._mark, 0, self._iteration, since)
 
 
-Pace = HeartbeatWriter
-"""The former name, kept for this release."""
+def __getattr__(name: str) -> Any:
+    if name != "Pace":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    notice = "rdm_core.heartbeat.Pace is called HeartbeatWriter now; the next release does not know it"
+    warnings.warn(notice, DeprecationWarning, stacklevel=2)
+    return HeartbeatWriter
 
 
 def starved() -> float:

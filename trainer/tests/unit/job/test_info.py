@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rdm_core import heartbeat
 from rdm_core.heartbeat import HeartbeatWriter
 from rdm_job.directory import JobDirectory
 from rdm_job.health import Health
@@ -149,3 +150,8 @@ def test_what_a_script_writes_of_its_job_is_compared_while_it_runs(tmp_path: Pat
         "suspect",
         ["PARTITION is 24-24 on n1, and 25-23 was requested.", "NNODES is 3 on n1, and 2 was requested."],
     )
+
+
+def test_the_writers_former_name_is_known_with_a_notice() -> None:
+    with pytest.warns(DeprecationWarning, match="Pace is called HeartbeatWriter now"):
+        assert heartbeat.Pace is heartbeat.HeartbeatWriter
