@@ -29,6 +29,8 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import disk
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import (
     TURN_S,
     announce_every_s,
@@ -96,6 +98,7 @@ class Settings(NamedTuple):
         bandwidth: bytes per second that this node sends at most; 0 means no limit.
         lease_s: seconds after which the peer ends if it hears nothing from the controller (at the source) or
             from the source.
+        port_s: seconds to wait for a port that is taken: a process of a run that was killed ends by itself.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Settings(NamedTuple):
     source: Optional[Tuple[str, int]] = None
     bandwidth: float = 0
     lease_s: float = 30
+    port_s: float = 0
 
 
 class CannotTakePart(Exception):  # noqa: N818  # its text is one sentence for a person
@@ -311,13 +315,24 @@ class Peer:
         self.members = _Members(pieces) if settings.source is None else None
         if self.members is not None and not growing:
             self.file.have = pieces.wanted()
-        try:
-            self._server = _Server((settings.address, settings.port), self)
-        except OSError as error:
-            raise CannotTakePart(
-                "it cannot listen on {0}:{1} ({2})".format(settings.address, settings.port, reason(error))
-            ) from None
+        if self.members is None:
+            self.error = self._no_room()
+        self._server = self._listen()
         self.port: int = self._server.server_address[1]
+
+    def _listen(self) -> _Server:
+        settings, until = self.settings, time.monotonic() + self.settings.port_s
+        while True:
+            try:
+                return _Server((settings.address, settings.port), self)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                    raise CannotTakePart(
+                        "it cannot listen on {0}:{1} ({2})".format(
+                            settings.address, settings.port, reason(error)
+                        )
+                    ) from None
+            time.sleep(0.1)
 
     # ---- running
 
@@ -347,6 +362,18 @@ class Peer:
     def missing(self) -> int:
         """The pieces that this node still needs, as bits."""
         return self.wanted & ~self.file.have
+
+    def _no_room(self) -> str:
+        """Return why the disk cannot hold the pieces that are needed; empty if it can.
+
+        A disk is not filled with a part of an archive: other programs of the node may need what is left.
+        """
+        here = disk(self.file.path)
+        room = here["free"] + self.file.allocated()
+        needed = sum(self.pieces.span(number)[1] for number in numbers(self.wanted))
+        if not here["total"] or needed <= room:
+            return ""
+        return "no space left for {0} ({1} of {2})".format(self.file.path, size_text(room), size_text(needed))
 
     def _be_source(self, members: _Members) -> None:
         number = 0

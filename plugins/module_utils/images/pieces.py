@@ -195,6 +195,10 @@ class PieceFile:
             self.have |= 1 << number
         return True
 
+    def allocated(self) -> int:
+        """Return the bytes that the file occupies on its disk, with what an earlier run has left in it."""
+        return os.fstat(self._handle).st_blocks * 512
+
     def opened(self) -> IO[bytes]:
         """Return the file with its own position, even if its name now belongs to another file."""
         return open("/proc/self/fd/{0}".format(self._handle), "rb", buffering=0)

@@ -155,6 +155,7 @@ def test_a_peer_that_is_killed_or_paused_delays_nobody_and_is_named(tmp_path: Pa
     assert not nodes["killed"]["done"]
     assert not nodes["paused"]["done"]
     assert nodes["killed"]["silent_s"] > 0
+    assert nodes["paused"]["silent_s"] > 0
     os.kill(swarm.processes["paused"].pid, signal.SIGCONT)
     swarm.wait_done("paused")
     # After a restart, it continues with its pieces.
@@ -255,6 +256,47 @@ def test_a_full_disk_is_named_and_others_go_on(swarm: Swarm) -> None:
     nodes = swarm.wait(lambda nodes: bool(nodes["full"]["error"]))
     assert nodes["full"]["error"] == f"no space left for {swarm.directory / 'full'}"
     swarm.end()
+
+
+def test_a_disk_without_room_is_not_filled(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = read_pieces(str(archive), ArchiveIndex("gzip", archive.stat().st_size, "", 0, True, []))
+    path = tmp_path / "a"
+
+    def error(free: int, total: int = 100 * MIB) -> str:
+        monkeypatch.setattr(peers, "disk", lambda _path: {"total": total, "free": free})
+        return Peer(Settings("a", HOME, 0, TOKEN, (HOME, 1)), pieces.digest, str(path), pieces).error
+
+    assert error(5 * MIB) == f"no space left for {path} (5.0 MiB of 12.0 MiB)"
+    assert not error(13 * MIB)
+    assert not error(0, total=0), "its file system does not say"
+    with path.open("wb") as file:
+        file.write(os.urandom(10 * MIB))
+        file.flush()
+        os.fsync(file.fileno())
+    assert not error(5 * MIB), "what an earlier run has left is replaced"
+
+
+def test_a_peer_that_breaks_off_each_time_is_named(tmp_path: Path, archive: Path) -> None:
+    node = alone(tmp_path, archive)
+    with socket.create_server((HOME, 0)) as other:
+
+        def answer() -> None:
+            for _again in range(peers._STRIKES):
+                connection, _ = other.accept()
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\nhalf" % PIECE)
+
+        threading.Thread(target=answer, daemon=True).start()
+        one = peers._Neighbour("other", *other.getsockname())
+        for _again in range(peers._STRIKES):
+            assert not node.trouble
+            fetch = peers._Fetch(one, 0)
+            node._fetches.append(fetch)
+            assert not node._fetch(fetch, "/piece/0")
+    assert node.trouble == {"other": "broke off"}
 
 
 def test_an_archive_that_is_still_being_written_is_served_as_it_grows(tmp_path: Path, archive: Path) -> None:
