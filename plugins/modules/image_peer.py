@@ -171,6 +171,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.peer import (
     reason,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
+    NOTED,
     PieceList,
     WrongPiece,
     held,
@@ -201,6 +202,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 _START_S = 20
+_PORT_S = 25
+"""Seconds to wait for a port, which the processes of a killed run keep until their lease has expired."""
 _STOP_S = 6
 _KILLED_S = 4
 _KEEP_S = 7 * 24 * 3600
@@ -234,6 +237,11 @@ def source(params: Dict[str, Any]) -> Dict[str, Any]:
     """Start to serve an archive that is on this node, or that is still being written."""
     base = base_path(params)
     end_other(base).close()
+    # What this node has fetched in an earlier run, when another one was the source.
+    for path in (base + ".tar", base + ".tar" + NOTED):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    forget_old(os.path.dirname(base))
     growing = params["pieces"] is not None
     index: Dict[str, Any] = {}
     if growing:
@@ -258,6 +266,7 @@ def source(params: Dict[str, Any]) -> Dict[str, Any]:
         None,
         params["bandwidth"] * 1e6 / 8,
         params["lease"],
+        _PORT_S,
     )
     run = run_name(params)
     started = start(base, run, lambda: Peer(settings, pieces.digest, params["path"], pieces, growing=growing))
@@ -281,6 +290,7 @@ def joined(params: Dict[str, Any]) -> Dict[str, Any]:
         at,
         params["bandwidth"] * 1e6 / 8,
         params["lease"],
+        _PORT_S,
     )
     path = base + ".tar"
     left_out = tuple(params["left_out"])
@@ -400,7 +410,7 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int) ->
             with contextlib.suppress(OSError):
                 os.close(handle)
     os.umask(0o077)
-    signal.alarm(_START_S)
+    signal.alarm(_START_S + _PORT_S)
     problem: Dict[str, Any] = {}
     lock = None
     try:
@@ -416,7 +426,7 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int) ->
     except (CannotTakePart, WrongPiece) as error:
         problem = {"problem": str(error)}
     except OSError as error:
-        problem = {"problem": error.strerror or str(error)}
+        problem = {"problem": os_problem(error)}
     except OverflowError as error:  # a port
         problem = {"problem": str(error)}
     if problem:
@@ -474,6 +484,12 @@ def forget_old(directory: str) -> None:
                 os.unlink(entry.path)
 
 
+def os_problem(error: OSError) -> str:
+    """Return what failed, with the name of the file."""
+    where = "{0}: ".format(error.filename) if error.filename else ""
+    return where + (error.strerror or str(error))
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC)
@@ -485,8 +501,7 @@ def main() -> None:
     except (CannotTakePart, WrongPiece) as problem:
         found = {"problem": str(problem)}
     except OSError as error:
-        where = "{0}: ".format(error.filename) if error.filename else ""
-        found = {"problem": where + (error.strerror or str(error))}
+        found = {"problem": os_problem(error)}
     module.exit_json(**{"problem": "", **found}, changed=False, **echo(module))
 
 

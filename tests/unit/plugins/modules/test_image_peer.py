@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer import CannotTakePart
-from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED, PieceList
 from ansible_collections.rdm.provision.plugins.modules import image_peer
 
 from tests.image_archives import MadeImage, layer, saved
@@ -71,7 +73,10 @@ def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: P
         image_peer.reported(parameters(tmp_path, key="s", source=at, token="of a later run"))
 
 
-def test_a_process_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_process_that_cannot_start_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_peer, "_PORT_S", 0)
     there = {"key": "n", "name": "n", "source": ["127.0.0.1", "1"], "digest": "d"}
     with pytest.raises(CannotTakePart, match=r"does not answer at 127.0.0.1:1 .Connection refused."):
         image_peer.joined(parameters(tmp_path, **there))
@@ -83,6 +88,56 @@ def test_a_process_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path)
         with pytest.raises(CannotTakePart, match=str(port)):
             image_peer.source(parameters(tmp_path, **there))
     assert not list((tmp_path / "cache" / "peers").iterdir())
+
+
+def test_a_port_that_a_killed_run_still_has_is_waited_for(tmp_path: Path) -> None:
+    archive = tmp_path / "image.tar"
+    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
+    there = {"path": str(archive), "network": "127.0.0.0/8"}
+    killed = image_peer.source(parameters(tmp_path, key="a", name="s", **there, lease=1))
+    later = image_peer.source(parameters(tmp_path, key="b", name="s", **there, port=killed["port"]))
+    assert later["port"] == killed["port"]
+    image_peer.stopped(parameters(tmp_path, key="b"))
+
+
+def test_a_file_that_cannot_be_served_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_peer, "_START_S", 1)
+    pieces = PieceList(3, 2, ["a", "b"], {})
+    given = {"path": str(tmp_path / "upload"), "pieces": pieces.encoded().decode(), "digest": pieces.digest}
+    with pytest.raises(CannotTakePart, match=f"{tmp_path}/upload: No such file"):
+        image_peer.source(parameters(tmp_path, key="s", name="s", network="127.0.0.0/8", **given))
+
+
+def test_a_node_that_becomes_the_source_keeps_nothing_that_it_has_fetched_before(tmp_path: Path) -> None:
+    archive = tmp_path / "image.tar"
+    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
+    base = image_peer.base_path(parameters(tmp_path, key="s"))
+    for left in (".tar", ".tar" + NOTED):
+        Path(base + left).touch()
+    old = Path(base).with_name("old.tar")
+    old.touch()
+    os.utime(old, (0, 0))
+    image_peer.source(parameters(tmp_path, key="s", name="s", path=str(archive), network="127.0.0.0/8"))
+    image_peer.stopped(parameters(tmp_path, key="s"))
+    assert not list(old.parent.iterdir())
+
+
+def test_a_paused_process_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_peer, "_STOP_S", 0.3)
+    archive = tmp_path / "image.tar"
+    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
+    image_peer.source(parameters(tmp_path, key="s", name="s", path=str(archive), network="127.0.0.0/8"))
+    base = image_peer.base_path(parameters(tmp_path, key="s"))
+    process = int(image_peer.held_by(base)[0])
+    os.kill(process, signal.SIGSTOP)
+    ended = image_peer.stopped(parameters(tmp_path, key="s"))
+    assert (ended["complete"], ended["error"]) == (False, "it has not taken part")
+    assert not list(Path(base).parent.iterdir())
+    until = time.monotonic() + 10
+    with contextlib.suppress(OSError):
+        while Path(f"/proc/{process}/cmdline").read_bytes():  # empty once it has ended
+            assert time.monotonic() < until, "its process is left"
+            time.sleep(0.05)
 
 
 def test_a_process_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
