@@ -54,7 +54,10 @@ class ActionModule(Decision):
         # A node that does not answer gets a direct copy later, whose failure says why.
         answers, _problems = call_all(executor, MODULE, arguments, int(variables["ansible_forks"]))
         for path, size in large.items():
-            lacking = {name: {"size": size} for name, answer in answers.items() if path in answer["needed"]}
+            # In the order of the inventory: a later run has the same source, and the others continue.
+            lacking = {
+                name: {"size": size} for name in arguments if path in answers.get(name, {}).get("needed", ())
+            }
             if len(lacking) > 1:
                 self._bring(executor, options, variables, source / path, lacking, path, result)
         return result

@@ -84,8 +84,8 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(str(brought["problem"]))
         index = dict(brought["index"])
         if not brought.get("whole"):
-            # Each piece was verified by its digest, and pieces that the node does not need are missing.
-            index["sha256"] = ""
+            # Each piece was verified by its digest, and pieces that the node does not need may be missing.
+            index["sha256"] = str(brought.get("sha256") or "")
         arguments.update(remote_src=False, copy=copy, index=index)
         result = self._module(arguments, task_vars)
         # If loading failed, the pieces are kept for the next run. The archive is kept for its other images:

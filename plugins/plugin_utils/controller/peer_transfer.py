@@ -17,6 +17,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
     default_cache_dir,
@@ -145,7 +146,11 @@ class Transfer:
         for name in joined:
             end = ends.get(name, {})
             if end.get("complete"):
-                self._note(result, name, {"copy": end["path"]})
+                copy = {"copy": end["path"]}
+                if self._sha256 and not self._here and not joining[name]["left_out"]:
+                    # The list of pieces came from a node, and not from the controller.
+                    copy["sha256"] = self._sha256.lower()
+                self._note(result, name, copy)
                 continue
             why = (
                 watch.given_up.get(name)
@@ -157,8 +162,9 @@ class Transfer:
             # A later run resumes from the part that has arrived.
             left = {"left": end["path"]} if "path" in end else {}
             self._note(result, name, {"problem": f"{self._name} did not reach {name}, which {why}", **left})
-        for name, why in problems.items():
-            self._warn(f"{name} gets {self._name} directly, since it cannot take part: {why}")
+        for why in dict.fromkeys(problems[name] for name in others if name in problems):
+            those = names(name for name in others if problems.get(name) == why)
+            self._warn(f"{self._name} is brought directly to {those}, which cannot take part: {why}")
         for name, why in watch.slow.items():
             self._warn(f"{name} {why} while {self._name} went from node to node; the others did without it")
 
@@ -203,6 +209,7 @@ class Transfer:
     ) -> str:
         """Wait until all nodes have the file or are given up; return why the transfer ended earlier."""
         heard = time.monotonic()
+        shown = ""
         while not (upload and upload.broken):
             try:
                 report = self._call(first, {"state": "reported", "source": at})
@@ -215,7 +222,10 @@ class Transfer:
             heard = time.monotonic()
             result["sent"][self._name] = report["sent"]
             watch.add(report["nodes"], time.monotonic())
-            self._action._display.display(progress_line(watch.text(self._name)), stderr=True)
+            text = watch.text(self._name)
+            if text != shown:
+                self._action._display.display(progress_line(text), stderr=True)
+                shown = text
             if watch.ended():
                 return ""
             time.sleep(_POLL_S)

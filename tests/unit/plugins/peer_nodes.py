@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import Transfer
@@ -29,6 +29,7 @@ class Nodes:
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.warnings: list[str] = []
+        self.shown: list[str] = []
         self.answers: dict[str, Callable[[str], dict[str, Any]]] = {
             "source": lambda _name: {
                 "address": "10.0.0.1",
@@ -58,16 +59,24 @@ class Nodes:
     def states(self) -> list[str]:
         return [arguments["state"] for _name, arguments in self.calls]
 
-    def transfer(self, path: Path, remote_src: bool) -> dict[str, Any]:
+    def transfer(
+        self,
+        path: Path,
+        remote_src: bool,
+        sha256: str = "",
+        present: Mapping[str, list[str]] = MappingProxyType({}),
+    ) -> dict[str, Any]:
         """Transfer an archive to all nodes; return the action's result."""
-        display = SimpleNamespace(display=lambda *_a, **_k: None, warning=self.warnings.append)
+        display = SimpleNamespace(
+            display=lambda text, **_given: self.shown.append(text), warning=self.warnings.append
+        )
         options = {"network": "", "port": 7077, "bandwidth": 0.0}
         options |= {"cluster": "c", "cache_dir": str(path.parent / "cache")}
-        item = {"path": str(path), "remote_src": remote_src}
+        item = {"path": str(path), "remote_src": remote_src, "sha256": sha256}
         result: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
         action: Any = SimpleNamespace(_display=display)
         executor: Any = self
         variables = {"ansible_forks": 5}
-        hosts = {name: {"size": 3} for name in NODES}
+        hosts = {name: {"size": 3, "present_members": present.get(name, [])} for name in NODES}
         Transfer(action, executor, options, variables, item, hosts).run(result)
         return result

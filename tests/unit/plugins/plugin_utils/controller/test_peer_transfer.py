@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from pathlib import Path
@@ -108,6 +109,43 @@ def test_a_node_that_cannot_serve_keeps_the_copy_that_is_on_its_way(nodes: Nodes
         f"{archive} is brought to each node directly, since n1 cannot serve it: "
         "it cannot listen on 10.0.0.1:7077 (Address already in use)"
     ]
+
+
+def test_nodes_that_cannot_take_part_for_the_same_reason_are_one_warning(nodes: Nodes, archive: Path) -> None:
+    why = {"n2": "it has no room", "n3": "the source does not answer", "n4": "the source does not answer"}
+    nodes.answers["joined"] = lambda name: {"problem": why[name]}
+    assert nodes.transfer(archive, remote_src=True)["nodes"] == {}
+    assert nodes.warnings == [
+        f"{archive} is brought directly to {those}, which cannot take part: {reason}"
+        for those, reason in (("n2", why["n2"]), ("n3, n4", why["n3"]))
+    ]
+
+
+def test_what_has_not_changed_is_not_shown_again(nodes: Nodes, archive: Path) -> None:
+    def reported(_name: str) -> dict[str, Any]:
+        done = nodes.states().count("reported") > 3
+        return {
+            "nodes": {name: {**ALL, "have": 3 if done else 1, "done": done} for name in NODES[1:]},
+            "sent": 3,
+        }
+
+    nodes.answers["reported"] = reported
+    nodes.transfer(archive, remote_src=True)
+    assert [line.rpartition(": ")[2] for line in nodes.shown] == [
+        "33% of 3 B on 3 nodes",
+        "100% of 3 B on 3 nodes",
+    ]
+
+
+@pytest.mark.parametrize(("remote_src", "verified"), [(True, ["n2", "n4"]), (False, [])])
+def test_what_a_node_has_listed_is_verified_as_a_whole(
+    nodes: Nodes, archive: Path, remote_src: bool, verified: list[str]
+) -> None:
+    own = hashlib.sha256(archive.read_bytes()).hexdigest()
+    result = nodes.transfer(archive, remote_src, sha256=own.upper(), present={"n3": ["layer"]})
+    copies = {name: one[str(archive)] for name, one in result["nodes"].items() if name != "n1"}
+    assert [name for name, copy in copies.items() if copy.get("sha256") == own] == verified
+    assert len(copies) == 3
 
 
 def test_a_copy_that_breaks_off_is_named(nodes: Nodes, archive: Path) -> None:
