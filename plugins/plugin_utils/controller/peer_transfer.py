@@ -35,7 +35,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_tra
     Watch,
     progress_line,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import run_all
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import (
+    end_children,
+    run_all,
+)
 
 MODULE = "rdm.provision.image_peer"
 CALL_S = 60.0
@@ -79,6 +82,7 @@ class Transfer:
         self._hosts = hosts
         self._index = index
         self._run = os.getppid()
+        self._upload: _Upload | None = None
         self.sha256 = ""
         self._sha256 = str(item.get("sha256") or "")
         self._name = str(item["path"])
@@ -100,6 +104,7 @@ class Transfer:
         """Run the transfer to its end, and add each node's outcome to `result`."""
         first, *others = self._hosts
         upload: _Upload | None = None
+        self._show(f"{self._name}: {'the controller' if self._here else first} reads it")
         try:
             source = {
                 "state": "source",
@@ -177,11 +182,13 @@ class Transfer:
         self.sha256 = whole.hexdigest() if whole else ""
         host = self._executor.host(first)
         copy, send = self._executor.copy(host, self._path, f"rdm-image-{self._key(first)[:16]}")
-        return pieces, _Upload(copy, send, index.to_json())
+        self._upload = _Upload(copy, send, index.to_json())
+        return pieces, self._upload
 
     def _end_upload(self, first: str, upload: _Upload, result: dict[str, Any]) -> None:
         """Wait for the end of the copy; its node loads it even if no other node got it."""
-        upload.join()
+        while not upload.has_ended(_POLL_S):
+            self._require_run()
         broken = {"problem": f"{self._name} did not reach {first}: {upload.broken}"}
         result["indexes"][self._name] = upload.index
         copy = {"copy": upload.path, "whole": "yes"}
@@ -224,7 +231,7 @@ class Transfer:
             watch.add(report["nodes"], time.monotonic())
             text = watch.text(self._name)
             if text != shown:
-                self._action._display.display(progress_line(text), stderr=True)
+                self._show(text)
                 shown = text
             if watch.ended():
                 return ""
@@ -255,14 +262,23 @@ class Transfer:
         Raises:
             AnsibleActionFail: the run has been killed, and only this worker is left.
         """
-        # Do not stop the nodes' processes: they end by themselves, and may belong to the next run by now.
-        if os.getppid() != self._run:
-            raise AnsibleActionFail("the run has been killed")
+        self._require_run()
         whole = {name: {**self._common, "key": self._key(name), **own} for name, own in arguments.items()}
         return call_all(self._executor, MODULE, whole, self._threads, timeout, meanwhile)
 
+    def _require_run(self) -> None:
+        """End the upload and raise AnsibleActionFail if the run has been killed."""
+        # Do not stop the nodes' processes: they end by themselves, and may belong to the next run by now.
+        if os.getppid() != self._run:
+            if self._upload:
+                self._upload.end()
+            raise AnsibleActionFail("the run has been killed")
+
     def _note(self, result: dict[str, Any], name: str, what: dict[str, str]) -> None:
         result["nodes"].setdefault(name, {})[self._name] = what
+
+    def _show(self, text: str) -> None:
+        self._action._display.display(progress_line(text), stderr=True)
 
     def _warn(self, text: str) -> None:
         self._action._display.warning(text)
@@ -293,9 +309,14 @@ class _Upload:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait until the copy has ended."""
-        self._thread.join()
+    def has_ended(self, timeout: float) -> bool:
+        """Wait at most so many seconds, and return whether the copy has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def end(self) -> None:
+        """End the program that copies, which would outlive this process."""
+        end_children(self._thread)
 
     def _run(self) -> None:
         try:

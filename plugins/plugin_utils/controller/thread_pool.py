@@ -57,11 +57,16 @@ class _Running:
 
     def end(self) -> None:
         """End the child processes that the thread has started."""
-        children = Path(f"/proc/self/task/{self._thread.native_id}/children")
-        with contextlib.suppress(OSError):
-            for pid in children.read_text().split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGTERM)
+        end_children(self._thread)
+
+
+def end_children(thread: threading.Thread) -> None:
+    """End the child processes that a thread of this process has started."""
+    children = Path(f"/proc/self/task/{thread.native_id}/children")
+    with contextlib.suppress(OSError):
+        for pid in children.read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGTERM)
 
 
 def run_all(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,7 @@ def test_what_has_not_changed_is_not_shown_again(nodes: Nodes, archive: Path) ->
     nodes.answers["reported"] = reported
     nodes.transfer(archive, remote_src=True)
     assert [line.rpartition(": ")[2] for line in nodes.shown] == [
+        "n1 reads it",
         "33% of 3 B on 3 nodes",
         "100% of 3 B on 3 nodes",
     ]
@@ -184,3 +187,28 @@ def test_a_worker_of_a_run_that_was_killed_leaves_the_nodes_alone(
         nodes.transfer(archive, remote_src=True)
     assert nodes.states().count("reported") == 1
     assert "stopped" not in nodes.states(), "these may be the processes of the next run"
+
+
+def test_a_run_that_was_killed_leaves_no_copy_on_its_way(
+    nodes: Nodes, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sending: list[subprocess.Popen[bytes]] = []
+    began = threading.Event()
+    other = os.getppid() + 1
+
+    def send() -> None:
+        sending.append(subprocess.Popen(["sleep", "60"]))
+        began.set()
+        sending[0].wait()
+
+    def reported(_name: str) -> dict[str, Any]:
+        assert began.wait(20)
+        monkeypatch.setattr(os, "getppid", lambda: other)
+        # They have what they need, and the rest of the archive is on its way to the source.
+        return {"nodes": dict.fromkeys(NODES[1:], ALL), "sent": 3}
+
+    nodes.send = send
+    nodes.answers["reported"] = reported
+    with pytest.raises(AnsibleActionFail, match="the run has been killed"):
+        nodes.transfer(archive, remote_src=False)
+    assert sending[0].wait(20) == -signal.SIGTERM
