@@ -23,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.upload_directory import (
+    upload,
     upload_directory,
 )
 
@@ -104,7 +105,7 @@ class ActionModule(ActionBase):
         copy = self._remote_copy_path(path, task_vars)
         try:
             try:
-                self._connection.put_file(path, copy)
+                upload(self._connection, path, copy)
             except AnsibleError as error:
                 size = size_text(os.path.getsize(path))
                 raise AnsibleActionFail(

@@ -15,6 +15,7 @@ from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.modules.job_data import digest
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.upload_directory import upload
 
 MODULE = "rdm.provision.job_data"
 
@@ -72,7 +73,7 @@ class ActionModule(ActionBase):
                         continue
                     self._display.warning(f"{path} is copied from the controller, since {done['msg']}")
                 try:
-                    self._connection.put_file(str(source / path), copy)
+                    upload(self._connection, str(source / path), copy)
                 except AnsibleError as error:
                     raise AnsibleActionFail(
                         f"{source / path} could not be copied to {copy} on the node: {error}"

@@ -17,6 +17,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.pl
     variables_in_play,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.upload_directory import (
+    upload,
     upload_directory,
 )
 
@@ -91,7 +92,7 @@ class RemoteExecutor:
             remote = str(handler._connection._shell.join_path(upload_directory(handler), name))
         finally:
             handler._remove_tmp_path(directory)
-        return remote, functools.partial(handler._connection.put_file, path, remote)
+        return remote, functools.partial(upload, handler._connection, path, remote)
 
     def _handler(self, host: Host) -> Any:
         """Return an action plugin for the host."""

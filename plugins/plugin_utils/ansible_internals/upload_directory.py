@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A directory on a node for large uploads, in which nobody else can make a file or a link."""
+"""Large uploads, and a directory for them on a node, in which nobody else can make a file or a link."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import shlex
 from typing import Any
 
 from ansible.errors import AnsibleError
+
+_METHOD = "ssh_transfer_method"
+_IN_MEMORY = 1 << 28
+"""Bytes of a file that Ansible may read into memory."""
 
 
 def upload_directory(action: Any) -> str:
@@ -38,3 +42,39 @@ def upload_directory(action: Any) -> str:
             "remove it, or set ansible_remote_tmp to a directory of that user"
         )
     return lines[-1].strip()
+
+
+def upload(connection: Any, path: str, remote: str) -> None:
+    """Copy a file of any size to the node.
+
+    When sftp and scp have failed, such as on a full disk, Ansible tries a third way, for which it reads the
+    file into memory. A large file is not sent in this way unless the user has chosen it.
+
+    Args:
+        connection: to the node.
+        path: of the file.
+        remote: its path on the node.
+
+    Raises:
+        AnsibleError: it cannot be copied.
+    """
+    if _may_be_read_into_memory(connection, path):
+        connection.put_file(path, remote)
+        return
+    try:
+        connection.set_option(_METHOD, "sftp")
+        try:
+            connection.put_file(path, remote)
+        except AnsibleError:
+            connection.set_option(_METHOD, "scp")
+            connection.put_file(path, remote)
+    finally:
+        connection.set_option(_METHOD, "smart")
+
+
+def _may_be_read_into_memory(connection: Any, path: str) -> bool:
+    try:
+        smart = connection.get_option(_METHOD) == "smart"
+    except KeyError:  # it is not ssh
+        return True
+    return not smart or not os.path.exists(path) or os.path.getsize(path) <= _IN_MEMORY

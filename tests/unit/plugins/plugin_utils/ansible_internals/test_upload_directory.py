@@ -1,4 +1,4 @@
-"""The directory for uploads, as the shell of a node makes it."""
+"""The directory for uploads, as the shell of a node makes it, and the ways of an upload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleError
+from ansible.playbook.play_context import PlayContext
+from ansible.plugins.loader import connection_loader
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.upload_directory import (
+    upload,
     upload_directory,
 )
 
@@ -76,3 +79,64 @@ def test_what_somebody_has_planted_there_is_not_used(tmp_path: Path, plant: Call
     plant(tmp_path / f"rdm-uploads-{os.geteuid()}")
     with pytest.raises(AnsibleError, match="must be a directory that only its user can enter: remove it"):
         upload_directory(action(tmp_path))
+
+
+class Connection:
+    """A connection with which some ways to copy a file fail."""
+
+    def __init__(self, method: str | None, fail: tuple[str, ...] = ()) -> None:
+        self.method = method
+        self.tried: list[str | None] = []
+        self._fail = fail
+
+    def get_option(self, _name: str) -> str:
+        if self.method is None:
+            raise KeyError
+        return self.method
+
+    def set_option(self, _name: str, value: str) -> None:
+        self.method = value
+
+    def put_file(self, _path: str, _remote: str) -> None:
+        self.tried.append(self.method)
+        if self.method in self._fail:
+            raise AnsibleError(f"{self.method} failed")
+
+
+@pytest.mark.parametrize(
+    ("method", "size", "tried"),
+    [
+        ("smart", 1 << 30, ["sftp"]),
+        ("smart", 1000, ["smart"]),
+        ("piped", 1 << 30, ["piped"]),
+        (None, 1 << 30, [None]),
+    ],
+)
+def test_how_a_file_is_uploaded(
+    tmp_path: Path, method: str | None, size: int, tried: list[str | None]
+) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(size)
+    connection = Connection(method)
+    upload(connection, str(tmp_path / "file"), "/remote")
+    assert (connection.tried, connection.method) == (tried, method)
+
+
+def test_a_large_file_that_cannot_be_uploaded_is_not_read_into_memory(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(1 << 30)
+    connection = Connection("smart", ("sftp",))
+    upload(connection, str(tmp_path / "file"), "/remote")
+    assert connection.tried == ["sftp", "scp"]
+    connection = Connection("smart", ("sftp", "scp"))
+    with pytest.raises(AnsibleError, match="scp failed"):
+        upload(connection, str(tmp_path / "file"), "/remote")
+    assert (connection.tried, connection.method) == (["sftp", "scp"], "smart")
+
+
+def test_ansible_has_the_option_that_an_upload_sets() -> None:
+    connection = connection_loader.get("ssh", PlayContext(), os.devnull)
+    connection.set_options()
+    assert connection.get_option("ssh_transfer_method") == "smart"
+    connection.set_option("ssh_transfer_method", "scp")
+    assert connection.get_option("ssh_transfer_method") == "scp"
