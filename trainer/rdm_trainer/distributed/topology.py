@@ -26,8 +26,11 @@ __all__ = [
     "prefer_collectives",
     "quiet",
     "replicas",
-    "splits_world",
+    "split_color",
 ]
+
+# The largest size_t.
+_SIZE_T = 0xFFFFFFFFFFFFFFFF
 
 
 @contextlib.contextmanager
@@ -54,31 +57,59 @@ def replicas(world: int, tensor: int, pipeline: int, expert: int = 1, context: i
     return world // (tensor * pipeline)
 
 
-def splits_world() -> bool:
-    """Return whether groups are split from the world's NCCL communicator; all ranks take part in a split."""
-    world: Any = dist.group.WORLD
-    return world.bound_device_id is not None
-
-
 def own_group(rows: torch.Tensor) -> Any:
     """Create a group for each row of ranks, and return this rank's group; every rank calls this.
 
-    With NCCL, one split creates all groups. A call for each group would be as many splits of all ranks.
+    With NCCL, one split of the world creates all groups. A call for each group would be as many splits.
 
     Args:
         rows: The ranks of each group in ascending order, [groups, ranks]; no rank is in two. The group of a
             rank in none must not be used.
     """
+    rank = dist.get_rank()
     if rows.shape[1] == 1:
-        # No other rank has to take part.
-        return dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    if splits_world():
-        # torch names a group by how many this rank has, so ranks in no row need one, too.
-        absent = torch.ones(dist.get_world_size(), dtype=torch.bool)
-        absent[rows.flatten()] = False
-        return dist.split_group(split_ranks=[*rows.tolist(), *absent.nonzero().tolist()])
-    own, _ = dist.new_subgroups_by_enumeration(rows.tolist())
+        # Each rank creates only its own; with NCCL, all these calls together are one split.
+        return dist.new_group([rank], use_local_synchronization=True)
+    if not _splits_world():
+        own, _ = dist.new_subgroups_by_enumeration(rows.tolist())
+        return own
+    # torch names a group by how many this rank has, so ranks in no row need one, too.
+    absent = torch.ones(dist.get_world_size(), dtype=torch.bool)
+    absent[rows.flatten()] = False
+    groups: list[list[int]] = []
+    apart: list[list[int]] = []
+    colors: set[int] = set()
+    for ranks in [*rows.tolist(), *absent.nonzero().tolist()]:
+        color = split_color(ranks)
+        # NCCL would join two groups of one color, and their ranks would exchange data or wait forever.
+        (apart if color in colors else groups).append(ranks)
+        colors.add(color)
+    own = dist.split_group(split_ranks=groups)
+    for ranks in apart:
+        group = dist.new_group(ranks)
+        if rank in ranks:
+            own = group
     return own
+
+
+def _splits_world() -> bool:
+    """Return whether groups are split from the world's NCCL communicator; all ranks take part in a split."""
+    world: Any = dist.group.WORLD
+    return world.bound_device_id is not None
+
+
+def split_color(ranks: list[int]) -> int:
+    """Return the color with which torch tells a group from the others of a split.
+
+    Source: ``genNcclSplitColor`` of PyTorch. Of 2,048 pairs of ranks, up to five have that of another pair.
+
+    Args:
+        ranks: The group's, in ascending order.
+    """
+    color = 0
+    for rank in ranks:
+        color ^= (rank + 0x9E3779B9 + (color << 6) + (color >> 2)) & _SIZE_T
+    return min(color, _SIZE_T + 1 - color) % 0x7FFFFFFF
 
 
 def key_value_group(sharing: int) -> Any:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from rdm_trainer.distributed.topology import Topology, own_group
+from rdm_trainer.distributed.topology import Topology, own_group, split_color
 
 GROUPS = ("tensor", "pipeline", "data", "context", "expert", "model", "replica", "key_value")
 
@@ -66,6 +66,7 @@ def test_ranks_agree_on_their_groups(axes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("size", [64, 256, 4096])
 def test_nccl_creates_the_groups_of_an_axis_in_one_split(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     splits: list[int] = []
+    apart: list[list[int]] = []
 
     def split(*, split_ranks: list[list[int]]) -> Any:
         splits.append(len(split_ranks))
@@ -77,6 +78,9 @@ def test_nccl_creates_the_groups_of_an_axis_in_one_split(size: int, monkeypatch:
     create = dist.new_group
 
     def counted(ranks: list[int], **options: Any) -> Any:
+        if not options:
+            apart.append(ranks)
+            return create(ranks)
         created.append(create(ranks, **options))
         return created[-1]
 
@@ -87,7 +91,9 @@ def test_nccl_creates_the_groups_of_an_axis_in_one_split(size: int, monkeypatch:
         world.bound_device_id = torch.device("cuda", 0)
         topology = Topology.create(4, 4, context=2)
         assert dist.get_process_group_ranks(topology.context_group) == [1, 5]
-    assert sorted(splits) == sorted([size // 4, size // 4, 16, size // 2])
+    # Two of the 2,048 groups of the context axis have one color.
+    assert apart == ([[1104, 1108]] if size == 4096 else [])
+    assert sorted(splits) == sorted([size // 4, size // 4, 16, size // 2 - len(apart)])
     assert len(created) == len(splits)
 
 
@@ -99,3 +105,28 @@ def test_a_rank_in_no_row_gets_a_group_too(monkeypatch: pytest.MonkeyPatch) -> N
         world.bound_device_id = torch.device("cuda", 0)
         own_group(torch.tensor([[0, 2], [1, 3]]))
     assert splits == [[[0, 2], [1, 3], [4], [5]]]
+
+
+@pytest.mark.parametrize("rank", [83, 133])
+def test_groups_of_one_color_are_split_in_two_calls(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [[69, 133], [83, 147], [5, 6]]
+    assert split_color(pairs[0]) == split_color(pairs[1])
+    calls: list[str] = []
+
+    def split(*, split_ranks: list[list[int]]) -> str | None:
+        calls.append("split")
+        assert pairs[1] not in split_ranks
+        assert all([one] in split_ranks for one in range(256) if not any(one in pair for pair in pairs))
+        return next((str(ranks) for ranks in split_ranks if rank in ranks), None)
+
+    def new_group(ranks: list[int]) -> str | None:
+        calls.append(str(ranks))
+        return str(ranks) if rank in ranks else None
+
+    with world_of(256, rank):
+        world: Any = dist.group.WORLD
+        world.bound_device_id = torch.device("cuda", 0)
+        monkeypatch.setattr(dist, "split_group", split)
+        monkeypatch.setattr(dist, "new_group", new_group)
+        assert own_group(torch.tensor(pairs)) == str(next(pair for pair in pairs if rank in pair))
+    assert calls == ["split", "[83, 147]"]
