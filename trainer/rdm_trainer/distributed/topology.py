@@ -8,6 +8,8 @@ expert axis is an inner part of it too; its ranks have different samples, and di
 from __future__ import annotations
 
 import contextlib
+import datetime
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,7 +59,7 @@ def replicas(world: int, tensor: int, pipeline: int, expert: int = 1, context: i
     return world // (tensor * pipeline)
 
 
-def own_group(rows: torch.Tensor) -> Any:
+def own_group(rows: torch.Tensor, timeout: datetime.timedelta | None = None) -> Any:
     """Create a group for each row of ranks, and return this rank's group; every rank calls this.
 
     With NCCL, one split of the world creates all groups. A call for each group would be as many splits.
@@ -65,13 +67,14 @@ def own_group(rows: torch.Tensor) -> Any:
     Args:
         rows: The ranks of each group in ascending order, [groups, ranks]; no rank is in two. The group of a
             rank in none must not be used.
+        timeout: The timeout of its operations; by default torch's own, not the world's.
     """
     rank = dist.get_rank()
     if rows.shape[1] == 1:
         # Each rank creates only its own; with NCCL, all these calls together are one split.
-        return dist.new_group([rank], use_local_synchronization=True)
+        return dist.new_group([rank], timeout=timeout, use_local_synchronization=True)
     if not _splits_world():
-        own, _ = dist.new_subgroups_by_enumeration(rows.tolist())
+        own, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)
         return own
     # torch names a group by how many this rank has, so ranks in no row need one, too.
     absent = torch.ones(dist.get_world_size(), dtype=torch.bool)
@@ -84,9 +87,9 @@ def own_group(rows: torch.Tensor) -> Any:
         # NCCL would join two groups of one color, and their ranks would exchange data or wait forever.
         (apart if color in colors else groups).append(ranks)
         colors.add(color)
-    own = dist.split_group(split_ranks=groups)
+    own = dist.split_group(split_ranks=groups, timeout=timeout)
     for ranks in apart:
-        group = dist.new_group(ranks)
+        group = dist.new_group(ranks, timeout=timeout)
         if rank in ranks:
             own = group
     return own
@@ -112,15 +115,16 @@ def split_color(ranks: list[int]) -> int:
     return min(color, _SIZE_T + 1 - color) % 0x7FFFFFFF
 
 
-def key_value_group(sharing: int) -> Any:
+def key_value_group(sharing: int, timeout: datetime.timedelta | None = None) -> Any:
     """Create the groups of tensor ranks that share a key-value head, and return this rank's; all call this.
 
     Args:
         sharing: Number of adjacent ranks that share a head.
+        timeout: The timeout of its operations.
     """
     if sharing == 1:
         return None
-    return own_group(torch.arange(dist.get_world_size()).view(-1, sharing))
+    return own_group(torch.arange(dist.get_world_size()).view(-1, sharing), timeout)
 
 
 def prefer_collectives() -> None:
@@ -140,6 +144,7 @@ class Topology:
         replica_group: The ranks with the same parameters.
         key_value_group: The tensor ranks that share a key-value head, if there are fewer heads than ranks.
         sequence_parallel: Between the tensor-parallel layers, each tensor rank has its part of the tokens.
+        timeout: The timeout of an operation of the groups; torch's own if None.
 
     The groups are ``None`` in a topology without process groups. With DeepSpeed's engine, ``grid`` is its
     ``PipelineParallelGrid`` (its model-parallel unit), which owns the groups.
@@ -164,6 +169,7 @@ class Topology:
     replica_group: Any = None
     key_value_group: Any = None
     sequence_parallel: bool = False
+    timeout: datetime.timedelta | None = None
     grid: Any = None
 
     @classmethod
@@ -176,6 +182,7 @@ class Topology:
         *,
         sharing: int = 1,
         sequence_parallel: bool = False,
+        timeout: datetime.timedelta | None = None,
     ) -> Topology:
         """Map the initialised world to axes; every rank calls this.
 
@@ -186,6 +193,7 @@ class Topology:
             context: Ranks that share each sample.
             sharing: Tensor ranks that share a key-value head.
             sequence_parallel: Tensor ranks shard the tokens between the tensor-parallel layers.
+            timeout: The timeout of an operation of the groups.
 
         Raises:
             TrainerError: The world size does not fit the axes.
@@ -199,20 +207,21 @@ class Topology:
             "data": ranks.transpose(1, 2).flatten(0, 1),
             "tensor": ranks.flatten(0, 1),
         }
-        alone = own_group(torch.arange(world)[:, None]) if 1 in (pipeline, data, tensor) else None
+        create = functools.partial(own_group, timeout=timeout)
+        alone = create(torch.arange(world)[:, None]) if 1 in (pipeline, data, tensor) else None
         groups: dict[str, Any] = {
-            axis: alone if rows.shape[1] == 1 else dist.group.WORLD if len(rows) == 1 else own_group(rows)
+            axis: alone if rows.shape[1] == 1 else dist.group.WORLD if len(rows) == 1 else create(rows)
             for axis, rows in axes.items()
         }
         groups |= {"context": None, "expert": None, "model": groups["tensor"], "replica": groups["data"]}
         if context > 1:
             of_samples = ranks.view(pipeline, data // context, context, tensor)
-            groups["context"] = own_group(of_samples.transpose(2, 3).flatten(0, 2))
+            groups["context"] = create(of_samples.transpose(2, 3).flatten(0, 2))
         if expert > 1:
             of_experts = ranks.view(pipeline, data // expert, expert, tensor)
-            groups["expert"] = own_group(of_experts.transpose(2, 3).flatten(0, 2))
-            groups["model"] = own_group(of_experts.flatten(2).flatten(0, 1))
-            groups["replica"] = own_group(of_experts.permute(0, 2, 3, 1).flatten(0, 2))
+            groups["expert"] = create(of_experts.transpose(2, 3).flatten(0, 2))
+            groups["model"] = create(of_experts.flatten(2).flatten(0, 1))
+            groups["replica"] = create(of_experts.permute(0, 2, 3, 1).flatten(0, 2))
         return cls(
             world_size=world,
             rank=rank,
@@ -231,8 +240,9 @@ class Topology:
             expert_group=groups["expert"],
             model_group=groups["model"],
             replica_group=groups["replica"],
-            key_value_group=key_value_group(sharing),
+            key_value_group=key_value_group(sharing, timeout),
             sequence_parallel=sequence_parallel,
+            timeout=timeout,
         )
 
     @classmethod

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 from collections.abc import Callable
 
@@ -27,9 +28,14 @@ def create_topology(config: Config) -> Topology:
     parallel = config.parallel
     axes = (parallel.tensor, parallel.pipeline, parallel.expert)
     sharing = config.spec.ranks_of_key_value_head(parallel.tensor)
+    timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
     if config.engine == "native":
         return Topology.create(
-            *axes, parallel.context, sharing=sharing, sequence_parallel=parallel.sequence_parallel
+            *axes,
+            parallel.context,
+            sharing=sharing,
+            sequence_parallel=parallel.sequence_parallel,
+            timeout=timeout,
         )
     if importlib.util.find_spec("deepspeed") is None:
         raise TrainerError(
@@ -38,7 +44,7 @@ def create_topology(config: Config) -> Topology:
     # Imported late, because the native engine needs no DeepSpeed.
     from rdm_trainer.engines.deepspeed import topology
 
-    return topology.create_topology(*axes, sharing=sharing)
+    return topology.create_topology(*axes, sharing=sharing, timeout=timeout)
 
 
 def create(

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,12 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from rdm_core.config import load
 from rdm_trainer.distributed.topology import Topology, own_group, split_color
+from rdm_trainer.engines.create import create_topology
 
+CONFIGS = Path(__file__).parents[2] / "configs"
+TIMEOUT = datetime.timedelta(minutes=3)
 GROUPS = ("tensor", "pipeline", "data", "context", "expert", "model", "replica", "key_value")
 
 
@@ -68,7 +74,8 @@ def test_nccl_creates_the_groups_of_an_axis_in_one_split(size: int, monkeypatch:
     splits: list[int] = []
     apart: list[list[int]] = []
 
-    def split(*, split_ranks: list[list[int]]) -> Any:
+    def split(*, split_ranks: list[list[int]], timeout: Any) -> Any:
+        assert timeout == TIMEOUT
         splits.append(len(split_ranks))
         return dist.new_group(
             next(ranks for ranks in split_ranks if 5 in ranks), use_local_synchronization=True
@@ -78,9 +85,9 @@ def test_nccl_creates_the_groups_of_an_axis_in_one_split(size: int, monkeypatch:
     create = dist.new_group
 
     def counted(ranks: list[int], **options: Any) -> Any:
-        if not options:
+        if "use_local_synchronization" not in options:
             apart.append(ranks)
-            return create(ranks)
+            return create(ranks, **options)
         created.append(create(ranks, **options))
         return created[-1]
 
@@ -89,7 +96,7 @@ def test_nccl_creates_the_groups_of_an_axis_in_one_split(size: int, monkeypatch:
     with world_of(size, rank=5):
         world: Any = dist.group.WORLD
         world.bound_device_id = torch.device("cuda", 0)
-        topology = Topology.create(4, 4, context=2)
+        topology = Topology.create(4, 4, context=2, timeout=TIMEOUT)
         assert dist.get_process_group_ranks(topology.context_group) == [1, 5]
     # Two of the 2,048 groups of the context axis have one color.
     assert apart == ([[1104, 1108]] if size == 4096 else [])
@@ -99,7 +106,7 @@ def test_nccl_creates_the_groups_of_an_axis_in_one_split(size: int, monkeypatch:
 
 def test_a_rank_in_no_row_gets_a_group_too(monkeypatch: pytest.MonkeyPatch) -> None:
     splits: list[list[list[int]]] = []
-    monkeypatch.setattr(dist, "split_group", lambda *, split_ranks: splits.append(split_ranks))
+    monkeypatch.setattr(dist, "split_group", lambda *, split_ranks, timeout: splits.append(split_ranks))
     with world_of(6, rank=5):
         world: Any = dist.group.WORLD
         world.bound_device_id = torch.device("cuda", 0)
@@ -113,13 +120,15 @@ def test_groups_of_one_color_are_split_in_two_calls(rank: int, monkeypatch: pyte
     assert split_color(pairs[0]) == split_color(pairs[1])
     calls: list[str] = []
 
-    def split(*, split_ranks: list[list[int]]) -> str | None:
+    def split(*, split_ranks: list[list[int]], timeout: Any) -> str | None:
+        assert timeout == TIMEOUT
         calls.append("split")
         assert pairs[1] not in split_ranks
         assert all([one] in split_ranks for one in range(256) if not any(one in pair for pair in pairs))
         return next((str(ranks) for ranks in split_ranks if rank in ranks), None)
 
-    def new_group(ranks: list[int]) -> str | None:
+    def new_group(ranks: list[int], *, timeout: Any) -> str | None:
+        assert timeout == TIMEOUT
         calls.append(str(ranks))
         return str(ranks) if rank in ranks else None
 
@@ -128,5 +137,22 @@ def test_groups_of_one_color_are_split_in_two_calls(rank: int, monkeypatch: pyte
         world.bound_device_id = torch.device("cuda", 0)
         monkeypatch.setattr(dist, "split_group", split)
         monkeypatch.setattr(dist, "new_group", new_group)
-        assert own_group(torch.tensor(pairs)) == str(next(pair for pair in pairs if rank in pair))
+        assert own_group(torch.tensor(pairs), TIMEOUT) == str(next(pair for pair in pairs if rank in pair))
     assert calls == ["split", "[83, 147]"]
+
+
+def test_every_group_has_the_timeout_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = ["parallel.tensor=2", "parallel.data=4", "launcher.distributed_timeout_minutes=3"]
+    job = load(CONFIGS / "gpt-345m.yaml", ["engine=native", "parallel.pipeline=2", *keys])
+    timeouts = []
+    create = dist.new_group
+
+    def new_group(ranks: list[int], *, timeout: Any = None, **options: Any) -> Any:
+        timeouts.append(timeout)
+        return create(ranks, timeout=timeout, **options)
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist.distributed_c10d, "new_group", new_group)
+    with world_of(16, rank=5):
+        assert create_topology(job).timeout == TIMEOUT
+    assert set(timeouts) == {TIMEOUT}

@@ -9,6 +9,7 @@ Experts is not needed. The engine averages the gradients of all other parameters
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,11 +44,15 @@ def without_compiler() -> None:
 
 
 @contextlib.contextmanager
-def _groups_of_one_without_others() -> Iterator[None]:
-    """Let only its own rank create a group of one; otherwise all ranks would synchronise for each group."""
+def _grid_groups(timeout: datetime.timedelta | None) -> Iterator[None]:
+    """Let DeepSpeed create groups with a timeout of their operations, for which it has no option.
+
+    Only its own rank creates a group of one; otherwise all ranks would synchronise for each group.
+    """
     make = dist.new_group
 
     def new_group(ranks: Any = None, **options: Any) -> Any:
+        options = {"timeout": timeout, **options}
         if ranks is None or len(ranks) > 1:
             return make(ranks, **options)
         if dist.get_rank() not in ranks:
@@ -61,7 +66,14 @@ def _groups_of_one_without_others() -> Iterator[None]:
         dist.new_group = make
 
 
-def create_topology(tensor: int, pipeline: int, expert: int = 1, *, sharing: int = 1) -> Topology:
+def create_topology(
+    tensor: int,
+    pipeline: int,
+    expert: int = 1,
+    *,
+    sharing: int = 1,
+    timeout: datetime.timedelta | None = None,
+) -> Topology:
     """Map the initialised world to axes; every rank calls this.
 
     Args:
@@ -69,6 +81,7 @@ def create_topology(tensor: int, pipeline: int, expert: int = 1, *, sharing: int
         pipeline: Stages of each replica.
         expert: Data-parallel ranks that share the experts.
         sharing: Tensor ranks that share a key-value head.
+        timeout: The timeout of an operation of the groups.
 
     Raises:
         TrainerError: The world size does not fit the axes.
@@ -80,16 +93,16 @@ def create_topology(tensor: int, pipeline: int, expert: int = 1, *, sharing: int
     data = replicas(world, tensor, pipeline, expert)
     axes = PipeModelDataParallelTopology(num_pp=pipeline, num_mp=expert * tensor, num_dp=data // expert)
     prefer_collectives()
-    with quiet(), _groups_of_one_without_others():
+    with quiet(), _grid_groups(timeout):
         grid = PipelineParallelGrid(topology=axes)
     shared, alike = grid.get_slice_parallel_group(), grid.get_data_parallel_group()
     tensors, samples, experts = shared, alike, None
     if expert > 1:
         ranks = torch.arange(world).view(pipeline, data, tensor)
-        samples = own_group(ranks.transpose(1, 2).flatten(0, 1))
+        samples = own_group(ranks.transpose(1, 2).flatten(0, 1), timeout)
         ranks = ranks.view(pipeline, data // expert, expert, tensor)
-        tensors = own_group(ranks.flatten(0, 2))
-        experts = own_group(ranks.transpose(2, 3).flatten(0, 2))
+        tensors = own_group(ranks.flatten(0, 2), timeout)
+        experts = own_group(ranks.transpose(2, 3).flatten(0, 2), timeout)
     rank = dist.get_rank()
     place = axes.get_coord(rank)
     return Topology(
@@ -108,6 +121,7 @@ def create_topology(tensor: int, pipeline: int, expert: int = 1, *, sharing: int
         expert_group=experts,
         model_group=shared,
         replica_group=alike,
-        key_value_group=key_value_group(sharing),
+        key_value_group=key_value_group(sharing, timeout),
+        timeout=timeout,
         grid=grid,
     )

@@ -240,7 +240,7 @@ def _channels(topology: Topology, device: torch.device, chunks: int) -> dict[tup
         pairs = torch.cat([torch.stack((ranks[one], ranks[(one + 1) % stages]), dim=1) for one in these])
         border = next((one for one in these if stage in (one, (one + 1) % stages)), None)
         for activations in (True, False):
-            group = own_group(pairs.sort(dim=1).values)
+            group = own_group(pairs.sort(dim=1).values, topology.timeout)
             if border is None:
                 continue
             ends = own[border], own[(border + 1) % stages]
