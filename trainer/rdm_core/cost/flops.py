@@ -236,6 +236,7 @@ class Accelerator:
         memory_gib: Memory that a program can use, GiB.
         pattern: Regular expression that the driver's name of the device matches.
         bf16: It supports bf16.
+        fp8: It supports ``optimisation.fp8_recipe``: an NVIDIA GPU of compute capability 8.9 or higher.
     """
 
     name: str
@@ -243,6 +244,7 @@ class Accelerator:
     memory_gib: float
     pattern: str
     bf16: bool = True
+    fp8: bool = True
 
 
 # The first pattern that matches counts, so longer names come first.
@@ -256,28 +258,28 @@ ACCELERATORS = (
     Accelerator("H100-PCIe", 756.5, 79.6, r"\bH100\b.*PCIe"),
     Accelerator("H100", 989.4, 79.1, r"\bH100\b"),
     Accelerator("H20", 148.0, 95.1, r"\bH20\b"),
-    Accelerator("A100-80", 312.0, 79.2, r"\bA100\b.*80\s?G"),
-    Accelerator("A100-40", 312.0, 39.4, r"\bA100\b"),
-    Accelerator("A800", 312.0, 79.2, r"\bA800\b"),
-    Accelerator("A40", 149.7, 44.4, r"\bA40\b"),
-    Accelerator("A30", 165.0, 23.6, r"\bA30\b"),
-    Accelerator("A10G", 70.0, 22.1, r"\bA10G\b"),
-    Accelerator("A10", 125.0, 22.2, r"\bA10\b"),
+    Accelerator("A100-80", 312.0, 79.2, r"\bA100\b.*80\s?G", fp8=False),
+    Accelerator("A100-40", 312.0, 39.4, r"\bA100\b", fp8=False),
+    Accelerator("A800", 312.0, 79.2, r"\bA800\b", fp8=False),
+    Accelerator("A40", 149.7, 44.4, r"\bA40\b", fp8=False),
+    Accelerator("A30", 165.0, 23.6, r"\bA30\b", fp8=False),
+    Accelerator("A10G", 70.0, 22.1, r"\bA10G\b", fp8=False),
+    Accelerator("A10", 125.0, 22.2, r"\bA10\b", fp8=False),
     Accelerator("L40S", 362.1, 44.4, r"\bL40S\b"),
     Accelerator("L40", 181.0, 44.4, r"\bL40\b"),
     Accelerator("L4", 121.0, 22.0, r"\bL4\b"),
     Accelerator("RTX4090", 165.2, 23.6, r"\bRTX\s?4090\b"),
-    Accelerator("RTX3090", 71.0, 23.6, r"\bRTX\s?3090\b"),
-    Accelerator("V100-32", 125.0, 31.7, r"\bV100\b.*32\s?G", bf16=False),
-    Accelerator("V100-16", 125.0, 15.7, r"\bV100\b", bf16=False),
-    Accelerator("MI355X", 2500.0, 287.0, r"\bMI355X\b"),
-    Accelerator("MI325X", 1307.4, 255.0, r"\bMI325X\b"),
-    Accelerator("MI300X", 1307.4, 191.0, r"\bMI300X\b"),
+    Accelerator("RTX3090", 71.0, 23.6, r"\bRTX\s?3090\b", fp8=False),
+    Accelerator("V100-32", 125.0, 31.7, r"\bV100\b.*32\s?G", bf16=False, fp8=False),
+    Accelerator("V100-16", 125.0, 15.7, r"\bV100\b", bf16=False, fp8=False),
+    Accelerator("MI355X", 2500.0, 287.0, r"\bMI355X\b", fp8=False),
+    Accelerator("MI325X", 1307.4, 255.0, r"\bMI325X\b", fp8=False),
+    Accelerator("MI300X", 1307.4, 191.0, r"\bMI300X\b", fp8=False),
     # One GCD. A card has two, and programs see each as a device.
-    Accelerator("MI250X", 191.5, 63.9, r"\bMI250X\b"),
-    Accelerator("MI250", 181.0, 63.9, r"\bMI250\b"),
-    Accelerator("MI210", 181.0, 63.9, r"\bMI210\b"),
-    Accelerator("MI100", 92.3, 31.9, r"\bMI100\b"),
+    Accelerator("MI250X", 191.5, 63.9, r"\bMI250X\b", fp8=False),
+    Accelerator("MI250", 181.0, 63.9, r"\bMI250\b", fp8=False),
+    Accelerator("MI210", 181.0, 63.9, r"\bMI210\b", fp8=False),
+    Accelerator("MI100", 92.3, 31.9, r"\bMI100\b", fp8=False),
 )
 
 

@@ -251,6 +251,8 @@ def _verdict(job: Config, report: Report, accelerator: Accelerator | None) -> It
         return
     if job.optimisation.precision == "bf16" and not accelerator.bf16:
         yield f"[yellow]{accelerator.name} does not compute in bf16; use optimisation.precision=fp16.[/]"
+    if job.optimisation.fp8_recipe != "none" and not accelerator.fp8:
+        yield f"[yellow]{accelerator.name} does not train in fp8; use optimisation.fp8_recipe=none.[/]"
     if report.fits(accelerator):
         whole = accelerator.memory_gib
         yield f"[green]Fits[/] {accelerator.name}: {need:.1f} of {whole:g} GiB, {whole - need:.1f} left."

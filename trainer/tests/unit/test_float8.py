@@ -135,6 +135,15 @@ def test_a_dry_run_counts_two_copies_of_each_weight() -> None:
     assert both.memory.buffers - bf16.memory.buffers == 2 * products * both.blocks
 
 
+@pytest.mark.parametrize(
+    ("gpu", "trains"), [("A100-80", False), ("MI300X", False), ("L40S", True), ("H100", True)]
+)
+def test_a_dry_run_tells_which_gpus_do_not_train_in_fp8(gpu: str, trains: bool) -> None:
+    keys = ["engine=native", "parallel.zero_stage=1", "optimisation.fp8_recipe=tensorwise"]
+    done = CliRunner().invoke(cli, ["dry-run", str(CONFIGS / "llama3-8b.yaml"), "--gpu", gpu, *keys])
+    assert ("does not train in fp8" in done.output) is not trains
+
+
 @pytest.mark.parametrize("verb", [["tune", "--nodes", "1xH100:8"], ["profile"]])
 def test_the_planner_rejects_fp8(verb: list[str]) -> None:
     job = [str(CONFIGS / "llama3-8b.yaml"), "engine=native", "optimisation.fp8_recipe=tensorwise"]
