@@ -64,7 +64,7 @@ HARMLESS: tuple[Message, ...] = (
         "link-probe",
         "gcc",
         r"^collect2: error: ld returned 1 exit status|^\S*\bld: cannot find -l",
-        "a library is not there to link with; DeepSpeed probes so for what its operators may use",
+        "a library is not there to link with; so DeepSpeed finds what its operators may use",
     ),
     _harmless(
         "factory-twice",
