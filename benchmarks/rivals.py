@@ -24,26 +24,11 @@ __all__ = ["RIVALS", "MegatronCore", "Rival", "TorchTitan"]
 LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 1e-4, (0.9, 0.999), 1e-8, 0.01, 1.0
 
 
-class Shape(Protocol):
-    """A GPT, or a Llama if it has groups."""
-
-    layers: int
-    hidden: int
-    heads: int
-    sequence: int
-    groups: int | None
-    ffn: int | None
-
-    @property
-    def padded_vocabulary(self) -> int:
-        """Tokens in the vocabulary, padded."""
-
-
 class Rival(Protocol):
     """A trainer of a shape.
 
     Args:
-        shape: the model.
+        shape: one of train_throughput.py: a GPT, or a Llama if it has groups.
         batches: micro-batches (tokens, labels) on the device, both int64 [batch, sequence], used in turn.
         accumulation: micro-batches in a step.
         device: the device of the training.

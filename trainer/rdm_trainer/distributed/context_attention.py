@@ -155,8 +155,8 @@ class _ContextAttention(torch.autograd.Function):
         part, kernel, scale = ctx.part, ctx.kernel, ctx.scale
         gradient = gradients[0].contiguous()
         of_query = torch.zeros_like(query).unflatten(1, (2, -1))
-        # Keys and values. At most two blocks add to each, so the sum is rounded once in any precision. The
-        # sum over ranks and the own block each add roundings, as of any gradient that is reduced in 16 bits.
+        # Keys and values. At most two blocks add to each, so their sum is rounded once. The sum over ranks
+        # and the addition of the own block round it again, as with any gradient that is reduced in 16 bits.
         of_all = keys.new_zeros((2 * keys.shape[0], *keys.shape[1:]))
         for index, before in enumerate(part.before(query)):
             if before:

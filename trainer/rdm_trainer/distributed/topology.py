@@ -76,7 +76,8 @@ def own_group(rows: torch.Tensor, timeout: datetime.timedelta | None = None) -> 
     if not _splits_world():
         own, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)
         return own
-    # torch names a group by how many this rank has, so ranks in no row need one, too.
+    # torch counts a rank's groups to name the next one, and its members must agree on the name. So ranks in
+    # no row get a group, too.
     absent = torch.ones(dist.get_world_size(), dtype=torch.bool)
     absent[rows.flatten()] = False
     groups: list[list[int]] = []

@@ -32,7 +32,7 @@ def _cast(
         dimension: Scale along this dimension; the whole matrix alike if None.
     """
     size = matrix.abs()
-    # Rows first, because the kernel that makes the rows can then find their maxima.
+    # Rows first: a compiled kernel that computes whole rows of the matrix can then find their maxima, too.
     amax = size.amax(-1).amax() if dimension is None else size.amax(dimension, keepdim=True)
     # In float64, eager and compiled code divide alike.
     scale = (torch.finfo(dtype).max / amax.double().clamp(min=_EPSILON)).float()
