@@ -95,6 +95,13 @@ def test_losses_are_near_those_of_bf16(losses: dict[str, list[dict[str, Any]]], 
     assert fp8 != bf16
 
 
+def test_blocks_that_compute_again_give_the_same_losses() -> None:
+    fp8 = configure(BF16, FP8)
+    again = configure(fp8, {"parallel.activation_checkpointing": "full"})
+    (found,) = processes.run(1, training.losses, {"fp8": fp8, "again": again})
+    assert found["again"] == found["fp8"]
+
+
 def casts() -> dict[str, Any]:
     """Take two steps and evaluate; return how often each weight was cast, and the errors of the casts."""
     config = configure(BF16, FP8)
