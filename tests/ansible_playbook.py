@@ -148,7 +148,9 @@ def _play(request: dict[str, Any]) -> int:
         stream = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(stream, number)
         os.close(stream)
-    constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP")
+    # The default of this setting is a template with the other.
+    home = {"ANSIBLE_HOME": constants.config.get_config_value("ANSIBLE_HOME")}
+    constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP", variables=home)
     sys.argv = [str(Path(sys.executable).with_name("ansible-playbook")), *request["words"]]
     try:
         main()
