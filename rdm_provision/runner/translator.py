@@ -469,7 +469,8 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
     if "censored" in res:
         return "it failed; the details are hidden because they may contain secrets"
     for item in res.get("results") or ():
-        if isinstance(item, Mapping) and item.get("failed"):
+        # From ansible-core 2.21 on, callbacks see that an item failed from its exception only.
+        if isinstance(item, Mapping) and (item.get("failed") or item.get("exception")):
             label = item.get("_ansible_item_label", item.get("item"))
             named = f"{label}: " if isinstance(label, (str, int)) else ""
             return named + _why(item, unreachable=unreachable)

@@ -396,6 +396,15 @@ def test_an_end_without_a_root_cause_is_reported() -> None:
             },
             "2: bad",
         ),
+        # As ansible-core 2.21 shows it to callbacks.
+        (
+            "failed",
+            {
+                "msg": "One or more items failed",
+                "results": [{"item": 1}, {"item": 2, "exception": "(traceback unavailable)", "msg": "bad"}],
+            },
+            "2: bad",
+        ),
     ],
 )
 def test_why_a_task_went_wrong_is_one_line(kind: str, res: dict[str, Any], why: str) -> None:
