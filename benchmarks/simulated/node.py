@@ -101,7 +101,11 @@ class Node:
         result = MODULES[module](self, parameters)
         if not parameters["_ansible_check_mode"]:
             self.save()
-        return {"changed": False, "invocation": echo(parameters), **result}
+        answer = {"changed": False, "invocation": echo(parameters), **result}
+        # Before ansible-core 2.21, which has a setting for it, results always have it.
+        if not parameters.get("_ansible_inject_invocation", True):
+            del answer["invocation"]
+        return answer
 
     def kind(self, name: str) -> dict[str, Any]:
         """Return a part of the state, to change it."""
