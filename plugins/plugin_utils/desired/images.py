@@ -13,6 +13,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settin
     UPSTREAM,
     UPSTREAM_IMAGE,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import SOURCES
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 
@@ -64,11 +65,18 @@ def images_steps(
     needs, or those with a problem alone, so that they fail before others are loaded. `uninspected` is whether
     archives were not inspected, `imageless` whether there is no image to run, `mirrored` whether mirrors are
     desired or were added by an earlier run, and `others` whether there is more to do than to load archives.
+
+    Raises:
+        ValueError: an image has no known source. Preflight refuses that too, but a role can be used alone.
     """
-    of = {
-        source: [image for image in (*part.images, *part.plugin) if image.get("source") == source]
-        for source in ("archive", "registry", "build")
-    }
+    of: dict[str, list[dict[str, Any]]] = {source: [] for source in SOURCES}
+    for image in (*part.images, *part.plugin):
+        if image.get("source") not in SOURCES:
+            known = ", ".join(SOURCES)
+            raise ValueError(
+                f"image {image.get('name')} has the source {image.get('source')!r}: choose one of {known}"
+            )
+        of[image["source"]].append(image)
     inspected = [one for one in observed.result("images_inspection").get("results") or () if "problem" in one]
     # The results are valid if they are for exactly these archives.
     uninspected = not observed.planned or [one["item"] for one in inspected] != of["archive"]

@@ -188,6 +188,13 @@ def test_images_are_sorted_by_their_source() -> None:
     assert (found["archive"], found["registry"], found["build"]) == ([ARCHIVES[0]], [PULLED], [built])
 
 
+@pytest.mark.parametrize("image", [{"name": "d"}, {"name": "d", "source": "tape"}])
+def test_an_image_without_a_known_source_is_refused_and_not_left_out(image: dict[str, Any]) -> None:
+    """Entries of images_profiles are not in argument_specs."""
+    with pytest.raises(ValueError, match=r"^image d has the source (None|'tape'): choose one of registry"):
+        steps("images", images_profiles={"cpu": [image]}, rdm_accelerator="cpu")
+
+
 @pytest.mark.parametrize(
     ("given", "uninspected", "others"),
     [
