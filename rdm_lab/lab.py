@@ -223,15 +223,15 @@ def marked_processes(name: str) -> list[int]:
     return found
 
 
-def starting(name: str, directories_: Iterable[Files]) -> set[int]:
+def starting(name: str, all_files: Iterable[Files]) -> set[int]:
     """Return the processes that start this lab, whether of rdm-provision or of ansible-playbook alone."""
-    return {*marked_processes(name), *(pid for files in directories_ for pid in files.makers())}
+    return {*marked_processes(name), *(pid for files in all_files for pid in files.makers())}
 
 
-def end_interrupted_start(name: str, directories_: Iterable[Files]) -> bool:
+def end_interrupted_start(name: str, all_files: Iterable[Files]) -> bool:
     """End the processes of an interrupted start of this lab; return whether there were any."""
     deadline = time.monotonic() + END_TIMEOUT_S
-    found = starting(name, directories_)
+    found = starting(name, all_files)
     had = bool(found)
     while found:
         for pid in found:
@@ -244,7 +244,7 @@ def end_interrupted_start(name: str, directories_: Iterable[Files]) -> bool:
                 f"another start of lab {name!r} does not end: processes {', '.join(map(str, sorted(found)))}"
             )
         time.sleep(POLL_S)
-        found = starting(name, directories_)
+        found = starting(name, all_files)
     return had
 
 
@@ -425,18 +425,18 @@ def absent(engine: LabEngine, directory: Path, check: bool) -> dict[str, Any]:
     """Remove the lab, and its inventory from `directory` and where it was made; return the result."""
     directories = {directory, *(Path(path).absolute() for path in [engine.directory()] if path)}
     actions = [f"remove {what}" for what in engine.leftovers()]
-    directories_ = [Files(engine.name, directory) for directory in sorted(directories)]
-    actions += [f"remove {files.directory}" for files in directories_ if files.own.is_dir()]
+    all_files = [Files(engine.name, directory) for directory in sorted(directories)]
+    actions += [f"remove {files.directory}" for files in all_files if files.own.is_dir()]
     if check:
-        actions += [f"end process {pid}" for pid in sorted(starting(engine.name, directories_))]
+        actions += [f"end process {pid}" for pid in sorted(starting(engine.name, all_files))]
         return {"changed": bool(actions), "actions": actions}
-    if end_interrupted_start(engine.name, directories_):
+    if end_interrupted_start(engine.name, all_files):
         actions.append("end an interrupted start")
     sweep()
     sweep_builders(engine.docker)
-    for files in directories_:
+    for files in all_files:
         files.close_connections()
     engine.remove()
-    for files in directories_:
+    for files in all_files:
         files.remove()
     return {"changed": bool(actions), "actions": actions}

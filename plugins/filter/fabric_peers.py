@@ -93,8 +93,8 @@ def fabric_peers(
         raise AnsibleFilterError(str(error)) from error
     if all_pairs or len(nodes) <= int(above) or node not in nodes:
         return address_map  # the module reports a node that is not in it
-    peers_ = {node, *fabric_sample.peers_of(node, list(nodes), run, int(peers), int(above))}
-    return "".join(f"{name} {address}\n" for name, address in nodes.items() if name in peers_)
+    chosen = {node, *fabric_sample.peers_of(node, list(nodes), run, int(peers), int(above))}
+    return "".join(f"{name} {address}\n" for name, address in nodes.items() if name in chosen)
 
 
 class FilterModule:

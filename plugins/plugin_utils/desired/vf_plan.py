@@ -232,15 +232,15 @@ class _Owners:
 
     def by_address(self, address: str) -> tuple[str, str] | None:
         """Return node and VF; None if it is not an address of this cluster's VFs."""
-        index = vf_of(address)
-        node = self._nodes.get(index.address) if index and index.prefix == self._prefix else None
-        if index is None or node is None:
+        vf = vf_of(address)
+        node = self._nodes.get(vf.address) if vf and vf.prefix == self._prefix else None
+        if vf is None or node is None:
             return None
         one = self._wanted[node]
-        if index.function >= len(one.parents) or index.number >= one.number:
+        if vf.function >= len(one.parents) or vf.number >= one.number:
             return None
-        parent = one.parents[index.function]
-        return None if parent in one.pinned else (node, f"VF {index.number} of {parent}")
+        parent = one.parents[vf.function]
+        return None if parent in one.pinned else (node, f"VF {vf.number} of {parent}")
 
 
 def _seen(found: Mapping[str, Any], but_vfs: bool) -> Iterator[tuple[str, str]]:
