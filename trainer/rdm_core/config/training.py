@@ -37,6 +37,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _rates,
         _warmup_within_decay,
         _data,
+        _beginning,
     ]
     for one in checks:
         yield from as_far_as_it_fits(one(config))
