@@ -19,6 +19,7 @@ __all__ = [
     "TrainerError",
     "Unfit",
     "as_far_as_it_fits",
+    "divisors",
 ]
 
 # Exit codes of rdm-trainer, with the same meaning as those of rdm-provision.
@@ -81,3 +82,9 @@ def as_far_as_it_fits(problems: Iterator[str]) -> Iterator[str]:
     """Yield the problems that a check finds until it reads a key that does not fit its type."""
     with contextlib.suppress(Unfit):
         yield from problems
+
+
+def divisors(number: int) -> str:
+    """Return the divisors of a number for a sentence: ``1, 2 or 4``."""
+    *first, last = [str(other) for other in range(1, number + 1) if number % other == 0]
+    return f"{', '.join(first)} or {last}" if first else last

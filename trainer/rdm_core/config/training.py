@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rdm_core import float8
 from rdm_core.config.schema import Config
-from rdm_core.errors import TrainerError, Unfit, as_far_as_it_fits
+from rdm_core.errors import TrainerError, Unfit, as_far_as_it_fits, divisors
 
 __all__ = ["MOST_TRACED", "check", "check_program", "has_sound_data", "unsupported"]
 
@@ -82,10 +82,13 @@ def _model(config: Config) -> Iterator[str]:
     if model.attention_heads % tensor:
         yield (
             f"model.attention_heads {model.attention_heads} is not divisible by parallel.tensor {tensor}, "
-            "and each rank needs whole heads."
+            f"and each rank needs whole heads; take {divisors(model.attention_heads)}."
         )
     if model.experts is None and model.ffn_size % tensor:
-        yield f"model.ffn_hidden_size {model.ffn_size} is not divisible by parallel.tensor {tensor}."
+        yield (
+            f"model.ffn_hidden_size {model.ffn_size} is not divisible by parallel.tensor {tensor}; change "
+            "one."
+        )
 
 
 def _attention(config: Config) -> Iterator[str]:
@@ -559,7 +562,10 @@ def _world(config: Config, world: int) -> Iterator[str]:
         if layout * parallel.data != world:
             yield f"{axes} x data {parallel.data} = {layout * parallel.data}, but the world is {world}."
     elif world < layout or world % layout:
-        yield f"A world of {world} is not a multiple of {axes} = {layout} processes."
+        yield (
+            f"A world of {world} is not a multiple of {axes} = {layout} processes; start as many, or a "
+            "multiple of them, or change parallel."
+        )
     else:
         yield from _sharing_replicas(parallel.expert, world // layout)
         yield from _batch(config, world // layout)

@@ -326,6 +326,7 @@ def test_a_sound_configuration_has_no_problems() -> None:
         ({"name": "a/b"}, None, None, "name is 'a/b'"),
         ({"model__attention_heads": 3}, None, None, "hidden_size 64 is not divisible by"),
         ({"parallel__tensor": 8}, None, None, "attention_heads 4 is not divisible by parallel.tensor 8"),
+        ({"parallel__tensor": 8}, None, None, "take 1, 2 or 4."),
         ({"checkpoint__load": "a", "checkpoint__init_from": "b"}, None, None, "has load and init_from"),
         ({"model__ffn_hidden_size": 99, "parallel__tensor": 2}, None, None, "ffn_hidden_size 99"),
         ({"model__max_position_embeddings": 31}, None, None, "fewer than the 32 tokens"),

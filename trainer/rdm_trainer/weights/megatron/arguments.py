@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from rdm_core.config import ModelConfig
 from rdm_core.config.read import from_dict
-from rdm_core.errors import TrainerError
+from rdm_core.errors import TrainerError, divisors
 
 __all__ = ["arguments_of", "expert_ranks", "model_of", "refuse"]
 
@@ -273,11 +274,18 @@ def refuse(model: ModelConfig, tensor: int, pipeline: int) -> None:
         )
     for name, size in (("attention_heads", model.attention_heads), ("ffn", model.ffn_size)):
         if size % tensor:
-            raise TrainerError(f"The model's {name} {size} are not divisible by {tensor} tensor ranks.")
+            raise TrainerError(
+                f"The model's {name} {size} are not divisible by {tensor} tensor ranks; take "
+                f"{divisors(math.gcd(model.attention_heads, model.ffn_size))}."
+            )
     groups = model.query_groups or model.attention_heads
     if groups % tensor and tensor % groups:
         raise TrainerError(
-            f"{tensor} tensor ranks neither divide the model's {groups} query_groups nor are a multiple."
+            f"{tensor} tensor ranks neither divide the model's {groups} query_groups nor are a multiple; "
+            f"take {divisors(math.gcd(groups, model.ffn_size))}."
         )
     if model.layers % pipeline:
-        raise TrainerError(f"The model's {model.layers} layers are not divisible by {pipeline} stages.")
+        raise TrainerError(
+            f"The model's {model.layers} layers are not divisible by {pipeline} stages; take "
+            f"{divisors(model.layers)}."
+        )
