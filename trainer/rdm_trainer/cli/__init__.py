@@ -34,7 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "Let hosts that know no inventory find each other, and run a command.",
     ),
     "checkpoint": ("checkpoint:checkpoint", "Look into checkpoints, convert and repair them."),
-    "export": ("weights:export", "Write a checkpoint's weights in Hugging Face's format."),
+    "export": ("weights:export", "Write a checkpoint's weights for Hugging Face or Megatron."),
     "import": ("weights:import_", "Write the configuration that trains a published model."),
     "generate": ("weights:generate", "Let a checkpoint or a published model go on with a text."),
     "log": ("log:log", "Say what the logs of a training say, anybody's."),
@@ -109,7 +109,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     help="Print the versions.",
 )
 def cli() -> None:
-    """Train GPT, T5 and BERT over many GPUs with DeepSpeed: tensor, pipeline and data parallelism.
+    """Train GPT, Llama, Qwen, Mixtral, T5 and BERT over many GPUs, with DeepSpeed or torch alone.
 
     \b
     What would it need?     rdm-trainer dry-run gpt-1.3b.yaml --world 16 --gpu H200
