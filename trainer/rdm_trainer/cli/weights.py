@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from rdm_log.wording import size_text
 
@@ -15,6 +18,19 @@ _iteration = click.option(
     "--iteration", type=click.IntRange(min=0), help="The step.  [default: the newest complete one]"
 )
 _path = click.Path(path_type=Path)
+
+
+class _Finite(click.FloatRange):
+    """A finite number in a range; click's own takes ``nan`` as well."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number, or fail."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
+
+
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -27,7 +43,7 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 )
 @click.option(
     "--shard-size",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_Finite(min=0, min_open=True),
     default=5.0,
     show_default=True,
     metavar="GB",
@@ -68,17 +84,26 @@ def export(
     Llama, Mistral, Qwen2, Qwen3, Mixtral, T5 and BERT. For Megatron it is a release checkpoint in its format
     torch, without a tokenizer.
     """
+    others = ("shard_size",) if kind == "megatron" else ("tensor", "pipeline", "transformer_impl")
+    context = click.get_current_context()
+    for name in others:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} is not for --format {kind}; leave it out, or take the other "
+                "format."
+            )
+
     from rdm_trainer.weights import directory as hugging_face
     from rdm_trainer.weights.megatron import writing as megatron
     from rdm_trainer.weights.sources import open_source
 
     source = open_source(checkpoint, iteration)
-    name = _DTYPES[dtype] if dtype else None
+    stored = _DTYPES[dtype] if dtype else None
     if kind == "megatron":
         fused = transformer_impl == "transformer_engine"
-        size = megatron.write(source, directory, tensor=tensor, pipeline=pipeline, dtype=name, fused=fused)
+        size = megatron.write(source, directory, tensor=tensor, pipeline=pipeline, dtype=stored, fused=fused)
     else:
-        size = hugging_face.write(source, directory, dtype=name, shard_bytes=int(shard_size * 1e9))
+        size = hugging_face.write(source, directory, dtype=stored, shard_bytes=int(shard_size * 1e9))
     click.echo(f"{directory} has the weights of {source.where}, {size_text(size)}.")
 
 
@@ -114,7 +139,7 @@ def import_(directory: Path, config: Path) -> None:
 @click.option("--tokens", type=click.IntRange(min=1), default=64, show_default=True, help="New ones at most.")
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0),
+    type=_Finite(min=0),
     default=0.0,
     show_default=True,
     help="0 takes the likeliest token each time.",

@@ -27,7 +27,8 @@ class Generator:
         device: Where it runs; by default a GPU, if there is one.
 
     Raises:
-        TrainerError: It has no tokenizer, or is a BERT, or a T5 whose sentinels its tokenizer lacks.
+        TrainerError: It has no tokenizer, or is a BERT, or a T5 whose sentinels its tokenizer lacks; or the
+            device cannot be used.
 
     Attributes:
         goes_on: Its text continues a prompt; a T5's answers it.
@@ -43,9 +44,12 @@ class Generator:
             )
         self.goes_on = source.model.kind == "gpt"
         if source.tokenizer is None:
-            raise TrainerError(f"{source.where} names no tokenizer; data.tokenizer of its job says which.")
+            raise TrainerError(
+                f"{source.where} has no tokenizer; give a job with data.tokenizer, or an export to Hugging "
+                "Face's format, with a tokenizer.json in its directory."
+            )
         self._tokenizer = load(source.tokenizer)
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = _device(device)
         # Rotary positions may go beyond a sample's length.
         longest = source.model.max_position_embeddings or source.model.seq_length
         self._longest = longest
@@ -143,6 +147,18 @@ class Generator:
             logits = self._model((encoder, torch.tensor([made], device=self._device)))[0, -1].float()
             made.append(_chosen(logits, temperature, top_k, generator))
             yield made[-1]
+
+
+def _device(name: str | None) -> torch.device:
+    """Return the device of a name; by default a GPU, if there is one."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).tolist()
+    except (AssertionError, AttributeError, ImportError, RuntimeError) as error:
+        why = str(error).partition("\n")[0].rstrip(".")
+        raise TrainerError(f"The device {name} cannot be used here ({why}); take cpu.") from None
+    return device
 
 
 def _chosen(logits: torch.Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:

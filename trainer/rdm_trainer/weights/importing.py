@@ -12,6 +12,7 @@ import yaml
 from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 from rdm_trainer import models
+from rdm_trainer.checkpoint import files
 from rdm_trainer.weights.sources import CONFIG, open_published
 
 __all__ = ["configuration"]
@@ -28,6 +29,11 @@ def configuration(directory: Path) -> str:
     """
     where = directory.expanduser().resolve()
     source = open_published(where)
+    if source is None and files.complete_steps([files.scan(files.checkpoints_of(where))]):
+        raise TrainerError(
+            f"{directory} is a job's directory, whose weights need no import; give it as "
+            "checkpoint.init_from of another job with the same model."
+        )
     if source is None:
         raise TrainerError(
             f"{directory} has no {CONFIG}, and no checkpoint of Megatron's; give a model's directory in "

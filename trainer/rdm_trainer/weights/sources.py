@@ -83,6 +83,11 @@ def open_published(
         None: There is neither a ``config.json`` nor a checkpoint of Megatron's.
     """
     if (where / CONFIG).is_file():
+        if iteration is not None:
+            raise TrainerError(
+                f"{where} is a model in Hugging Face's format, which has no iteration {iteration}; leave it "
+                "out."
+            )
         return HuggingFaceSource(where)
     if not reading.is_checkpoint(where):
         return None
@@ -171,12 +176,16 @@ class CheckpointSource:
     def __init__(self, where: Path, iteration: int | None = None) -> None:
         directory = files.checkpoints_of(where)
         steps = files.complete_steps([files.scan(directory)])
-        chosen = max(steps, default=None) if iteration is None else iteration
-        if chosen is None or chosen not in steps:
-            what = "checkpoint" if iteration is None else f"checkpoint of iteration {iteration}"
+        if not steps:
             raise TrainerError(
-                f"{where} has neither a complete {what} nor a config.json; give a job's directory (see "
+                f"{where} has neither a complete checkpoint nor a config.json; give a job's directory (see "
                 "`rdm-trainer checkpoint list`), or a model's in Hugging Face's format."
+            )
+        chosen = max(steps) if iteration is None else iteration
+        if chosen not in steps:
+            raise TrainerError(
+                f"{where} has no complete checkpoint of iteration {chosen}, but of "
+                f"{', '.join(map(str, sorted(steps)))}; take one of them."
             )
         self.where = directory / files.tag(chosen)
         self.iteration = chosen

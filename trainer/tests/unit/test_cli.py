@@ -88,6 +88,26 @@ def test_problems_are_sentences_and_the_code_is_3(capsys: pytest.CaptureFixture[
     assert any("attention_heads 25 is not divisible by parallel.tensor 3" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("export", "a", "b", "--tensor", "2"), "--tensor is not for --format huggingface"),
+        (
+            ("export", "a", "b", "--format", "megatron", "--shard-size", "1"),
+            "--shard-size is not for --format megatron",
+        ),
+        (("export", "a", "b", "--shard-size", "nan"), "nan is not a finite number"),
+        (("generate", "a", "b", "--temperature", "inf"), "inf is not a finite number"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (3, "")
+    assert words in err
+
+
 def test_problems_are_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "config", "no-such.yaml", "--json")
     assert (code, err) == (3, "")

@@ -227,6 +227,8 @@ def test_a_text_goes_on_as_transformers_lets_it(
     with pytest.raises(SystemExit, match="0"):
         main(["generate", str(tmp_path / "hf"), "w3 w7 w11", "--tokens", "4", "--device", "cpu"])
     assert capsys.readouterr().out.startswith("w3 w7 w11")
+    with pytest.raises(TrainerError, match=r"The device tpu cannot be used here .*; take cpu\."):
+        Generator(open_source(tmp_path / "hf"), "tpu")
     with pytest.raises(SystemExit, match="0"):
         main(["import", str(tmp_path / "hf"), str(tmp_path / "job.yaml")])
     job = load(tmp_path / "job.yaml", ["data.mock=true", "optimisation.train_iterations=1"])
@@ -305,6 +307,10 @@ def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match=r"neither a complete checkpoint nor a config.json"):
         open_source(tmp_path)
     directory.write(shaken(LLAMA), tmp_path / "llama")
+    with pytest.raises(TrainerError, match="has no iteration 3"):
+        open_source(tmp_path / "llama", 3)
+    with pytest.raises(TrainerError, match=r"llama has no tokenizer; give a job with data.tokenizer"):
+        Generator(open_source(tmp_path / "llama"))
     with pytest.raises(TrainerError, match="is there already"):
         directory.write(shaken(LLAMA), tmp_path / "llama")
     with pytest.raises(TrainerError, match=r"model.layers is 3 here and 2 there; configure that model"):
