@@ -62,6 +62,8 @@ def model_config(found: Mapping[str, Any], source: str) -> ModelConfig:
             )
     except KeyError as error:
         raise TrainerError(f"{source} lacks {error}, so it is no {kind}'s config.json.") from None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TrainerError(f"{source} has a value of another type than a {kind}'s: {error}.") from None
     return from_dict({"model": {key: value for key, value in shape.items() if value is not None}}).model
 
 

@@ -124,7 +124,10 @@ class HuggingFaceSource:
         """Return the file of each tensor."""
         index = self.where / INDEX
         if index.is_file():
-            return dict(_json(index)["weight_map"])
+            files_of = _json(index).get("weight_map")
+            if not isinstance(files_of, dict) or not all(isinstance(file, str) for file in files_of.values()):
+                raise TrainerError(f"{index} has no weight_map that names the file of each tensor.")
+            return files_of
         single = self.where / "model.safetensors"
         if not single.is_file():
             raise TrainerError(
@@ -255,10 +258,12 @@ def _plain(model: ModelConfig) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise TrainerError(f"{path} cannot be read: {error}.") from None
+    if not isinstance(found, dict):
+        raise TrainerError(f"{path} cannot be read: it must hold a JSON object.")
+    return found
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.weights import directory, families
 from rdm_trainer.weights.generation import Generator
 from rdm_trainer.weights.importing import configuration
-from rdm_trainer.weights.sources import INDEX, HuggingFaceSource, fill, open_source, require_model
+from rdm_trainer.weights.sources import CONFIG, INDEX, HuggingFaceSource, fill, open_source, require_model
 
 GPT2 = ModelConfig(
     layers=2,
@@ -277,6 +277,26 @@ def test_an_imported_t5_answers_and_trains_with_its_tokenizers_sentinels(
     assert len(checks(job)) == 1
     longer = load(tmp_path / "job.yaml", [*changes, "model.seq_length=512"])
     assert "The tokenizer has 3 sentinels, but" in checks(longer)[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        (CONFIG, [1], "must hold a JSON object"),
+        (
+            CONFIG,
+            families.config_json(LLAMA, dtype="float32") | {"rope_theta": "x"},
+            "another type than a llama",
+        ),
+        (INDEX, {}, "has no weight_map"),
+    ],
+)
+def test_a_damaged_json_file_is_one_sentence(file: str, content: Any, words: str, tmp_path: Path) -> None:
+    sound = families.config_json(LLAMA, dtype="float32")
+    for name, written in ((CONFIG, sound), (file, content)):
+        (tmp_path / name).write_text(json.dumps(written))
+    with pytest.raises(TrainerError, match=words):
+        open_source(tmp_path)
 
 
 def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
