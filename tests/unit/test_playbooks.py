@@ -85,6 +85,19 @@ def _tasks(entries: Any) -> Iterator[dict[str, Any]]:
             yield from _tasks(entry.get(inner) or ())
 
 
+def test_a_role_imports_its_tasks_by_their_whole_path() -> None:
+    """Else Ansible takes `tasks/NAME.yml` of the working directory for an import within imported tasks."""
+    files = [path for path in ROLES.glob("*/tasks/*.yml") if "import_tasks" in path.read_text()]
+    imports = [
+        task["ansible.builtin.import_tasks"]
+        for path in files
+        for task in _tasks(_read(path))
+        if "ansible.builtin.import_tasks" in task
+    ]
+    assert len(imports) > 20
+    assert all(file.startswith("{{ role_path }}/tasks/") for file in imports)
+
+
 def test_what_the_all_reduce_lacks_is_refused_before_anything_is_measured() -> None:
     """Planned and asked of all nodes by the tasks that start it, short of the start."""
     parts = [
@@ -93,7 +106,7 @@ def test_what_the_all_reduce_lacks_is_refused_before_anything_is_measured() -> N
     ]
     assert parts == ["collective_agree", "parts/measure.yml", "rdma", "collective"]
     tasks = {name: _read(ROLES / f"job/tasks/{name}.yml") for name in ("agree", "start")}
-    assert tasks["start"][0]["ansible.builtin.import_tasks"] == "agree.yml"
+    assert tasks["start"][0]["ansible.builtin.import_tasks"] == "{{ role_path }}/tasks/agree.yml"
     verbs = [task["rdm.provision.job"]["verb"] for task in tasks["agree"] if "rdm.provision.job" in task]
     assert verbs == ["check"]
     before, after = (
@@ -164,7 +177,7 @@ def test_a_node_whose_shell_waits_at_login_keeps_no_verb_for_ever() -> None:
         if imported:
             role, tasks = first["vars"]["__role"], first["vars"]["__tasks"]
             limited, steps = first["vars"].get("__timeout"), _read(ROLES / role / "tasks" / f"{tasks}.yml")
-            gathers = steps[0].get("ansible.builtin.import_tasks") == "gather.yml"
+            gathers = str(steps[0].get("ansible.builtin.import_tasks")).endswith("/gather.yml")
         else:
             limited, steps = first.get("timeout") or first.get("become") is True, first["tasks"]
             roles = [task.get("ansible.builtin.import_role", {}) for task in steps]
