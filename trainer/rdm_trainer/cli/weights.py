@@ -97,7 +97,7 @@ def export(
     from rdm_trainer.weights.megatron import writing as megatron
     from rdm_trainer.weights.sources import open_source
 
-    source = open_source(checkpoint, iteration)
+    source = open_source(checkpoint, iteration, verify=True)
     stored = _DTYPES[dtype] if dtype else None
     if kind == "megatron":
         fused = transformer_impl == "transformer_engine"
@@ -166,7 +166,7 @@ def generate(
     from rdm_trainer.weights.generation import Generator
     from rdm_trainer.weights.sources import open_source
 
-    generator = Generator(open_source(checkpoint, iteration), device)
+    generator = Generator(open_source(checkpoint, iteration, verify=True), device)
     if generator.goes_on:
         sys.stdout.write(prompt)
     for piece in generator.text(prompt, tokens, temperature=temperature, top_k=top_k, seed=seed):

@@ -61,17 +61,18 @@ class Source(Protocol):
         """
 
 
-def open_source(where: Path, iteration: int | None = None) -> Source:
+def open_source(where: Path, iteration: int | None = None, *, verify: bool = False) -> Source:
     """Open weights.
 
     Args:
         where: A job's directory, its checkpoints directory, a Hugging Face directory, or one of Megatron's.
         iteration: The checkpoint's iteration; that of the newest complete one by default.
+        verify: Compare a checkpoint of ours with its checksums first, which reads all of it.
 
     Raises:
-        TrainerError: There are none, or their model is not known here.
+        TrainerError: There are none, their model is not known here, or a file is damaged.
     """
-    return open_published(where, iteration) or CheckpointSource(where, iteration)
+    return open_published(where, iteration) or CheckpointSource(where, iteration, verify=verify)
 
 
 def open_published(
@@ -173,10 +174,10 @@ class CheckpointSource:
     """A complete checkpoint of ours; all its files must be here.
 
     Raises:
-        TrainerError: There is none, or it does not say what its model is.
+        TrainerError: There is none, it does not say what its model is, or a file is damaged.
     """
 
-    def __init__(self, where: Path, iteration: int | None = None) -> None:
+    def __init__(self, where: Path, iteration: int | None = None, *, verify: bool = False) -> None:
         directory = files.checkpoints_of(where)
         steps = files.complete_steps([files.scan(directory)])
         if not steps:
@@ -203,6 +204,8 @@ class CheckpointSource:
         precision = str(steps[chosen].layout["precision"])
         self.dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[precision]
         self._names = set(steps[chosen].files)
+        if verify:
+            damage.refuse(self.where, self._names)
         self._weights = WholeWeights(self.where, steps[chosen].layout)
 
     def whole(self, name: str) -> torch.Tensor:

@@ -92,5 +92,16 @@ def test_the_command_exports_what_transformers_computes_alike(
     assert torch.equal(theirs.state_dict()[name], open_source(job).whole("3.mlp.fc1.weight")[1].bfloat16())
     with pytest.raises(SystemExit, match="3"):
         main(["export", str(job), str(tmp_path / "bf16")])
+    shutil.copytree(job / CHECKPOINTS, tmp_path / "damaged")
+    largest = max((tmp_path / "damaged").glob("*/*"), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    middle = slice(len(content) // 2, len(content) // 2 + 256)
+    content[middle] = bytes(byte ^ 1 for byte in content[middle])
+    largest.write_bytes(content)
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="1"):
+        main(["export", str(tmp_path / "damaged"), str(tmp_path / "none")])
+    assert f"is damaged in {largest.name};" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
     with pytest.raises(SystemExit, match="0"):
         main(["import", str(tmp_path / "bf16"), str(tmp_path / "job.yaml")])
