@@ -37,7 +37,7 @@ from tests.unit.rdm_provision.conftest import MakeInventory
 
 NOW = 2_000_000.0
 # As docs/launchers.md describes it.
-TOLD: dict[str, Any] = {
+REPORTED: dict[str, Any] = {
     "version": 1,
     "job": "demo-1",
     "state": "running",
@@ -63,7 +63,7 @@ TOLD: dict[str, Any] = {
     },
 }
 FAILED: dict[str, Any] = {
-    **TOLD,
+    **REPORTED,
     "state": "failed",
     "reason": "rank 5 on n2 was killed",
     "nodes": {"n1": "done", "n2": "failed"},
@@ -73,7 +73,7 @@ FAILED: dict[str, Any] = {
 
 
 def state(**changes: Any) -> JobState:
-    return JobState.of({**TOLD, **changes}, "/var/lib/rdm/rdm", NOW)
+    return JobState.of({**REPORTED, **changes}, "/var/lib/rdm/rdm", NOW)
 
 
 def screen(*, terminal: bool = False) -> Console:
@@ -119,13 +119,13 @@ def test_the_speed_of_a_program_whose_tokens_nobody_knows_is_its_steps() -> None
 
 def test_of_several_words_on_a_job_its_masters_counts(make_inventory: MakeInventory) -> None:
     cluster = Cluster.load(make_inventory("n1", "n2"))
-    older = {**TOLD, "job": "demo-0", "started": NOW - 900}
+    older = {**REPORTED, "job": "demo-0", "started": NOW - 900}
     result = RunResult(
         verb="jobs",
         returned={
             "rdm.provision.job": {
-                "n2": [{"jobs": [{**TOLD, "state": "failed"}], "directory": "/d"}],
-                "n1": [{"jobs": [older, TOLD], "directory": "/d"}],
+                "n2": [{"jobs": [{**REPORTED, "state": "failed"}], "directory": "/d"}],
+                "n1": [{"jobs": [older, REPORTED], "directory": "/d"}],
             }
         },
     )
@@ -187,7 +187,7 @@ def test_only_jobs_that_ended_long_ago_by_their_masters_word_are_pruned(
     day = 86400.0
 
     def job(name: str, state: str, ended: float | None, **more: Any) -> dict[str, Any]:
-        return {**TOLD, "job": name, "state": state, "started": NOW - 99 * day, "ended": ended, **more}
+        return {**REPORTED, "job": name, "state": state, "started": NOW - 99 * day, "ended": ended, **more}
 
     answers = [
         job("old", "finished", NOW - 40 * day),
@@ -232,7 +232,7 @@ def test_prune_shows_what_goes_and_prompts(
     answer: str,
     removes: bool,
 ) -> None:
-    ended = {**TOLD, "state": "finished", "started": NOW - 9e6, "ended": NOW - 8e6}
+    ended = {**REPORTED, "state": "finished", "started": NOW - 9e6, "ended": NOW - 8e6}
     size = {"removed": [{"job": "demo-1", "bytes": 3 << 30}], "kept": []}
     kept = {"removed": [], "kept": [{"job": "demo-1", "reason": "its agent is still at work"}]}
     requested: list[tuple[str, bool]] = []
@@ -329,7 +329,7 @@ def test_nothing_is_pruned_after_a_run_that_did_not_come_to_its_end(
     code: int,
     ends_at: int,
 ) -> None:
-    ended = {**TOLD, "state": "finished", "started": NOW - 9e6, "ended": NOW - 8e6}
+    ended = {**REPORTED, "state": "finished", "started": NOW - 9e6, "ended": NOW - 8e6}
     queried: list[bool] = []
 
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, None]:
@@ -363,15 +363,15 @@ def test_nothing_is_pruned_after_a_run_that_did_not_come_to_its_end(
 @pytest.mark.parametrize(
     ("words", "answers", "limits"),
     [
-        (["demo-1", "--verdict"], {"n1": TOLD}, ["n1"]),
-        (["demo-1", "--watch"], {"n1": TOLD}, ["n1"]),
+        (["demo-1", "--verdict"], {"n1": REPORTED}, ["n1"]),
+        (["demo-1", "--watch"], {"n1": REPORTED}, ["n1"]),
         # The master does not have the job or does not answer; or it is of a job whose master is another.
-        (["demo-1", "--json"], {"n2": TOLD | {"master": "n2"}}, ["n1", ""]),
-        (["demo-1"], {"n1": TOLD | {"master": "n2"}, "n2": TOLD | {"master": "n2"}}, ["n1", ""]),
-        (["demo-1"], {"n2": TOLD}, ["n1", ""]),
+        (["demo-1", "--json"], {"n2": REPORTED | {"master": "n2"}}, ["n1", ""]),
+        (["demo-1"], {"n1": REPORTED | {"master": "n2"}, "n2": REPORTED | {"master": "n2"}}, ["n1", ""]),
+        (["demo-1"], {"n2": REPORTED}, ["n1", ""]),
         # --limit selects the queried nodes; a list of jobs queries all.
-        (["demo-1", "--limit", "n2"], {"n2": TOLD}, ["n2"]),
-        ([], {"n1": TOLD}, [""]),
+        (["demo-1", "--limit", "n2"], {"n2": REPORTED}, ["n2"]),
+        ([], {"n1": REPORTED}, [""]),
     ],
 )
 def test_a_jobs_master_is_queried_and_the_others_only_when_it_does_not_know(
@@ -469,7 +469,7 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
 ) -> None:
     # The master's report counts: the other node does not know the last checkpoint.
     reported = {
-        node: [{"known": True, "job": {**TOLD, "state": "stopped", "progress": {"checkpoint": saved}}}]
+        node: [{"known": True, "job": {**REPORTED, "state": "stopped", "progress": {"checkpoint": saved}}}]
         for node, saved in (("n2", 20), ("n1", checkpoint))
     }
     nodes = {node: NodeRecap(ok=1, changed=changed) for node in ("n1", "n2")}
@@ -500,7 +500,7 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
 def test_unknown_checkpoints_are_not_shown(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, node: str, changes: Any, words: str
 ) -> None:
-    reported = {node: [{"known": True, "job": {**TOLD, "state": "stopped", **changes}}]}
+    reported = {node: [{"known": True, "job": {**REPORTED, "state": "stopped", **changes}}]}
     nodes = {node: NodeRecap(ok=1, changed=1)}
     result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": reported})
     monkeypatch.setattr(live, "watch", lambda *_, **__: result)
@@ -541,7 +541,7 @@ def test_a_node_without_the_job_gets_its_nodes(
             verb="logs", nodes={"n3": NodeRecap(ok=1)}, returned={"rdm.provision.job": {"n3": [found]}}
         )
 
-    job = {**TOLD, "launcher": launcher, "nodes": dict.fromkeys(nodes.split(), "running")}
+    job = {**REPORTED, "launcher": launcher, "nodes": dict.fromkeys(nodes.split(), "running")}
     everywhere = answer(known=True, job=job, directory="/jobs")
     monkeypatch.setattr(job_view, "read", lambda *_, **__: (answer(known=False, ended=True), {}))
     monkeypatch.setattr(job_view, "watch", lambda run, *_, **__: (everywhere, run.spec.limit))
@@ -587,7 +587,7 @@ def test_a_jobs_slurm_submit_host_is_queried_in_the_same_run(
 
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, JobState | None]:
         queried.append(run.spec.limit)
-        reported = {"gate": [{"job": TOLD | {"launcher": "slurm", "master": "n3"}, "directory": "/jobs"}]}
+        reported = {"gate": [{"job": REPORTED | {"launcher": "slurm", "master": "n3"}, "directory": "/jobs"}]}
         result = RunResult(verb="jobs", nodes={}, returned={"rdm.provision.job": reported})
         return result, JobVerbs().job_states(result)[0]
 
@@ -603,7 +603,7 @@ def test_a_jobs_slurm_submit_host_is_queried_in_the_same_run(
 
 
 def retry(**more: Any) -> dict[str, Any]:
-    details = {"host": "n1", "resolved_action": "rdm.provision.job", "res": {"job": TOLD, "ended": False}}
+    details = {"host": "n1", "resolved_action": "rdm.provision.job", "res": {"job": REPORTED, "ended": False}}
     return {"event": "runner_retry", "event_data": {**details, **more}, "stdout": ""}
 
 
@@ -732,8 +732,8 @@ def test_what_makes_sense_next_follows_from_the_state(changes: dict[str, Any], c
 def test_without_a_terminal_each_step_is_a_line_and_printed_once() -> None:
     console = screen()
     view = job_view.JobView(console, "demo")
-    later = {**TOLD, "progress": {**TOLD["progress"], "iteration": 40, "loss": 8.0}}
-    for record in (TOLD, TOLD, later):
+    later = {**REPORTED, "progress": {**REPORTED["progress"], "iteration": 40, "loss": 8.0}}
+    for record in (REPORTED, REPORTED, later):
         view.handle(JobUpdate(1.0, "n1", JobState.of(record, "/d", NOW)))
     assert console.export_text().splitlines() == [
         "demo-1  running  30/50  loss 8.9100  46.8 k tokens/s",
@@ -763,7 +763,7 @@ def test_a_watch_prints_when_the_verdict_changes_and_not_that_all_is_well() -> N
     view = job_view.JobView(console, "demo")
     begins = {**WELL, "verdict": "starting"}
     for verdict in (begins, WELL, WELL, SLOW, {**SLOW, "reason": "Another."}, WELL):
-        view.handle(JobUpdate(1.0, "n1", JobState.of({**TOLD, "verdict": verdict}, "/d", NOW)))
+        view.handle(JobUpdate(1.0, "n1", JobState.of({**REPORTED, "verdict": verdict}, "/d", NOW)))
     assert console.export_text().splitlines() == [
         "demo-1  running  30/50  loss 8.9100  46.8 k tokens/s",
         "demo-1  suspect  Rank 5 on n2 is slow.",
@@ -774,16 +774,16 @@ def test_a_watch_prints_when_the_verdict_changes_and_not_that_all_is_well() -> N
 
 def test_a_job_and_the_list_of_jobs_show_the_verdict() -> None:
     console = screen()
-    state_ = JobState.of({**TOLD, "verdict": SLOW}, "/d", NOW)
+    state_ = JobState.of({**REPORTED, "verdict": SLOW}, "/d", NOW)
     job_view.ending(console, state_)
-    job_view.table(console, [state_, JobState.of(TOLD, "/d", NOW)], NOW)
+    job_view.table(console, [state_, JobState.of(REPORTED, "/d", NOW)], NOW)
     text = console.export_text(clear=False)
     assert "suspect  Rank 5 on n2 is slow.\n  GPU 1 of n2 is throttled by heat." in text
     assert re.search(r"job +state +verdict +iteration", text)
     assert re.search(r"demo-1 +running +suspect +30/50", text)
     assert re.search(r"demo-1 +running +- +30/50", text)
     # Doubts about a finished job's result are shown; its end is shown already.
-    done = {**TOLD, "state": "finished", "ended": NOW}
+    done = {**REPORTED, "state": "finished", "ended": NOW}
     for verdict, is_shown in ((SLOW, True), ({**WELL, "verdict": "finished"}, False)):
         console = screen()
         job_view.ending(console, JobState.of({**done, "verdict": verdict}, "/d", NOW))
@@ -794,14 +794,14 @@ def test_a_job_and_the_list_of_jobs_show_the_verdict() -> None:
 def test_scripts_get_the_verdict_as_exit_code(
     capsys: pytest.CaptureFixture[str], verdict: dict[str, Any], code: int
 ) -> None:
-    state_ = JobState.of({**TOLD, "verdict": verdict}, "/d", NOW)
+    state_ = JobState.of({**REPORTED, "verdict": verdict}, "/d", NOW)
     assert jobs_verb._verdict(state_, as_json=False) == code
     assert capsys.readouterr().out.splitlines()[0] == f"{verdict['verdict']}: {verdict['reason']}"
     assert jobs_verb._verdict(state_, as_json=True) == code
     result = json.loads(capsys.readouterr().out)
     assert (result["job"], result["verdict"], result["exit_code"]) == ("demo-1", verdict["verdict"], code)
     with pytest.raises(InputError, match="no verdict on demo-1"):
-        jobs_verb._verdict(JobState.of(TOLD, "/d", NOW), as_json=False)
+        jobs_verb._verdict(JobState.of(REPORTED, "/d", NOW), as_json=False)
 
 
 def test_lines_of_many_ranks_are_folded_with_a_count() -> None:
@@ -846,13 +846,13 @@ def test_nothing_that_a_job_wrote_is_obeyed_by_the_terminal(capsys: pytest.Captu
     words = f"{title}\x1b[2Jlast\x9b31m words"
     evaluated = {"verdict": "suspect", "reason": words, "evidence": [words, words], "exit_code": 4}
     failure = {"node": "n2", "rank": 5, "reason": words, "lines": [words]}
-    bad = JobState.of({**TOLD, "state": "failed", "reason": words, "failures": [failure]}, "/d", NOW)
+    bad = JobState.of({**REPORTED, "state": "failed", "reason": words, "failures": [failure]}, "/d", NOW)
     job_view.lines("n1", f"{words}\rbar\n", ["n1"])
     assert job_view.folded({"n1": words}) == ["last words  [n1]"]
-    jobs_verb._verdict(JobState.of({**TOLD, "verdict": evaluated}, "/d", NOW), as_json=False)
+    jobs_verb._verdict(JobState.of({**REPORTED, "verdict": evaluated}, "/d", NOW), as_json=False)
     job_view.ending(view.out(), bad)
     job_view.JobView(view.out(), "demo")._print_verdict(
-        JobState.of({**TOLD, "verdict": evaluated}, "/d", NOW)
+        JobState.of({**REPORTED, "verdict": evaluated}, "/d", NOW)
     )
     shown = capsys.readouterr().out
     assert shown.startswith("last words\nbar\nsuspect: last words\n  last words\n")
@@ -863,7 +863,7 @@ def test_nothing_that_a_job_wrote_is_obeyed_by_the_terminal(capsys: pytest.Captu
 def test_on_a_terminal_bar_figures_and_nodes_are_in_place() -> None:
     console = screen(terminal=True)
     view = job_view.JobView(console, "demo")
-    view.state = JobState.of({**TOLD, "restarts": 2}, "/d", NOW)
+    view.state = JobState.of({**REPORTED, "restarts": 2}, "/d", NOW)
     console.print(view)
     text = console.export_text()
     assert "demo-1  running  restarted 2 times  60 s" in text.replace("1 min 00 s", "60 s")
@@ -876,7 +876,7 @@ def test_many_nodes_are_counted() -> None:
     console = screen(terminal=True)
     view = job_view.JobView(console, "demo")
     nodes = {f"n{rank}": "lost" if rank == 7 else "running" for rank in range(40)}
-    view.state = JobState.of({**TOLD, "nodes": nodes}, "/d", NOW)
+    view.state = JobState.of({**REPORTED, "nodes": nodes}, "/d", NOW)
     console.print(view)
     assert "39 running, 1 lost" in console.export_text()
 

@@ -41,7 +41,7 @@ TINY = {
     "data": {"mock": True},
 }
 BARE = ("-e", "rdm_runtime=host", "-e", "my_ip=10.77.0.100")
-TOLD = {
+REPORTED = {
     "version": 1,
     "job": "demo-1",
     "launcher": "no_ssh",
@@ -100,7 +100,7 @@ class World:
 
     def fails_with(self, state: str, **more: Any) -> None:
         """Make every run find a job in this state."""
-        self.ends(job={**TOLD, "state": state, "ended": None if state == "running" else 5.0, **more})
+        self.ends(job={**REPORTED, "state": state, "ended": None if state == "running" else 5.0, **more})
 
 
 State = Callable[[World], list[str]]
@@ -417,7 +417,7 @@ def nothing_was_measured(world: World) -> list[str]:
 @gives("rdm_provision/cli/verbs/profile.py: tune VALUE")
 def a_cluster_is_measured(world: World) -> list[str]:
     measured = {"measured": profiled("A10")}
-    world.ends(reported={"facts": {"gpu": "A10"}, "job": {**TOLD, "progress": measured}})
+    world.ends(reported={"facts": {"gpu": "A10"}, "job": {**REPORTED, "progress": measured}})
     return ["profile", *world.cluster(), world.config()]
 
 
