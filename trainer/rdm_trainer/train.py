@@ -27,6 +27,7 @@ from rdm_core.heartbeat import NODE_VARIABLE, HeartbeatWriter
 from rdm_core.progress import Progress
 from rdm_trainer import metrics, process
 from rdm_trainer.checkpoint.files import CHECKPOINTS, scan
+from rdm_trainer.checkpoint.storage import Storage
 from rdm_trainer.checkpoint.store import Checkpoints
 from rdm_trainer.compute_time import ComputeTime
 from rdm_trainer.data import loaders
@@ -42,7 +43,7 @@ from rdm_trainer.profiler import Profiler
 from rdm_trainer.prometheus import exporting
 from rdm_trainer.step_trace import StepTrace
 from rdm_trainer.tracker import Tracker
-from rdm_trainer.weights.sources import fill, open_source, require_model
+from rdm_trainer.weights.sources import CheckpointSource, fill, open_source, require_model
 
 __all__ = ["Training", "run"]
 
@@ -254,6 +255,9 @@ class Training:
         error = self._collective.first_error(error)
         if error is not None or source is None:
             raise TrainerError(f"checkpoint.init_from cannot be taken: {error}")
+        storage = Storage(source.where.parent, self._collective, create=False)
+        # Only our own checkpoints have checksums.
+        storage.verify(source.where.name, source.sizes if isinstance(source, CheckpointSource) else {})
         self._announce(f"  the weights are those of {source.where}")
         return fill(source)
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rdm_core.errors import FAILED, TrainerError
-from rdm_trainer.checkpoint import files
+from rdm_trainer.checkpoint import damage, files, universal
 from rdm_trainer.checkpoint.files import Inventory, Manifest
 from rdm_trainer.distributed.collective import CHUNK, Collective
 from rdm_trainer.distributed.leaders import find_leaders
@@ -84,6 +84,27 @@ class Storage:
     def first_error(self, error: str | None) -> str | None:
         """Return the first error of any rank, with the rank and its node; None if there is none."""
         return self.collective.first_error(None if error is None else f"node {self.node}: {error}")
+
+    def verify(self, name: str, sizes: Mapping[str, int]) -> None:
+        """Compare files of a step with their checksums; ranks that see the same directory read a share each.
+
+        Args:
+            name: The step's directory.
+            sizes: Bytes of each file that the ranks of this rank's directory need.
+
+        Raises:
+            TrainerError: On all ranks: some files of any directory are damaged.
+        """
+        rank = self.collective.rank
+        ranks = [other for other, store in enumerate(self.stores) if store == self.stores[rank]]
+        own = universal.shares(sizes, len(ranks))[ranks.index(rank)]
+        self.refuse_damaged(name, {file for file in own if not damage.is_sound(self.directory / name / file)})
+
+    def refuse_damaged(self, name: str, damaged: set[str]) -> None:
+        """Raise an error on all ranks if any rank found damaged files of a step."""
+        found = {file for files_of_rank in self.collective.gather(damaged) for file in files_of_rank}
+        if found:
+            raise damage.error(self.directory / name, found)
 
     def clear_leftovers(self) -> None:
         """Remove what interrupted writes left in every directory."""

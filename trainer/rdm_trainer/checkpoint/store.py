@@ -228,13 +228,11 @@ class Checkpoints:
         needed = self._needed(storage, own)
         self._spread(storage, name, manifest, needed, inventories)
         if METADATA in manifest.files:
-            own = self._share(storage, manifest, needed)
-            damaged = {file for file in own if not damage.is_sound(storage.directory / name / file)}
-            self._refuse(storage.directory / name, damaged)
+            storage.verify(name, self._read_here(storage, manifest, needed))
         with damage.naming(storage.directory / name, needed[self._collective.rank]):
             damaged = self._states.load(storage.directory, name, manifest)
             random, is_sound = reading.load(storage.directory / name / _RANDOM)
-        self._refuse(storage.directory / name, damaged | (set() if is_sound else {_RANDOM}))
+        storage.refuse_damaged(name, damaged | (set() if is_sound else {_RANDOM}))
         if len(random) == self._collective.size:
             torch.set_rng_state(random[self._collective.rank])
         self._log(
@@ -263,9 +261,7 @@ class Checkpoints:
                 )
         needed = self._needed(storage, self._states.needed_universal_files(converted))
         self._spread(storage, name, converted, needed, inventories)
-        own = self._share(storage, converted, needed)
-        damaged = {file for file in own if not damage.is_sound(storage.directory / name / file)}
-        self._refuse(storage.directory / name, damaged)
+        storage.verify(name, self._read_here(storage, converted, needed))
         with damage.naming(storage.directory / name, needed[self._collective.rank]):
             self._states.load_universal(storage.directory / name, manifest)
         self._log(
@@ -279,19 +275,13 @@ class Checkpoints:
             return [own if rank == self._collective.rank else set() for rank in range(self._collective.size)]
         return self._collective.gather(own)
 
-    def _share(self, storage: Storage, manifest: Manifest, needed: list[set[str]]) -> set[str]:
-        """Return this rank's share of checking the files that the ranks of its directory read."""
-        rank = self._collective.rank
-        ranks = [other for other, store in enumerate(storage.stores) if store == storage.stores[rank]]
-        names = manifest.files if storage.is_shared else set().union(*(needed[other] for other in ranks))
-        sizes = {name: manifest.files[name] for name in names}
-        return universal.shares(sizes, len(ranks))[ranks.index(rank)]
-
-    def _refuse(self, directory: Path, damaged: set[str]) -> None:
-        """Raise an error on all ranks if any rank read a damaged file."""
-        found = {name for names in self._collective.gather(damaged) for name in names}
-        if found:
-            raise damage.error(directory, found)
+    def _read_here(self, storage: Storage, manifest: Manifest, needed: list[set[str]]) -> Mapping[str, int]:
+        """Return the size of each file that the ranks of this rank's directory read."""
+        if storage.is_shared:
+            return manifest.files
+        own = storage.stores[self._collective.rank]
+        names = set().union(*(needed[rank] for rank, store in enumerate(storage.stores) if store == own))
+        return {name: manifest.files[name] for name in names}
 
     def _spread(
         self,

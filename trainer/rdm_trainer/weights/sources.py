@@ -30,6 +30,7 @@ __all__ = [
     "CONFIG",
     "INDEX",
     "TOKENIZER_FILES",
+    "CheckpointSource",
     "Source",
     "fill",
     "open_published",
@@ -173,6 +174,9 @@ class HuggingFaceSource:
 class CheckpointSource:
     """A complete checkpoint of ours; all its files must be here.
 
+    Attributes:
+        sizes: Bytes of each file.
+
     Raises:
         TrainerError: There is none, it does not say what its model is, or a file is damaged.
     """
@@ -203,14 +207,15 @@ class CheckpointSource:
         self.model, self.tokenizer = config.model, config.data.tokenizer
         precision = str(steps[chosen].layout["precision"])
         self.dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[precision]
-        self._names = set(steps[chosen].files)
+        self.sizes = steps[chosen].files
         if verify:
-            damage.refuse(self.where, self._names)
-        self._weights = WholeWeights(self.where, steps[chosen].layout)
+            damage.refuse(self.where, self.sizes)
+        with damage.naming(self.where, self.sizes):
+            self._weights = WholeWeights(self.where, steps[chosen].layout)
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter, float32."""
-        with damage.naming(self.where, self._names):
+        with damage.naming(self.where, self.sizes):
             return self._weights.whole(name)
 
 

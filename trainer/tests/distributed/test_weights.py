@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint.files import CHECKPOINTS
 from rdm_trainer.cli import main
 from rdm_trainer.weights import directory
@@ -28,8 +29,12 @@ BEGINNINGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def follow(root: Path) -> dict[str, float]:
-    """Train under one layout, export, and return the first loss of others that begin with those weights."""
+def follow(root: Path) -> tuple[dict[str, float], str]:
+    """Train under one layout, export, and begin with those weights under others.
+
+    Returns:
+        The first losses, and this rank's error about a damaged checkpoint.
+    """
     job, exported = root / "job", root / "exported"
     begun = train(training.configure(QWEN, parallel(tensor=2, pipeline=2)), job, stop_after=3)
     losses = {"untrained": begun.losses()[1]}
@@ -54,18 +59,49 @@ def follow(root: Path) -> dict[str, float]:
     config = training.configure(QWEN, {**parallel(pipeline=2), "checkpoint.init_from": str(root / "gone")})
     log = train(config, root / "pp 2, dp 2", stop_after=2)
     assert list(log.losses()) == [2]
-    return losses
+    if dist.get_rank() == 0:
+        damage(job, root / "damaged")
+    dist.barrier()
+    config = training.configure(QWEN, {**parallel(pipeline=2), "checkpoint.init_from": str(root / "damaged")})
+    with pytest.raises(TrainerError) as refused:
+        train(config, root / "refused", stop_after=1)
+    return losses, str(refused.value)
+
+
+def damage(job: Path, copy: Path) -> Path:
+    """Copy a job's checkpoints, flip bits of the newest one's largest file, and return that file."""
+    shutil.copytree(job / CHECKPOINTS, copy)
+    step = copy / open_source(job).where.name
+    largest = max(step.iterdir(), key=lambda path: (path.stat().st_size, path.name))
+    content = bytearray(largest.read_bytes())
+    middle = slice(len(content) // 2, len(content) // 2 + 256)
+    content[middle] = bytes(byte ^ 1 for byte in content[middle])
+    largest.write_bytes(content)
+    return largest
+
+
+Followed = tuple[Path, list[tuple[dict[str, float], str]]]
 
 
 @pytest.fixture(scope="module")
-def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
-    """The directories and the losses of one launch."""
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
+    """The directories of one launch, and what each rank found."""
     root = tmp_path_factory.mktemp("weights")
-    return root, processes.run(4, follow, root)[0]
+    return root, processes.run(4, follow, root)
 
 
-def test_every_layout_begins_where_the_weights_are(followed: tuple[Path, dict[str, float]]) -> None:
-    losses = dict(followed[1])
+def test_a_damaged_checkpoint_gives_no_weights_to_any_rank(followed: Followed) -> None:
+    root, found = followed
+    step = root / "damaged" / open_source(root / "job").where.name
+    largest = max(step.iterdir(), key=lambda path: (path.stat().st_size, path.name))
+    assert {error for _, error in found} == {
+        f"{step} is damaged in {largest.name}; bring that back, or go to an earlier checkpoint with "
+        f"`rdm-trainer checkpoint repair {root / 'damaged'} --iteration N`."
+    }
+
+
+def test_every_layout_begins_where_the_weights_are(followed: Followed) -> None:
+    losses = dict(followed[1][0][0])
     untrained = losses.pop("untrained")
     assert losses.pop("same") == pytest.approx(losses.pop("other"), abs=1e-5)
     exact = {name: loss for name, loss in losses.items() if not name.startswith("bf16")}
@@ -77,7 +113,7 @@ def test_every_layout_begins_where_the_weights_are(followed: tuple[Path, dict[st
 
 @torch.no_grad()
 def test_the_command_exports_what_transformers_computes_alike(
-    followed: tuple[Path, dict[str, float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    followed: Followed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import transformers
 
@@ -92,13 +128,7 @@ def test_the_command_exports_what_transformers_computes_alike(
     assert torch.equal(theirs.state_dict()[name], open_source(job).whole("3.mlp.fc1.weight")[1].bfloat16())
     with pytest.raises(SystemExit, match="3"):
         main(["export", str(job), str(tmp_path / "bf16")])
-    shutil.copytree(job / CHECKPOINTS, tmp_path / "damaged")
-    exported = tmp_path / "damaged" / open_source(job).where.name
-    largest = max(exported.iterdir(), key=lambda path: path.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    middle = slice(len(content) // 2, len(content) // 2 + 256)
-    content[middle] = bytes(byte ^ 1 for byte in content[middle])
-    largest.write_bytes(content)
+    largest = damage(job, tmp_path / "damaged")
     capsys.readouterr()
     with pytest.raises(SystemExit, match="1"):
         main(["export", str(tmp_path / "damaged"), str(tmp_path / "none")])
