@@ -85,80 +85,12 @@ faulty:
   type: dict
   sample: {n3: "no answer from any peer: its interface eth0 has no link"}
 fabric:
-  description: The result.
+  description:
+    - The result, as C(as_dict) in C(plugin_utils/fabric/fabric.py) returns it.
+    - With several rails also C(rails), the result of each. The rest is the first rail's, but for verdicts,
+      findings, warnings and slow nodes, which are those of all.
   returned: always
   type: dict
-  contains:
-    ok:
-      description: Whether every pair of this run that was measured talks.
-      type: bool
-    nodes:
-      description: The nodes of this run, in the order of ranks.
-      type: list
-      elements: str
-    outside:
-      description: The nodes of the cluster that are not in this run.
-      type: list
-      elements: str
-    verdicts:
-      description: For each node of this run, C(ok) and C(reason).
-      type: dict
-      sample: {n1: {ok: true, reason: ""}}
-    findings:
-      description: One sentence for each cause of a failure.
-      type: list
-      elements: str
-    warnings:
-      description: One sentence for each thing that is not as usual but fails nothing.
-      type: list
-      elements: str
-    rtt_us:
-      description:
-        - Median round-trip time in microseconds, from node to node. Null means no answer.
-        - Who is not there was not queried.
-        - Empty beyond 128 nodes.
-      type: dict
-      sample: {n1: {n2: 95.1}, n2: {n1: 97.0}}
-    by_node:
-      description:
-        - For each node of this run C(least_us) and C(most_us), its least and longest round-trip times, and
-          C(silent), how many of this run did not answer it. Null when it measured nothing.
-      type: dict
-      sample: {n1: {least_us: 95.1, most_us: 97.0, silent: 0}}
-    longest:
-      description: The five longest pairs, each with the two nodes and their round-trip time.
-      type: list
-      elements: list
-    median_us:
-      description: The median of each node's links.
-      type: dict
-    cluster_median_us:
-      description: The median of those; null when nothing was measured.
-      type: float
-    slow:
-      description: The nodes that are slow.
-      type: list
-      elements: str
-    failed_pairs:
-      description: Pairs of this run of which the second does not answer the first; at most 1000.
-      type: list
-      elements: list
-    method:
-      description: V(icmp), V(tcp), V(mixed), or empty when nothing was measured.
-      type: str
-    sample:
-      description:
-        - How much was measured and how sure that makes; null where every pair was measured.
-        - Each node queried C(peers) of C(of) others and was measured with C(measured) of them.
-        - C(pairs) is the share of all pairs that were measured, the chance to meet a single bad one.
-        - C(text) says it in a sentence.
-      type: dict
-      sample: {peers: 16, of: 999, measured: 32, pairs: 0.032, text: "Sampled: 16 of 999 peers each. ..."}
-    rails:
-      description:
-        - With several rails, the same of each. What is beside it is the first one's, but for verdicts,
-          findings, warnings and slow nodes, which are those of all.
-      type: dict
 msg:
   description: The same for people, as a table.
   returned: always

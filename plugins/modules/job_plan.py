@@ -107,49 +107,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 job:
-  description: What is to be started.
+  description:
+    - What is to be started, the fields of C(JobPlan) in C(plugin_utils/jobs/job_plan.py).
+    - Besides C(master), the name of the first node, C(accelerator), C(ssh_port), where the containers' sshd
+      listen, and after stage V(nodes) C(offer), the ports that the master found free, and the mark of the
+      processes.
   returned: when it is not refused
   type: dict
-  contains:
-    name:
-      description: The job's name, the same on every node.
-      type: str
-      sample: gpt-1121-081512
-    resume:
-      description: Whether it goes on from what is there under that name.
-      type: bool
-    config:
-      description: The configuration.
-      type: str
-    overrides:
-      description: Values over the configuration's.
-      type: list
-      elements: str
-    nodes:
-      description:
-        - For each node that takes part, C(name), C(address) and C(slots); rank 0 is on the first.
-        - Of a job that goes through Slurm, only the host that submits it.
-      type: list
-      elements: dict
-    slurm:
-      description: Whether it goes through Slurm.
-      type: bool
-    master:
-      description: Name of the first.
-      type: str
-    accelerator:
-      description: V(rocm), V(cuda) or V(cpu).
-      type: str
-    ssh_port:
-      description: Where the containers' sshd listen.
-      type: int
-    problems:
-      description: Those that were put off.
-      type: list
-      elements: dict
-    offer:
-      description: The ports that the master found free, and the mark of the processes; after stage V(nodes).
-      type: dict
 rdm_refused:
   description: Who refuses, V(inventory) or V(nodes).
   returned: when it is refused

@@ -143,72 +143,24 @@ master_addr:
   type: str
   sample: 192.169.16.100
 nodes:
-  description: Every node of the inventory, the master first.
+  description:
+    - Every node of the inventory, the master first.
+    - For a node with facts also the fields of C(CheckedNode) in C(plugin_utils/checks/cluster.py).
   returned: success
   type: dict
   contains:
-    address:
-      description: Where ssh goes, or the node's name when it is reached otherwise.
-      type: str
-    my_ip:
-      description: Its address on the container network.
-      type: str
+    address: {description: "Where ssh goes, or the node's name when it is reached otherwise.", type: str}
+    my_ip: {description: Its address on the container network., type: str}
     note:
       description:
         - How it came to that address, compared with the plan file as it was.
         - V(new), V(kept), V(moved), or V(pinned) by C(my_ip).
       type: str
-    rank:
-      description: Its place in the hostfile; the master has 0.
-      type: int
-    slots:
-      description: How many processes it runs.
-      type: int
-    accelerator:
-      description: V(rocm), V(cuda) or V(cpu).
-      type: str
-    image:
-      description: The image that the training container runs.
-      type: str
-    vf_mac:
-      description: The first of the MACs of its virtual functions; empty where the cluster has none.
-      type: str
-    config_dir:
-      description: The directory for the cluster's files on the node. This and the rest only with facts.
-      type: str
-    container:
-      description:
-        - What the training container gets, in the form that M(rdm.provision.container) takes.
-        - C(devices), C(groups), C(device_requests), C(ulimits) and C(capabilities).
-      type: dict
-    function_devices:
-      description:
-        - Where the network plugin is rdm-sriov, whether the container gets the RDMA devices of its function,
-          and no others; C(container) has none then.
-      type: bool
-    functions_end:
-      description: Of how many VFs the cluster's containers end before VFs are worked on, by the interface of
-        the physical function.
-      type: dict
-    rails:
-      description:
-        - The further rails, where the node has any.
-        - For each, C(parent), C(network), C(subnet), C(gateway), C(my_ip) and C(options).
-      type: list
-      elements: dict
-    network_present:
-      description: Whether a Docker network of the container network's name exists.
-      type: bool
-    network_differences:
-      description: How that network differs from the plan, one sentence each.
-      type: list
-      elements: str
-    seen:
-      description: C(name), C(state) and C(image) of the training container as it was; empty for none.
-      type: dict
-    shells:
-      description: Whether C(bash), C(csh) and C(zsh) are there.
-      type: dict
+    rank: {description: Its place in the hostfile; the master has 0., type: int}
+    slots: {description: How many processes it runs., type: int}
+    accelerator: {description: "V(rocm), V(cuda) or V(cpu).", type: str}
+    image: {description: The image that the training container runs., type: str}
+    vf_mac: {description: The first MAC of its VFs; empty where the cluster has none., type: str}
 hostfile:
   description: DeepSpeed's hostfile, the master first.
   returned: success
@@ -238,58 +190,20 @@ lock:
   returned: with O(state_files)
   type: dict
 state_files:
-  description: What M(rdm.provision.node_facts) and M(rdm.provision.state_file) compare, by node.
+  description:
+    - What M(rdm.provision.node_facts) and M(rdm.provision.state_file) compare, by node.
+    - The fields of C(StateFile) in C(plugin_utils/desired/state_files.py).
   returned: with O(state_files)
   type: dict
-  contains:
-    inputs:
-      description: For each role that is wanted on the node, a digest of what its work there depends on.
-      type: dict
-    directory:
-      description: Where the state file is on the node.
-      type: str
-    config_dir:
-      description: Where the cluster's files are on the node, if nothing else is said of single parts.
-      type: str
-    absent:
-      description: The roles whose traces are to be taken away from the node.
-      type: list
-      elements: str
-    bare:
-      description: Whether it is a bare host, which has no containers.
-      type: bool
-    repairs:
-      description: The MY_IP that no line of somebody else's may change; empty where such lines stay.
-      type: str
-    key_digests:
-      description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
-      type: dict
-    sriov:
-      description: What to gather of the interfaces below the container network.
-      type: dict
-    watch:
-      description: What to check besides what carries the cluster's label.
-      type: dict
 rdm_refused:
   description: The stage that refused, V(inventory) or V(nodes).
   returned: when the plan is refused
   type: str
 problems:
-  description: Every problem of every node; without O(refuse), of what would refuse a change of the cluster.
+  description:
+    - Every problem of every node, as C(node) (null for the whole cluster), C(value), C(reason) and C(hint).
+    - Without O(refuse), of what would refuse a change of the cluster.
   returned: without O(refuse), and when the plan is refused
   type: list
   elements: dict
-  contains:
-    node:
-      description: Name of the node; null when the whole cluster is meant.
-      type: str
-    value:
-      description: What is at fault.
-      type: str
-    reason:
-      description: What is wrong with it.
-      type: str
-    hint:
-      description: What would work instead.
-      type: str
 """

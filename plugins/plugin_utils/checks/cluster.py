@@ -54,18 +54,20 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_va
 
 
 class CheckedNode(NamedTuple):
-    """What a node's observed state adds to its part of the plan; see RETURN of plugins/modules/plan.py.
+    """What a node's observed state adds to its part of the plan, in what the action `plan` returns.
 
     Attributes:
         config_dir: the directory for the cluster's files.
-        container: the devices, groups and limits that the training container gets from the node.
+        container: the devices, groups, device_requests, ulimits and capabilities of the training container,
+            as options of plugins/modules/container.py.
         network_present: whether a Docker network of the container network's name exists.
         network_differences: how it differs from the plan, in sentences.
         shells: which shells are installed.
         seen: name, state and image of the container before the run; empty for none.
-        functions_end: how many VFs are in use by containers that end before the VFs are configured, by PF.
+        functions_end: how many VFs are in use by containers that end before the VFs are configured, by the
+            interface of the PF.
         function_devices: whether the container gets only the devices of its VF; None without our plugin.
-        rails: the further rails.
+        rails: the further rails; parent, network, subnet, gateway, my_ip and options of each.
     """
 
     config_dir: str

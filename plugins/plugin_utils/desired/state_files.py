@@ -66,7 +66,7 @@ class Watched(NamedTuple):
 
 
 class StateFile(NamedTuple):
-    """What a node's state file compares, as plugins/modules/plan.py documents it.
+    """What a node's state file compares; `state_files` of what the action `plan` returns.
 
     Attributes:
         inputs: role -> digest of its desired state, for the roles that the node needs.

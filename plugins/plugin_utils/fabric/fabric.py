@@ -200,10 +200,11 @@ def lasting(measured: Mapping[str, Measurement], changing: Set[str]) -> dict[str
 
 
 def as_dict(fabric: Fabric) -> dict[str, Any]:
-    """Return the fabric as plain data.
+    """Return the fabric as plain data: its attributes, with 1000 failing pairs at most, and summaries.
 
-    Beyond 128 nodes the matrix is left out, since a thousand nodes would give a million numbers; a summary of
-    each row, the slowest pairs and the failing pairs remain.
+    `by_node` has each node's shortest and longest round-trip time and how many of this run did not answer it,
+    `longest` the five slowest pairs with their times. Beyond 128 nodes `rtt_us` is empty, since a thousand
+    nodes would give a million numbers.
     """
     whole = len(fabric.nodes) <= FULL_MATRIX_NODES
     members = set(fabric.nodes)
