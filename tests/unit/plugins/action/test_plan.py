@@ -120,6 +120,7 @@ def test_every_problem_of_the_inventory_is_in_one_report_and_nothing_is_written(
             "c": {"ansible_host": "10.0.0.1", "my_ip": "192.169.16.20", "network_driver": "token-ring"},
             "d": {"my_ip": "192.169.16.20", "rdm_slots": "$(reboot)", "network_vlan": 5000},
             "e": {"container_env": {"MY_IP": "x", "A=B": ""}, "container_volumes": ["/a:/jobs", "/b"]},
+            "f": {"images_list": [{"name": "a:1", "source": "archive"}], "verify_patience": "soon"},
         },
         {**CPU, "network_nmae": "x", "rdm_gateway": "{{ not_there }}"},
     )
@@ -141,6 +142,8 @@ def test_every_problem_of_the_inventory_is_in_one_report_and_nothing_is_written(
         "e: container_env 'A=B'",
         "e: container_volumes '/a:/jobs'",
         "e: container_volumes '/b'",
+        "f: a:1 in images_list",
+        "f: verify_timeout",
     } <= set(found)
     assert any("network_vlan 5000" in problem["reason"] for problem in result["problems"])
     head, *lines = result["msg"].splitlines()
@@ -224,42 +227,53 @@ def test_limit_changes_nothing_about_the_plan(cluster: Cluster) -> None:
     }
 
 
-def test_a_former_name_is_checked_and_reported(cluster: Cluster) -> None:
-    cluster.write({"a": {}}, {}, {**CPU, "verify_patience": "soon"})
-    rc, result, _ = cluster.run()
-    assert rc == 2
-    assert [problem["value"] for problem in result["problems"]] == ["verify_timeout"]
-    cluster.write({"a": {}}, {}, {**CPU, "verify_patience": 7})
-    rc, result, _ = cluster.run()
+def test_every_warning_is_in_one_report(cluster: Cluster) -> None:
+    variables = {
+        "contaner_image": "x",
+        "container_env": {"ARGS": '{"key": "s3cret"}'},
+        "network_driver": "bridge",
+        "network_drivr": "bridge",
+        "network_mine": 1,
+        "rdm_sluts": 8,
+        "verify_patience": 7,
+    }
+    cluster.write({"a": {}}, {"b": {}}, CPU | variables)
+    rc, result, output = cluster.run()
     assert rc == 0
-    assert [text for text in result["warnings"] if "verify" in text] == [
-        "The variable verify_patience is called verify_timeout now: rename it, the next release does not "
-        "know it."
-    ]
-
-
-def test_likely_misspelling_is_a_warning(cluster: Cluster) -> None:
-    wrong = {"rdm_sluts": 8, "network_drivr": "bridge", "network_mine": 1, "contaner_image": "x", "mine": 1}
-    cluster.write({"a": {}}, {}, {**CPU, **wrong})
-    rc, result, _ = cluster.run()
-    assert rc == 0
-    assert [text for text in result["warnings"] if "means nothing" in text] == [
+    misspelt, others = [], []
+    for text in sorted(result["warnings"]):
+        (misspelt if "means nothing" in text else others).append(text)
+    assert misspelt == [
+        "The variable contaner_image means nothing here. Did you mean container_image?",
         "The variable network_drivr means nothing here. Did you mean network_driver?",
         "The variable rdm_sluts means nothing here. Did you mean rdm_slots?",
-        "The variable contaner_image means nothing here. Did you mean container_image?",
     ]
+    begins = (
+        "The subnet",
+        "The variable verify_patience is called",
+        "a, b: container_env ARGS",
+        "a, b: network_driver bridge",
+    )
+    assert [text[: len(begin)] for text, begin in zip(others, begins, strict=True)] == list(begins)
+    assert "s3cret" not in output
+    cluster.write({"a": {}}, {}, {**CPU, "network_driver": "bridge"})
+    _, result, _ = cluster.run()
+    assert "bridge" not in str(result.get("warnings"))
 
 
-def test_bare_hosts_with_amd_gpus_are_not_given_the_torch_for_cuda(cluster: Cluster) -> None:
+def test_bare_hosts_with_amd_gpus_or_a_token_in_an_address_are_refused(cluster: Cluster) -> None:
     bare = {"rdm_runtime": "host", "rdm_become": False, "rdm_subnet": "10.2.72.0/24"}
     rocm = {**bare, "rdm_accelerator": "rocm"}
     host = {"a": {"my_ip": "10.2.72.135"}}
-    cluster.write(host, {}, {**rocm, "python_env_torch_backend": ""})
+    secret = {"python_env_megatron_repository": "https://s3cret@example.org/Megatron"}
+    cluster.write(host, {}, {**rocm, **secret, "python_env_torch_backend": ""})
     rc, result, _ = cluster.run("-e", "write=true")
     assert rc != 0
-    (problem,) = result["problems"]
+    (problem, other) = result["problems"]
     assert (problem["node"], problem["value"]) == ("a", "an empty python_env_torch_backend")
     assert "such as rocm6.4" in problem["hint"]
+    assert other["value"] == "python_env_megatron_repository"
+    assert "s3cret" not in str(result)
     assert not cluster.plan_file.exists()
     for variables in ({"python_env_torch_backend": "rocm6.4"}, {"python_env_torch": "torch==2.13.0+rocm6.4"}):
         cluster.write(host, {}, {**rocm, **variables})
@@ -267,39 +281,6 @@ def test_bare_hosts_with_amd_gpus_are_not_given_the_torch_for_cuda(cluster: Clus
     for accelerator in ("cuda", "rocm"):
         cluster.write(host, {}, {**bare, "rdm_accelerator": accelerator})
         assert cluster.run()[0] == 0
-
-
-def test_a_token_in_an_address_for_git_is_refused_and_not_shown(cluster: Cluster) -> None:
-    bare = {
-        "rdm_runtime": "host",
-        "rdm_become": False,
-        "rdm_subnet": "10.2.72.0/24",
-        "rdm_accelerator": "cuda",
-    }
-    address = "https://s3cret@example.org/Megatron"
-    cluster.write({"a": {"my_ip": "10.2.72.135"}}, {}, {**bare, "python_env_megatron_repository": address})
-    rc, result, _ = cluster.run()
-    assert rc != 0
-    assert [problem["value"] for problem in result["problems"]] == ["python_env_megatron_repository"]
-    assert "s3cret" not in str(result)
-
-
-def test_a_network_that_ends_at_its_node_is_a_warning_where_there_are_several(cluster: Cluster) -> None:
-    cluster.write({"a": {}}, {"b": {}}, {**CPU, "network_driver": "bridge"})
-    rc, result, _ = cluster.run()
-    assert rc == 0
-    assert [text for text in result["warnings"] if text.startswith("a, b: network_driver bridge")]
-    cluster.write({"a": {}}, {}, {**CPU, "network_driver": "bridge"})
-    _, result, _ = cluster.run()
-    assert "bridge" not in str(result.get("warnings"))
-
-
-def test_a_variable_of_the_container_that_ssh_cannot_give_is_a_warning(cluster: Cluster) -> None:
-    cluster.write({"a": {}}, {"b": {}}, {**CPU, "container_env": {"ARGS": '{"key": "s3cret"}'}})
-    rc, result, _ = cluster.run()
-    assert rc == 0
-    assert [text for text in result["warnings"] if text.startswith("a, b: container_env ARGS has a double")]
-    assert "s3cret" not in str(result)
 
 
 def test_variables_may_refer_to_others(cluster: Cluster) -> None:
@@ -341,31 +322,6 @@ def test_changed_subnet_needs_the_word_of_every_node(cluster: Cluster) -> None:
     assert (rc, result["master_addr"]) == (0, "10.9.0.100")
 
 
-def test_list_of_images_is_evaluated_with_all_else(cluster: Cluster) -> None:
-    archive = {"name": "a:1", "source": "archive"}
-    cluster.write(
-        {"a": {"images_list": [archive, {"name": "b:1", "source": "ftp"}]}},
-        {
-            "b": {"images_list": [{**archive, "path": "/a.tar", "sha256": "abc"}]},
-            "c": {"images_list": None},
-            "d": {"container_image": "other:1"},
-            "e": {"images_list": [{**archive, "path": "{{ known_facts.node.architecture }}.tar"}]},
-        },
-        CPU,
-    )
-    rc, result, _ = cluster.run()
-    assert (rc, result["rdm_refused"]) == (2, "inventory")
-    assert [
-        (problem["node"], f"{problem['value']} {problem['reason']}") for problem in result["problems"]
-    ] == [
-        ("a", "a:1 in images_list is an archive without path"),
-        ("a", "b:1 in images_list has the source 'ftp'"),
-        ("b", "a:1 in images_list has the sha256 abc, which is not 64 hexadecimal digits"),
-        ("c", "images_list is empty, and images_profiles has nothing for cpu"),
-        ("d", "container_image other:1 is not in images_list"),
-    ]
-
-
 def test_a_privileged_image_by_tag_alone_is_refused_where_it_is_used(cluster: Cluster) -> None:
     sriov = {"network_driver": "sriov", "sriov_plugin": "upstream"}
     pinned = {"sriov_image": f"mine@sha256:{64 * 'a'}"}
@@ -389,20 +345,9 @@ def test_a_privileged_image_by_tag_alone_is_refused_where_it_is_used(cluster: Cl
     ]
 
 
-def test_a_partition_is_refused_where_the_plugin_has_none(cluster: Cluster) -> None:
-    sriov = {"network_driver": "sriov", "sriov_allow_tag": True, "network_pkey": "0x8001"}
-    upstream = {**sriov, "sriov_plugin": "upstream"}
-    cluster.write({"a": sriov}, {"b": upstream, "c": {**sriov, "network_pkey": "0x1"}}, CPU)
-    rc, result, _ = cluster.run()
-    assert (rc, result["rdm_refused"]) == (2, "inventory")
-    assert [(one["node"], one["reason"].partition(":")[0]) for one in result["problems"]] == [
-        ("b", "network_pkey 0x8001 means nothing to sriov_plugin upstream"),
-        ("c", "network_pkey '0x1' is no key of a partition's full members"),
-    ]
-
-
 def test_image_of_each_node_is_the_first_of_its_list_unless_another_is_chosen(cluster: Cluster) -> None:
     other = {"name": "other:1", "source": "registry"}
+    archive = {"name": "a:1", "source": "archive"}
     cluster.write(
         {"a": {}},
         {
@@ -410,6 +355,7 @@ def test_image_of_each_node_is_the_first_of_its_list_unless_another_is_chosen(cl
             "c": {"images_list": [], "rdm_accelerator": "cuda"},
             "d": {"images_list": [], "container_image": "mine:1"},
             "e": {"images_list": [{**other, "name": "{{ 'templated' }}:{{ 3 - 1 }}"}]},
+            "f": {"images_list": [IMAGE, {**archive, "path": "{{ known_facts.node.architecture }}.tar"}]},
         },
         CPU,
     )
@@ -421,6 +367,7 @@ def test_image_of_each_node_is_the_first_of_its_list_unless_another_is_chosen(cl
         "c": "nvcr.io/nvidia/pytorch:25.06-py3",
         "d": "mine:1",
         "e": "templated:2",
+        "f": "",  # known with the node's facts
     }
 
 
@@ -570,47 +517,13 @@ def test_a_run_that_was_killed_here_stands_in_nobodys_way(cluster: Cluster) -> N
             assert ("is being changed by rdm-provision up" in output) is counts
 
 
-def test_every_problem_of_every_node_is_in_one_report_and_nothing_is_written(cluster: Cluster) -> None:
-    overlapping = [{"name": "ib0", "addresses": ["192.169.16.5/24"]}]
-    cluster.write(
-        {"a": facts(docker=None, docker_state="absent", docker_error="no Docker Engine answers")},
-        {
-            "b": {**facts(interfaces=overlapping), "rdm_accelerator": "rocm"},
-            "c": {**facts(memlock={"hard": 8388608, "raise_allowed": False}), "network_parent": "ib7"},
-        },
-        CPU,
-    )
-    rc, result, _ = cluster.run(stage="nodes")
-    assert (rc, result["rdm_refused"]) == (2, "nodes")
-    assert [problem["node"] for problem in result["problems"]] == ["a", "b", "b", "c", "c"]
-    assert "b: 192.169.16.0/24 overlaps interface ib0 (192.169.16.5/24)" in result["msg"]
-    assert not cluster.plan_file.exists()
-
-
-def test_network_as_the_roles_would_make_it_is_no_difference(cluster: Cluster) -> None:
-    existing = {
-        "id": "0" * 64,
-        "name": "ibnet",
-        "driver": "macvlan",
-        "subnets": [{"subnet": "192.169.16.0/24", "gateway": "192.169.16.1"}],
-        "options": {"parent": "ib0.7"},
-        "labels": {"rdm.provision.cluster": "rdm"},
-        "containers": [],
-    }
-    cluster.write({"a": {**facts(docker_networks=[existing]), "network_vlan": 7}}, {}, CPU)
-    rc, result, _ = cluster.run(stage="nodes")
-    assert rc == 0
-    assert result["nodes"]["a"]["network_present"] is True
-    assert result["nodes"]["a"]["network_differences"] == []
-
-
 def inspected(**more: Any) -> dict[str, Any]:
     """A host's variables with the inspection of one archive, as a loop registers it."""
     one = {"path": "/srv/a.tar", "problem": "", "hint": "", "unpacked": 0, "new_layers": {}, **more}
     return {"known_inspection": {"changed": False, "results": [one]}}
 
 
-def test_what_is_wrong_with_an_archive_is_in_the_same_report(cluster: Cluster) -> None:
+def test_every_problem_of_every_node_is_in_one_report_and_nothing_is_written(cluster: Cluster) -> None:
     short = inspected(problem="/srv/a.tar is truncated (it ends in the middle)", hint="copy it there again")
     large = inspected(unpacked=200 * 2**30, new_layers={"sha256:1": 2**30})
     skipped = {"known_inspection": {"changed": False, "results": [{"skipped": True}]}}
@@ -621,6 +534,8 @@ def test_what_is_wrong_with_an_archive_is_in_the_same_report(cluster: Cluster) -
             "c": {**facts(docker_image_store="classic"), **large},
             "d": {**facts(), **skipped},
             "e": {**facts(), "images_list": [], "container_image": "mine:1"},
+            "f": facts(docker=None, docker_state="absent", docker_error="no Docker Engine answers"),
+            "g": {**facts(memlock={"hard": 8388608, "raise_allowed": False}), "network_parent": "ib7"},
         },
         {**CPU, "network_parent": "ib0"},
     )
@@ -632,6 +547,9 @@ def test_what_is_wrong_with_an_archive_is_in_the_same_report(cluster: Cluster) -
         ("b", "/srv/a.tar"),
         ("c", "/var/lib/docker"),
         ("e", "container_image mine:1"),
+        ("f", ""),
+        ("g", "network_parent ib7"),
+        ("g", ""),
     ]
     assert "- a, b: /srv/a.tar is truncated (it ends in the middle): copy it there again\n" in result["msg"]
     assert "has 100.0 GiB free, and loading the image archives needs 201.0 GiB" in result["msg"]
@@ -985,31 +903,3 @@ def test_impossible_vfs_are_refused_at_once(cluster: Cluster) -> None:
     assert "sriov_vf_policy" in reasons["g"]
     assert "Traceback" not in output
     assert not cluster.plan_file.exists()
-
-
-def test_functions_that_a_node_cannot_have_are_refused_before_anything_is_changed(cluster: Cluster) -> None:
-    function = {
-        "pf": "ib0",
-        "pci": "0000:41:00.0",
-        "total_vfs": 8,
-        "num_vfs": 0,
-        "driver": "mlx5_core",
-        "infiniband": True,
-        "autoprobe": True,
-        "bond": "",
-        "vfs": [],
-    }
-    interfaces = [{"name": "ib0", "mac": "", "addresses": []}]
-    facts = report(interfaces=interfaces, sriov=[function])
-    sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True, "container_image": "training:1"}
-    cluster.write(
-        {"a": {"known_facts": {"node": facts}, "sriov_vfs": 8}},
-        {"b": {"known_facts": {"node": facts}, "sriov_vfs": 16, "rdm_become": False}},
-        sriov,
-    )
-    rc, result, _ = cluster.run(stage="nodes")
-    assert rc == 2
-    reasons = [f"{problem['node']}: {problem['value']} {problem['reason']}" for problem in result["problems"]]
-    assert [line for line in reasons if line.startswith("a:")] == []
-    assert any("b:  ib0 can have 8 VFs, and 16 are wanted" in line for line in reasons)
-    assert any("b: sriov_vfs needs root" in line for line in reasons)

@@ -452,6 +452,11 @@ def test_functions_that_cannot_be_made_are_refused(found: list[dict[str, Any]], 
     assert [sentence[: len(message)] for sentence in sentences] == ([message] if message else [])
 
 
+def test_functions_need_root() -> None:
+    sentences = problems(report(sriov=[function()]), functions=[Wanted("ib0", 4)], become=False)
+    assert any(sentence.startswith("sriov_vfs needs root") for sentence in sentences)
+
+
 def below(**changes: Any) -> dict[str, Any]:
     """Return the network's interface as `node_facts` reports it."""
     sound = {
