@@ -9,45 +9,16 @@ from typing import Any
 
 from ansible.inventory.manager import split_host_pattern
 
-DOCUMENTATION = r"""
-name: environment_users
-short_description: Why an environment is not removed, one sentence for each reason
-description:
-  - Names every host on which a job uses the environment, and every host that did not answer.
-author:
-  - The rdm-provision developers
-positional: _input
-options:
-  _input:
-    description: >-
-      For each host, its last registered result of M(rdm.provision.python_env); empty if it has none.
-    type: dict
-    required: true
-  limit:
-    description: The run's C(--limit), for the hint that leaves out hosts without an answer; empty for none.
-    type: str
-    default: ""
-"""
-
-EXAMPLES = r"""
-- name: Refuse while a host uses it
-  ansible.builtin.assert:
-    that: problems | length == 0
-    fail_msg: "{{ problems | join('; ') }}"
-  vars:
-    problems: "{{ {inventory_hostname: registered} | rdm.provision.environment_users }}"
-"""
-
-RETURN = r"""
-_value:
-  description: The sentences.
-  type: list
-  elements: str
-"""
-
 
 def environment_users(results: Mapping[str, Mapping[str, Any]], limit: str = "") -> list[str]:
-    """Return a sentence for each host that uses the environment, and one for all hosts without an answer."""
+    """Return why an environment is not removed, one sentence for each reason.
+
+    It names every host on which a job uses the environment, and every host that did not answer.
+
+    Args:
+        results: host -> its last registered result of the module `python_env`; empty if it has none.
+        limit: the run's `--limit`, for the hint that leaves out hosts without an answer; empty for none.
+    """
     problems = [f"{host}: {result['msg']}" for host, result in results.items() if "used_by" in result]
     silent = [host for host, result in results.items() if "used_by" not in result and not _answered(result)]
     if silent:

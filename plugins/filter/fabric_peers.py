@@ -11,60 +11,6 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import sample as fabric_sample
 
-DOCUMENTATION = r"""
-name: fabric_peers
-short_description: The nodes that one node measures
-description:
-  - Returns the lines of a node and of the nodes that it measures, for M(rdm.provision.fabric_probe).
-  - In a small cluster these are all nodes. In a large one each node measures a sample, and is measured by as
-    many others. The same cluster always has the same sample.
-  - In a run of a part of a large cluster, a node also measures a sample of the run's nodes.
-author:
-  - The rdm-provision developers
-positional: _input, node, run
-options:
-  _input:
-    description: The address map, one line C(node MY_IP) for each node of the cluster.
-    type: str
-    required: true
-  node:
-    description: The node that measures.
-    type: str
-    required: true
-  run:
-    description: The nodes that take part in this run.
-    type: list
-    elements: str
-    required: true
-  peers:
-    description: How many nodes each measures if there are more than O(above).
-    type: int
-    default: 16
-  above:
-    description: Up to this number of nodes, each measures all others.
-    type: int
-    default: 256
-  all_pairs:
-    description: Whether each measures all others whatever their number.
-    type: bool
-    default: false
-"""
-
-EXAMPLES = r"""
-- name: Measure how the other containers answer
-  rdm.provision.fabric_probe:
-    node: "{{ inventory_hostname }}"
-    nodes: >-
-      {{ preflight_plan.address_map
-      | rdm.provision.fabric_peers(inventory_hostname, ansible_play_hosts_all) }}
-"""
-
-RETURN = r"""
-_value:
-  description: The lines of the address map, in its order.
-  type: str
-"""
-
 
 @functools.lru_cache(maxsize=1)
 def _nodes(address_map: str) -> dict[str, str]:
@@ -80,7 +26,19 @@ def fabric_peers(
     above: int = 256,
     all_pairs: bool = False,
 ) -> str:
-    """Return the lines.
+    """Return the lines of a node and of the nodes that it measures, in the order of the address map.
+
+    In a small cluster these are all nodes. In a large one each node measures a sample, and is measured by as
+    many others. The same cluster always has the same sample. In a run of a part of a large cluster, a node
+    also measures a sample of the run's nodes.
+
+    Args:
+        address_map: one line `node MY_IP` for each node of the cluster.
+        node: the node that measures.
+        run: the nodes that take part in this run.
+        peers: how many nodes each measures if there are more than `above`.
+        above: up to this number of nodes, each measures all others.
+        all_pairs: whether each measures all others whatever their number.
 
     Raises:
         AnsibleFilterError: an argument is invalid.

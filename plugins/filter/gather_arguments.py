@@ -6,50 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-DOCUMENTATION = r"""
-name: gather_arguments
-short_description: The arguments of node_facts for each node
-description:
-  - Turns what M(rdm.provision.plan) returned as C(state_files) into the arguments of
-    M(rdm.provision.node_facts) by node, for M(rdm.provision.run_on_all).
-author:
-  - The rdm-provision developers
-positional: _input, lock, locks
-options:
-  _input:
-    description: What M(rdm.provision.plan) returned as C(state_files).
-    type: dict
-    required: true
-  lock:
-    description: What it returned as C(lock).
-    type: dict
-    default: {}
-  locks:
-    description: Whether to take the lock even on nodes without work.
-    type: bool
-    default: false
-"""
-
-EXAMPLES = r"""
-- name: Gather facts of all nodes
-  rdm.provision.run_on_all:
-    module: rdm.provision.node_facts
-    arguments: "{{ preflight_plan.state_files | rdm.provision.gather_arguments }}"
-  register: preflight_facts_all
-  run_once: true
-"""
-
-RETURN = r"""
-_value:
-  description: For each node, its arguments.
-  type: dict
-"""
-
 
 def gather_arguments(
     state_files: Mapping[str, Mapping[str, Any]], lock: Mapping[str, Any] | None = None, locks: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Return the arguments by node, the same as those of the ordinary task in the role preflight."""
+    """Return the arguments by node, the same as those of the ordinary task in the role preflight.
+
+    Args:
+        state_files: `state_files` of what the action `plan` returned.
+        lock: `lock` of it.
+        locks: whether to take the lock even on nodes without work.
+    """
     everywhere: dict[str, Any] = {"lock": dict(lock)} if lock else {}
     return {
         node: {

@@ -8,42 +8,16 @@ from typing import Any
 from ansible import context
 from ansible.errors import AnsibleFilterError
 
-DOCUMENTATION = r"""
-name: hosts_of_play
-short_description: The hosts of a play, by the work that an earlier play found
-description:
-  - Turns the result of M(rdm.provision.work) into the value of a play's C(hosts).
-author:
-  - The rdm-provision developers
-positional: _input
-options:
-  _input:
-    description: The result of M(rdm.provision.work); undefined if no facts were gathered.
-    type: dict
-    required: true
-  part:
-    description: Which play; a role's name, C(absent), C(state_file), C(release) or C(verify).
-    type: str
-    required: true
-"""
-
-EXAMPLES = r"""
-- name: Provide the images
-  hosts: "{{ hostvars['localhost']['preflight_work'] | default({}) | rdm.provision.hosts_of_play('images') }}"
-"""
-
-RETURN = r"""
-_value:
-  description: Names of hosts, or a pattern.
-  type: raw
-"""
-
 NOBODY = "!all"
 EVERYBODY = "master:workers"
 
 
 def hosts_of_play(work: Any, part: str) -> Any:
-    """Return the hosts, or a pattern that no host matches.
+    """Return the value of a play's `hosts`, or a pattern that no host matches.
+
+    Args:
+        work: the result of the action `work`; undefined if no facts were gathered.
+        part: which play: a role's name, `absent`, `state_file`, `release` or `verify`.
 
     Raises:
         AnsibleFilterError: the work is not known, since no facts were gathered.

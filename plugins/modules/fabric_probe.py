@@ -37,8 +37,8 @@ options:
   nodes:
     description:
       - This node and those that it is to measure, in the order of ranks, one line C(name MY_IP) per node.
-      - The text of the address map makes it measure the whole cluster; what
-        P(rdm.provision.fabric_peers#filter) makes of it, a sample of a large one.
+      - The text of the address map makes it measure the whole cluster; what the filter C(fabric_peers) makes
+        of it, a sample of a large one.
     type: str
     required: true
   container:
