@@ -18,7 +18,7 @@ JOBS = Path("/jobs")
 
 
 def here(config: Config, root: Path) -> Config:
-    """Return a configuration with data paths below the container's ``/jobs`` translated to this node.
+    """Return a configuration with paths below the container's ``/jobs`` translated to this node.
 
     So the same job runs in a container and on a bare host, which may keep jobs in another directory. On a
     host that has a ``/jobs`` directory, paths stay as they are.
@@ -46,7 +46,7 @@ def _to_here(root: Path) -> Callable[[str], str]:
 
 
 def with_paths(config: Config, to: Callable[[str], str]) -> Config:
-    """Return a configuration with other paths for its data and tokenizer.
+    """Return a configuration with other paths for its data, its tokenizer and what it begins from.
 
     Args:
         config: The job's configuration.
@@ -74,4 +74,8 @@ def with_paths(config: Config, to: Callable[[str], str]) -> Config:
         index_cache=named.index_cache and to(named.index_cache),
         tokenizer=tokenizer,
     )
-    return replace(config, data=changed)
+    begin = config.checkpoint
+    begin = replace(
+        begin, load=begin.load and to(begin.load), init_from=begin.init_from and to(begin.init_from)
+    )
+    return replace(config, data=changed, checkpoint=begin)

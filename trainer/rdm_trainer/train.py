@@ -248,7 +248,7 @@ class Training:
             return None
         error, source = None, None
         try:
-            source = open_source(Path(where).expanduser())
+            source = open_source(Path(where))
             require_model(source, self.config)
         except TrainerError as problem:
             error = str(problem)

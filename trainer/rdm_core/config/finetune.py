@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from rdm_core.config.job import (
+    FilePath,
     Fraction,
     JobConfig,
     JobLoggingConfig,
@@ -40,7 +41,7 @@ __all__ = [
 class ModelConfig:
     """The model that is tuned."""
 
-    path: str
+    path: FilePath
     """A directory with `config.json`, weights and tokenizer, or a name on the hub, such as
     `Qwen/Qwen3-8B`."""
     revision: str | None = None
@@ -56,9 +57,9 @@ class DataConfig:
     The loss is that of the answers alone. Which of the two a file has follows from its columns.
     """
 
-    train: tuple[str, ...]
+    train: tuple[FilePath, ...]
     """Files for training: `.jsonl`, `.json` or `.parquet`, all of one kind."""
-    valid: tuple[str, ...] = ()
+    valid: tuple[FilePath, ...] = ()
     """Files for evaluation."""
     prompt: str = "prompt"
     """Column of the prompts."""

@@ -17,6 +17,7 @@ __all__ = [
     "MOST",
     "Bounds",
     "ByPartition",
+    "FilePath",
     "Fraction",
     "JobConfig",
     "JobLoggingConfig",
@@ -24,6 +25,7 @@ __all__ = [
     "Layers",
     "Natural",
     "NotNegative",
+    "OfFile",
     "Port",
     "Positive",
     "PositiveFloat",
@@ -66,6 +68,10 @@ class ByPartition:
         return "or one for each partition"
 
 
+class OfFile:
+    """Marks a key with a path of a file or directory, in which ``~`` is a home directory."""
+
+
 MOST = 2**31 - 1
 """The largest size or count: the data formats have 32-bit integers."""
 
@@ -79,6 +85,7 @@ NotNegative = Annotated[float, Bounds(least=0)]
 Fraction = Annotated[float, Bounds(least=0, below=1)]
 Port = Annotated[int, Bounds(least=1024, most=65535)]
 Each = Annotated[dict[str, str], ByPartition()]
+FilePath = Annotated[str, OfFile()]
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,7 @@ class SlurmConfig:
     each (`ranks`)."""
     mpi: Literal["none", "pmix"] = "none"
     """srun's `--mpi` for these tasks."""
-    image: str | None = None
+    image: FilePath | None = None
     """An image in which the processes run: a squashfs file (`.sqsh`), a Docker archive (`.tar`, `.tar.gz`),
     one in a registry (`docker://nvcr.io/nvidia/pytorch:23.04-py3`), a `.sif` or a directory; or the name of
     an entry in the inventory's `images_list`. The paths of the configuration, such as `data.blend`, are then
@@ -155,7 +162,7 @@ class SlurmConfig:
     """Expected sha256 of a Docker archive, in hexadecimal; verified before it is converted."""
     container: Literal["auto", "none", "enroot", "pyxis", "apptainer", "charliecloud"] = "auto"
     """What runs the image. `auto` is pyxis if srun has it, otherwise what is found on the nodes."""
-    mounts: tuple[str, ...] = ()
+    mounts: tuple[FilePath, ...] = ()
     """Directories of the nodes that are mounted in the image, besides the directory of the jobs: `/data`, or
     `/of/the/node:/data`."""
     image_program: str = "rdm-trainer"

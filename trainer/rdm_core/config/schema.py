@@ -17,6 +17,7 @@ from rdm_core import partition as partitions
 from rdm_core.batch_ramp import BatchRamp
 from rdm_core.config.job import (
     Bounds,
+    FilePath,
     Fraction,
     JobConfig,
     JobLoggingConfig,
@@ -342,7 +343,7 @@ class OptimisationConfig:
 class Blend:
     """One data set of a blend. A bare path means weight 1."""
 
-    prefix: str
+    prefix: FilePath
     """Path of a `.bin` and `.idx` pair without the suffix."""
     weight: PositiveFloat = 1.0
     """Its part of the samples, relative to the others'."""
@@ -354,11 +355,11 @@ class TokenizerConfig:
 
     kind: Literal["gpt2", "wordpiece", "huggingface"] = "gpt2"
     """GPT-2's byte pairs, BERT's word pieces, or any `tokenizer.json`."""
-    vocab: str | None = None
+    vocab: FilePath | None = None
     """`vocab.json` of `gpt2`, `vocab.txt` of `wordpiece`."""
-    merges: str | None = None
+    merges: FilePath | None = None
     """`merges.txt` of `gpt2`."""
-    file: str | None = None
+    file: FilePath | None = None
     """`tokenizer.json` of `huggingface`."""
 
 
@@ -378,7 +379,7 @@ class DataConfig:
     """With `train`: data sets for the test."""
     split: str = "969,30,1"
     """Proportions of training, validation and test."""
-    index_cache: str | None = None
+    index_cache: FilePath | None = None
     """Directory of the index maps. Beside the data when not given."""
     sampler: Literal["single", "cyclic"] = "single"
     """Through the index map once (`single`), or again and again in a new order (`cyclic`)."""
@@ -435,9 +436,9 @@ class CheckpointConfig:
     """The newest N are kept; 0 keeps all."""
     asynchronous: bool = False
     """Write in the background."""
-    load: str | None = None
+    load: FilePath | None = None
     """Another job's directory, or the checkpoints directory in it, to begin from."""
-    init_from: str | None = None
+    init_from: FilePath | None = None
     """Begin with the weights of this model alone: a Hugging Face directory with safetensors, another job's
     directory, or Megatron's `--save`; step, learning rate and optimiser start afresh."""
     exit_interval: Positive | None = None

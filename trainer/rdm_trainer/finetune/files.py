@@ -76,12 +76,11 @@ def _load(files: Sequence[str], key: str) -> Dataset | None:
     if not files:
         return None
     for file in files:
-        if not Path(file).expanduser().is_file():
+        if not Path(file).is_file():
             raise TrainerError(f"{key} names {file}, which is no file.")
-    paths = [str(Path(file).expanduser()) for file in files]
-    kind = "parquet" if paths[0].endswith(".parquet") else "json"
+    kind = "parquet" if files[0].endswith(".parquet") else "json"
     try:
-        rows = datasets.load_dataset(kind, data_files=paths, split="train")
+        rows = datasets.load_dataset(kind, data_files=[*files], split="train")
     except Exception as error:  # the library's errors are of many kinds
         cause = error.__cause__ or error
         if isinstance(cause, StopIteration):

@@ -31,7 +31,7 @@ def missing(config: FinetuneConfig, *, is_of_nodes: bool = False) -> Iterator[st
         for file in files:
             if is_of_nodes and not Path(file).is_absolute():
                 yield f"{key} names {file}; give the path that it has on the nodes, from / on."
-            elif not Path(file).expanduser().is_file():
+            elif not Path(file).is_file():
                 yield f"{key} names {file}, which is no file."
     yield from _model(config, queries_hub=not is_of_nodes)
 
@@ -45,7 +45,7 @@ def _packages() -> Iterator[str]:
 
 def _model(config: FinetuneConfig, *, queries_hub: bool) -> Iterator[str]:
     """Yield why the model is neither here nor on the hub. This is slow if the hub cannot be reached."""
-    model = Path(config.model.path).expanduser()
+    model = Path(config.model.path)
     if model.is_dir():
         if not (model / "config.json").is_file():
             yield f"model.path {model} has no config.json, and so is no model."

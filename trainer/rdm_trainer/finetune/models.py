@@ -154,7 +154,7 @@ def merge(config: FinetuneConfig, adapter: Path, to: Path) -> None:
 
 def _source(config: FinetuneConfig) -> str:
     """Return a directory, or a name on the hub."""
-    path = Path(config.model.path).expanduser()
+    path = Path(config.model.path)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise TrainerError(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rdm_core import config as configuration
 from rdm_core.config import Blend, Config, check, dump, from_dict, load, resolve
+from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.config.training import has_sound_data
 from rdm_core.errors import BAD_INPUT, ConfigError
 
@@ -174,6 +175,35 @@ def test_texts_stay_as_they_are_written(tmp_path: Path) -> None:
     assert config.launcher.slurm.time == "1:30"
     assert (config.optimisation.train_iterations, config.optimisation.seed) == (1000, 16)
     assert load(written(tmp_path, dump(config))) == config
+
+
+def test_a_tilde_is_the_home_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    path = written(
+        tmp_path,
+        """\
+data:
+  blend: [~/a, {prefix: ~/b, weight: 2}]
+  index_cache: ~/maps
+  tokenizer: {kind: gpt2, vocab: ~/vocab.json, merges: ~nobody-here/merges.txt}
+checkpoint: {load: ~/job}
+launcher: {slurm: {image: ~/image.sqsh, mounts: ["~/data:/data"]}, program: [train.py, ~/as-it-is]}
+""",
+    )
+    config = load(path, ["checkpoint.init_from=~/model", "name=~x"])
+    assert config.data.blend == (Blend("/home/me/a"), Blend("/home/me/b", 2.0))
+    assert config.data.index_cache == "/home/me/maps"
+    assert config.data.tokenizer is not None
+    assert config.data.tokenizer.vocab == "/home/me/vocab.json"
+    assert config.data.tokenizer.merges == "~nobody-here/merges.txt"
+    assert (config.checkpoint.load, config.checkpoint.init_from) == ("/home/me/job", "/home/me/model")
+    assert config.launcher.slurm.image == "/home/me/image.sqsh"
+    assert config.launcher.slurm.mounts == ("/home/me/data:/data",)
+    assert (config.launcher.program, config.name) == (("train.py", "~/as-it-is"), "~x")
+    tuning = "workload: finetune\nmodel: {path: ~/qwen}\ndata: {train: [~/rows.jsonl], valid: ~/more.jsonl}\n"
+    tuned = configuration.load_as(FinetuneConfig, written(tmp_path, tuning))
+    assert tuned.model.path == "/home/me/qwen"
+    assert (tuned.data.train, tuned.data.valid) == (("/home/me/rows.jsonl",), ("/home/me/more.jsonl",))
 
 
 def test_a_key_that_an_override_has_twice_is_told() -> None:

@@ -20,6 +20,7 @@ data:
   blend: [/jobs/data/tokens, {prefix: /srv/tokens, weight: 2}]
   index_cache: /jobs/data/maps
   tokenizer: {kind: gpt2, vocab: /jobs/data/vocab.json, merges: /jobsite/merges.txt}
+checkpoint: {load: /jobs/gpt2}
 """
 
 
@@ -28,7 +29,9 @@ def test_what_is_below_jobs_is_where_the_host_has_its_jobs(
 ) -> None:
     (tmp_path / "gpt.yaml").write_text(CONFIG)
     config = configuration.load(tmp_path / "gpt.yaml", [])
-    found = data_paths.here(config, Path("/home/me/jobs")).data
+    moved = data_paths.here(config, Path("/home/me/jobs"))
+    assert (moved.checkpoint.load, moved.checkpoint.init_from) == ("/home/me/jobs/gpt2", None)
+    found = moved.data
     assert [blend.prefix for blend in found.blend] == ["/home/me/jobs/data/tokens", "/srv/tokens"]
     assert found.index_cache == "/home/me/jobs/data/maps"
     assert found.tokenizer is not None
