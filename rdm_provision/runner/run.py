@@ -169,6 +169,11 @@ class Run:
         env |= {"ANSIBLE_STDOUT_CALLBACK": "default" if spec.verbosity else "rdm.provision.no_diffs"}
         # A killed ansible-playbook leaves files here, which go with the folder.
         env |= {"ANSIBLE_LOCAL_TEMP": str(folder / "ansible")}
+        if _has_room_for_socket(folder):
+            # From ansible-core 2.21 on, it makes a socket in its temporary directory. The callback restores
+            # the user's directory before the first task.
+            env |= {"RDM_TMPDIR": env.get("TMPDIR", os.environ.get("TMPDIR", "")), "TMPDIR": str(folder)}
+            env["ANSIBLE_CALLBACKS_ENABLED"] += ",rdm.provision.temporary_directory"
         env |= {"RDM_PARENT": str(os.getpid()), "RDM_FOLDER": str(folder)}
         env |= {"RDM_COLLECTIONS": str(environment.collections_root())}
         if self._lock is not None and self._lock.held and spec.home is not None:
@@ -265,6 +270,8 @@ def _begins(data: Mapping[str, Any], play: str) -> bool:
 
 
 _PREFIX = "rdm-provision-"
+_SOCKET_PATH_BYTES = 103
+"""The longest path of a Unix socket: 107 bytes on Linux, 103 on macOS."""
 _ABANDONED_S = 30 * 86400.0
 """Seconds without a change after which a folder counts as abandoned."""
 
@@ -296,6 +303,12 @@ def _untouched(folder: Path) -> bool:
     """Whether nothing in a folder, where a run writes its output, has changed for a month."""
     before = time.time() - _ABANDONED_S
     return all(entry.lstat().st_mtime < before for entry in (folder, *folder.rglob("*")))
+
+
+def _has_room_for_socket(folder: Path) -> bool:
+    """Whether the path of a socket that Python's multiprocessing makes in a temporary directory fits."""
+    made = folder / "pymp-12345678" / "listener-12345678"
+    return len(os.fsencode(made)) <= _SOCKET_PATH_BYTES
 
 
 def _inventory_argument(inventory: str) -> str | list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -109,13 +111,13 @@ class Runs:
 
 
 @pytest.fixture
-def runs(play: Play, make_inventory: MakeInventory, tmp_path: Path) -> Iterator[Callable[..., Runs]]:
+def runs(play: Play, make_inventory: MakeInventory) -> Iterator[Callable[..., Runs]]:
     made: list[Runs] = []
 
     def make(tasks: list[dict[str, Any]]) -> Runs:
         home = make_inventory(*NODES)
-        folder = tmp_path / "temporary"
-        folder.mkdir()
+        # As short as a user's, because the path of a socket has at most 107 bytes.
+        folder = Path(tempfile.mkdtemp(prefix="rdm-t-", dir="/tmp"))
         made.append(Runs(home, Path(play(tasks, inventory=home).spec.playbook), folder))
         return made[-1]
 
@@ -123,6 +125,7 @@ def runs(play: Play, make_inventory: MakeInventory, tmp_path: Path) -> Iterator[
     for each in made:
         for pid in each.processes():
             kill_if_there(pid)
+        shutil.rmtree(each.folder)
 
 
 @contextmanager

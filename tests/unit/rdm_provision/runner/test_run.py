@@ -269,6 +269,47 @@ def test_ansible_leaves_no_events_and_no_temporary_folder(play: Play) -> None:
     assert set(Path(tempfile.gettempdir()).glob(f"rdm-provision-{os.getpid()}-*")) == before
 
 
+SHOWS_TEMPORARY_DIRECTORIES = """
+import os, tempfile
+from ansible.plugins.action import ActionBase
+
+
+class ActionModule(ActionBase):
+    def run(self, tmp=None, task_vars=None):
+        variables = (os.environ.get(name, "none") for name in ("TMPDIR", "RDM_TMPDIR"))
+        return {"failed": True, "msg": " ".join((tempfile.gettempdir(), *variables))}
+"""
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_tasks_have_the_temporary_directory_of_who_started_the_run(
+    is_set: bool, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ansible has another one at its start, but what tasks make may outlive the run."""
+    monkeypatch.delenv("TMPDIR", raising=False)
+    usual, given = tempfile.gettempdir(), "none"
+    folder = Path(usual)
+    if is_set:
+        usual = given = str(tmp_path)
+        monkeypatch.setenv("TMPDIR", given)
+    else:
+        monkeypatch.setenv("TMP", usual)  # the next that Python looks at
+    plugins = tmp_path / "action_plugins"
+    plugins.mkdir()
+    (plugins / "shows.py").write_text(SHOWS_TEMPORARY_DIRECTORIES, encoding="utf-8")
+    run = play([{"name": "Show them", "shows": {}}])
+    assert run._environment(folder)["TMPDIR"] == str(folder)
+    result = run.result()
+    assert result.nodes["node1"].why == f"{usual} {given} none"
+    assert result.warnings == ()
+
+
+def test_ansible_keeps_a_temporary_directory_that_is_long(play: Play, tmp_path: Path) -> None:
+    """The path of a socket has at most 107 bytes."""
+    run = play([task("Say", "debug", {"msg": "x"})])
+    assert "TMPDIR" not in run._environment(tmp_path / ("x" * 99))
+
+
 def test_folders_of_dead_runs_go_and_those_of_other_process_namespaces_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
