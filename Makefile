@@ -25,7 +25,7 @@ APT_TRAINER := charliecloud chromium libpmix-dev mariadb-server-core munge openm
 	slurm-client slurm-wlm-jwt-plugin slurmctld slurmd slurmdbd slurmrestd squashfs-tools
 # Virtual machines run in containers that have QEMU; keyring and e2fsprogs are for making their disk.
 APT_TEST := busybox-static debian-archive-keyring docker-registry docker.io e2fsprogs fish g++ ibsim-utils \
-	infiniband-diags iproute2 mmdebstrap opensm pdsh python3-dev skopeo tcsh zstd
+	infiniband-diags iproute2 mmdebstrap opensm openssh-server pdsh python3-dev skopeo tcsh zstd
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg

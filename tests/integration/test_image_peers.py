@@ -1,0 +1,213 @@
+"""The role images passes an archive from node to node through real ssh, while something fails.
+
+The nodes are this machine under three names: they share its engine and a cache, and differ in processes and
+ports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rdm_provision.environment import CALLBACKS
+from tests.image_archives import MadeImage, saved, tar
+from tests.integration.engine import Engine, wait_until
+from tests.integration.plays import ROOT
+
+IMAGE = "rdm-test/passed-on:1"
+SIZE = 24_000_000
+MARK = "RDM_TEST_IMAGE_PEERS"
+"""Variable of all processes of a run, on the controller and on the nodes."""
+SSHD = """\
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/user.pub
+PidFile none
+StrictModes no
+UsePAM no
+Subsystem sftp internal-sftp
+"""
+LATE = """\
+#!{python}
+# Until another node has all of the archive, no call reaches this one while a transfer is on.
+import glob, os, sys, time
+peers = "{folder}/cache/peers/"
+while glob.glob(peers + "*.lock") and not any(
+    os.stat(path).st_blocks * 512 >= {size} for path in glob.glob(peers + "*.tar")
+):
+    time.sleep(0.05)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@dataclass
+class Nodes:
+    """Three nodes, and runs of the role on them.
+
+    Attributes:
+        folder: with all files of the controller and the nodes.
+        engine: that all nodes use.
+    """
+
+    folder: Path
+    engine: Engine
+
+    def start(self, megabits: int, **of_n3: str) -> subprocess.Popen[str]:
+        """Start a run in which each node sends so many megabits per second at most."""
+        variables = " ".join(f"{name}={value}" for name, value in of_n3.items())
+        (self.folder / "inventory").write_text(f"[master]\nn1\n[workers]\nn2\nn3 {variables}\n")
+        mark = {MARK: str(self.folder)}
+        there = {"DOCKER_HOST": f"unix://{self.engine.socket}", **mark}
+        play = {"hosts": "all", "gather_facts": False, "environment": there}
+        roles = {"roles": ["rdm.provision.images"]}
+        (self.folder / "play.yml").write_text(yaml.safe_dump([{**play, **roles}]))
+        image = {"name": IMAGE, "source": "archive", "remote_src": False}
+        variables = json.dumps(
+            {
+                "images_list": [{**image, "path": str(self.folder / "image.tar")}],
+                "images_cache_dir": str(self.folder / "cache"),
+                "images_distribution": "peers",
+                "images_network": "127.0.0.0/8",
+                "images_port": 0,
+                "images_bandwidth": megabits,
+                "rdm_become": False,
+            }
+        )
+        sshd = f"/usr/sbin/sshd -i -f {self.folder}/sshd"
+        environment = {
+            **os.environ,
+            **mark,
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+            "ANSIBLE_CONFIG": str(Path(__file__).with_name("no_settings.cfg")),
+            "ANSIBLE_CALLBACKS_ENABLED": CALLBACKS,
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_PIPELINING": "1",
+            "ANSIBLE_REMOTE_TEMP": str(self.folder / "remote"),
+            "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+            "ANSIBLE_SSH_ARGS": f"-F none -i {self.folder}/user -o ControlMaster=no -o HostKeyAlias=node "
+            f"-o UserKnownHostsFile={self.folder}/known_hosts -o 'ProxyCommand={sshd}'",
+        }
+        return subprocess.Popen(
+            [
+                str(Path(sys.executable).with_name("ansible-playbook")),
+                f"--inventory={self.folder}/inventory",
+                f"--extra-vars={variables}",
+                f"{self.folder}/play.yml",
+            ],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def provision(self, **of_n3: str) -> float:
+        """Run the role to its end; return what the source has sent, as a share of the archive."""
+        sent = self.end(self.start(0, **of_n3))[1]
+        assert self.loaded()
+        assert not self.processes()
+        assert not list(self.peers.iterdir())
+        return sent
+
+    def end(self, run: subprocess.Popen[str], expect: int = 0) -> tuple[str, float]:
+        """Wait for the end of a run, and return its output and what the source has sent."""
+        output, errors = run.communicate(timeout=300)
+        assert run.returncode == expect, output + errors
+        found: dict[str, Any] = json.loads(output[output.index("{") :])
+        tasks = {task["task"]["name"]: task["hosts"] for task in found["plays"][0]["tasks"]}
+        brought = tasks["rdm.provision.images : Transfer archives from node to node"]["n1"]
+        return output, brought["sent"][str(self.folder / "image.tar")] / SIZE
+
+    def wait_half(self) -> None:
+        """Wait until two nodes have half of the archive."""
+
+        def half() -> bool:
+            arrived = [file.stat().st_blocks * 512 for file in self.peers.glob("*.tar")]
+            return len(arrived) == 2 and min(arrived) >= SIZE / 2
+
+        assert wait_until(half, 120), self.processes()
+
+    @property
+    def peers(self) -> Path:
+        return self.folder / "cache" / "peers"
+
+    def source(self) -> int:
+        """Return the process that serves the archive, the only one that does not fetch."""
+        (lock,) = (file for file in self.peers.glob("*.lock") if not file.with_suffix(".tar").exists())
+        return int(lock.read_text().split()[0])
+
+    def processes(self) -> dict[int, str]:
+        """Return the processes of all runs, on the controller and on the nodes."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"{MARK}={self.folder}\0".encode() in (folder / "environ").read_bytes():
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+        return found
+
+    def left(self) -> set[str]:
+        """Return the suffixes of what is left in the cache."""
+        return {file.suffix for file in self.peers.iterdir()}
+
+    def loaded(self) -> bool:
+        """Return whether the engine has the image."""
+        return any(IMAGE in (image["RepoTags"] or []) for image in self.engine.api.get("/images/json"))
+
+
+@pytest.fixture
+def nodes(engine: Engine, tmp_path: Path) -> Iterator[Nodes]:
+    archive = saved(MadeImage([tar({"data": os.urandom(SIZE - 10_000)})], [IMAGE]))
+    (tmp_path / "image.tar").write_bytes(archive)
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+    (tmp_path / "known_hosts").write_text("node " + (tmp_path / "host.pub").read_text())
+    (tmp_path / "sshd").write_text(SSHD.format(folder=tmp_path))
+    Path("/run/sshd").mkdir(exist_ok=True)
+    nodes = Nodes(tmp_path, engine)
+    yield nodes
+    for process in nodes.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    if nodes.loaded():
+        engine.api.delete(f"/images/{IMAGE}")
+
+
+def test_the_source_dies_at_half(nodes: Nodes) -> None:
+    run = nodes.start(20)
+    nodes.wait_half()
+    os.kill(nodes.source(), signal.SIGKILL)
+    output, _sent = nodes.end(run, expect=2)
+    for name in ("n2", "n3"):
+        assert f"image.tar did not reach {name}, which lost its source n1: the process that serves" in output
+    assert not nodes.processes()
+    assert nodes.left() == {".tar", ".have"}
+    nodes.engine.api.delete(f"/images/{IMAGE}")  # n1 had it, and has loaded it
+    assert nodes.provision() < 0.6
+
+
+def test_the_run_is_killed_at_half(nodes: Nodes) -> None:
+    run = nodes.start(20)
+    nodes.wait_half()
+    run.kill()
+    run.communicate()
+    assert len(nodes.processes()) >= 3, "those of the nodes go on"
+    assert wait_until(lambda: not nodes.processes(), 120), nodes.processes()
+    assert nodes.left() <= {".tar", ".have", ".lock", ".result"}
+    assert not nodes.loaded()
+    assert nodes.provision() < 0.5
+
+
+def test_a_node_that_joins_late_gets_it_from_another(nodes: Nodes) -> None:
+    late = nodes.folder / "late"
+    late.write_text(LATE.format(python=sys.executable, folder=nodes.folder, size=SIZE))
+    late.chmod(0o755)
+    assert nodes.provision(ansible_python_interpreter=str(late)) < 1.2
