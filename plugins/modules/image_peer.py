@@ -189,7 +189,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "cache_dir": {"type": "str", "default": ""},
     "path": {"type": "path"},
     "sha256": {"type": "str", "default": ""},
-    "pieces": {"type": "str"},
+    # It is not secret, but too long for the system log, where Ansible writes the arguments.
+    "pieces": {"type": "str", "no_log": True},
     "digest": {"type": "str", "default": ""},
     "left_out": {"type": "list", "elements": "str", "default": []},
     "name": {"type": "str", "default": ""},
@@ -211,26 +212,43 @@ _TAKEN_OVER = "another run has taken it over"
 
 
 def base_path(params: Dict[str, Any]) -> str:
-    """Return the path prefix of a node's files for an archive, in a directory that is private to the user."""
+    """Return the path prefix of a node's files for an archive, in a directory that is private to the user.
+
+    Raises:
+        CannotTakePart: another user could put files or links there.
+    """
     above = params["cache_dir"] or default_cache_dir()
     directory = os.path.join(above, "peers")
-    for made in (above, directory):
-        os.makedirs(made, mode=0o700, exist_ok=True)
-    now = os.lstat(directory)
-    if stat.S_ISDIR(now.st_mode) and now.st_uid != os.geteuid():
-        raise CannotTakePart(
-            "{0} belongs to user {1} and not to {2}: remove it or, if its file system maps root to another "
-            "user (NFS with root_squash), set images_cache_dir to a local directory".format(
-                directory, now.st_uid, os.geteuid()
-            )
-        )
-    if not stat.S_ISDIR(now.st_mode) or now.st_mode & 0o022:
-        raise CannotTakePart(
-            "{0} must be a directory that only its user {1} can write to: remove it".format(
-                directory, os.geteuid()
-            )
-        )
+    for path in (above, directory):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        _require_own(path, above=path == above)
     return os.path.join(directory, params["key"])
+
+
+def _require_own(path: str, above: bool) -> None:
+    """Raise CannotTakePart if another user can replace what this one has in a directory.
+
+    Args:
+        path: of the directory.
+        above: it is the parent of the private one. So it may be root's or a link, and others may write to it
+            if it is sticky, as /tmp is.
+    """
+    user = os.geteuid()
+    itself, there = os.lstat(path), os.stat(path)
+    for one in (itself, there):
+        if one.st_uid != user and not (above and one.st_uid == 0):
+            raise CannotTakePart(
+                "{0} belongs to user {1} and not to {2}: remove it or, if its file system maps root to "
+                "another user (NFS with root_squash), set images_cache_dir to a local directory".format(
+                    path, one.st_uid, user
+                )
+            )
+    shared = there.st_mode & 0o022 and not (above and there.st_mode & stat.S_ISVTX)
+    if shared or not (above or stat.S_ISDIR(itself.st_mode)):
+        raise CannotTakePart(
+            "{0} must be a directory that only its user {1} can write to: remove it, or set images_cache_dir "
+            "to another directory".format(path, there.st_uid)
+        )
 
 
 def source(params: Dict[str, Any]) -> Dict[str, Any]:
@@ -394,7 +412,7 @@ def start(base: str, run: str, make: Callable[[], Peer]) -> Dict[str, Any]:
     with os.fdopen(read_end, encoding="utf-8") as said:
         text = said.read()
     if not text:
-        raise CannotTakePart("its process ended at once")
+        raise CannotTakePart("its process ended before it listened")
     answer: Dict[str, Any] = json.loads(text)
     if answer.get("problem"):
         raise CannotTakePart(str(answer["problem"]))

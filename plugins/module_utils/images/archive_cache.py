@@ -7,6 +7,7 @@ This runs on the controller and on nodes (Python 3.8 or newer).
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -38,7 +39,8 @@ def cached_index(path: str, sha256: str, cache_dir: str, stale: bool = False) ->
     Args:
         path: of the archive.
         sha256: its expected digest, in hexadecimal; empty accepts any.
-        cache_dir: the cache; made if it is missing. If that fails, nothing is cached.
+        cache_dir: the cache; made if it is missing. If that fails, or another user can put a file or a link
+            there, nothing is cached.
         stale: if the archive is missing, return its last index.
 
     Raises:
@@ -89,6 +91,7 @@ def _cache_file(path: str, cache_dir: str) -> Iterator[IO[str] | None]:
     """Open and lock the cache file of an archive; yield None where that is not possible."""
     try:
         os.makedirs(cache_dir, mode=0o700, exist_ok=True)
+        _require_private(cache_dir)
         cache = open(_cache_path(path, cache_dir), "a+", encoding="utf-8")  # noqa: SIM115
     except OSError:
         yield None
@@ -99,6 +102,13 @@ def _cache_file(path: str, cache_dir: str) -> Iterator[IO[str] | None]:
         yield cache
         if os.fstat(cache.fileno()).st_size == 0:
             forget_index(path, cache_dir)
+
+
+def _require_private(directory: str) -> None:
+    """Raise PermissionError unless only this user can write to a directory, and has made a link to it."""
+    there = os.stat(directory)
+    if {there.st_uid, os.lstat(directory).st_uid} != {os.geteuid()} or there.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "other users can write to it", directory)
 
 
 def _identity(path: str) -> list[Any]:

@@ -175,12 +175,43 @@ def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path, plante
         image_peer.base_path(parameters(tmp_path, key="n"))
 
 
+@pytest.mark.parametrize(("mode", "used"), [(0o755, True), (0o1777, True), (0o777, False), (0o775, False)])
+def test_a_cache_in_which_others_can_rename_files_is_not_used(tmp_path: Path, mode: int, used: bool) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(mode)
+    if used:
+        assert image_peer.base_path(parameters(tmp_path, key="n")) == f"{cache}/peers/n"
+        return
+    why = f"{cache} must be a directory that only its user .* set images_cache_dir to another directory"
+    with pytest.raises(CannotTakePart, match=why):
+        image_peer.base_path(parameters(tmp_path, key="n"))
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_cache_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    """Another user has made the directory, or a link to one of this user."""
+    path = tmp_path / "cache"
+    (tmp_path / "own").mkdir()
+    path.symlink_to(tmp_path / "own") if link else path.mkdir()
+    lstat, own = os.lstat, os.geteuid()
+    other = os.stat_result([0o40755, 0, 0, 1, own + 1, 0, 0, 0, 0, 0])
+    monkeypatch.setattr(os, "lstat", lambda at: other if at == str(path) else lstat(at))
+    with pytest.raises(CannotTakePart, match=f"{path} belongs to user {own + 1} and not to {own}: remove"):
+        image_peer.base_path(parameters(tmp_path, key="n"))
+
+
 def test_a_file_system_that_maps_root_to_another_user_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = os.geteuid()
+    (tmp_path / "cache").mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-    why = f"{tmp_path}/cache/peers belongs to user {own} and not to {own + 1}: .* set images_cache_dir to a"
+    path = f"{tmp_path}/cache/peers" if own == 0 else f"{tmp_path}/cache"
+    why = f"{path} belongs to user {own} and not to {own + 1}: .* set images_cache_dir to a local"
     with pytest.raises(CannotTakePart, match=why):
         image_peer.base_path(parameters(tmp_path, key="n"))
 

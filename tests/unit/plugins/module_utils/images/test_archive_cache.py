@@ -90,6 +90,22 @@ def test_works_where_nothing_can_be_remembered(tmp_path: Path, image: MadeImage)
     assert cached_index(path, "", str(blocked / "cache")).images[0].ids == [image.id]
 
 
+@pytest.mark.parametrize("who", ["all", "another user"])
+def test_nothing_is_remembered_where_another_user_can_put_a_link(
+    tmp_path: Path, image: MadeImage, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    path = put(tmp_path, gzip.compress(saved(image)))
+    if who == "all":
+        cache.chmod(0o777)
+    else:
+        own = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    assert cached_index(path, "", str(cache)).images[0].ids == [image.id]
+    assert not list(cache.iterdir())
+
+
 def test_a_full_disk_below_the_cache_is_no_problem(
     tmp_path: Path, image: MadeImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
