@@ -29,6 +29,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_tran
     Transfer,
     call_all,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import distribution_problems
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import variable_problems
 
 
 class ActionModule(Decision):
@@ -38,7 +41,15 @@ class ActionModule(Decision):
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return which node has got which file."""
+        names = ("distribution", "network", "port", "bandwidth")
+        chosen = {f"images_{name}": options[name] for name in names}
+        node = str(variables["inventory_hostname"])
+        if problems := [*variable_problems(node, chosen), *distribution_problems(node, chosen)]:
+            raise PreconditionFailed(problems)
         result: dict[str, Any] = {"nodes": {}, "sent": {}}
+        # Not by default, since the transfer is not encrypted.
+        if options["distribution"] != "peers":
+            return result
         source = Path(options["source"]).absolute()
         if not source.is_dir():
             raise AnsibleActionFail(f"there is no directory {source} on the controller")

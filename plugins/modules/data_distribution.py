@@ -21,6 +21,10 @@ options:
     description: Host -> the jobs' directory there.
     type: dict
     required: true
+  distribution:
+    description: As C(images_distribution). Only with V(peers) files go from node to node.
+    type: str
+    default: auto
   network:
     description: As C(images_network).
     type: str
@@ -60,6 +64,7 @@ EXAMPLES = r"""
   rdm.provision.data_distribution:
     source: tokens
     directories: {node1: /var/lib/rdm/rdm, node2: /var/lib/rdm/rdm, node3: /var/lib/rdm/rdm}
+    distribution: peers
   run_once: true
   register: brought
 """

@@ -169,7 +169,8 @@ class Transfer:
             self._note(result, name, {"problem": f"{self._name} did not reach {name}, which {why}", **left})
         for why in dict.fromkeys(problems[name] for name in others if name in problems):
             those = names(name for name in others if problems.get(name) == why)
-            self._warn(f"{self._name} is brought directly to {those}, which cannot take part: {why}")
+            alone = f"{self._name} is brought directly to {those}, which cannot take part"
+            self._warn(f"{alone} with {first} as source: {why}")
         for name, why in watch.slow.items():
             self._warn(f"{name} {why} while {self._name} went from node to node; the others did without it")
 

@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.action.data_distribution import A
 from ansible_collections.rdm.provision.plugins.action.job_data import others
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import peer_transfer
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 
 from tests.unit.plugins.peer_nodes import COPY, NODES, Nodes
 
@@ -39,8 +40,15 @@ def decide(nodes: Nodes, source: Path, check_mode: bool = False, **given: Any) -
         "source": str(source),
         "directories": dict.fromkeys(NODES, "/jobs"),
     }
-    options |= {"network": "", "port": 7077, "bandwidth": 0.0, "cluster": "c", "cache_dir": str(source)}
-    return ActionModule.decide(action, options | given, {"ansible_forks": 5})
+    options |= {
+        "distribution": "peers",
+        "network": "",
+        "port": 7077,
+        "bandwidth": 0.0,
+        "cluster": "c",
+        "cache_dir": str(source),
+    }
+    return ActionModule.decide(action, options | given, {"ansible_forks": 5, "inventory_hostname": "n1"})
 
 
 @pytest.fixture
@@ -97,4 +105,23 @@ def test_where_it_is_not_worth_it_no_node_is_called(nodes: Nodes, source: Path, 
     assert decide(nodes, source, **given) == {"nodes": {}, "sent": {}}
     (source / "sets" / "large").write_bytes(b"small now")
     assert decide(nodes, source) == {"nodes": {}, "sent": {}}
+    assert not nodes.calls
+
+
+def test_wrong_variables_are_refused_before_anything_is_sent(nodes: Nodes, source: Path) -> None:
+    wrong: dict[str, Any] = {"distribution": "per", "network": "10.1", "port": 99999, "bandwidth": -1.0}
+    with pytest.raises(PreconditionFailed) as refused:
+        decide(nodes, source, **wrong)
+    values = [problem.value for problem in refused.value.problems]
+    assert values == [
+        "images_distribution",
+        "images_network 10.1",
+        "images_port 99999",
+        "images_bandwidth -1",
+    ]
+    assert not nodes.calls
+
+
+def test_files_go_from_node_to_node_only_if_chosen(nodes: Nodes, source: Path) -> None:
+    assert decide(nodes, source, distribution="auto") == {"nodes": {}, "sent": {}}
     assert not nodes.calls

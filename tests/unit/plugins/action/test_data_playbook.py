@@ -18,16 +18,16 @@ TASK = "Transfer large files from node to node"
 
 
 @pytest.mark.parametrize(
-    ("group", "chosen", "runs"),
+    ("group", "chosen", "what"),
     [
-        ("master", "peers", True),
-        ("master", "auto", False),
-        ("master", "", False),  # as it is by default
-        ("login", "peers", False),  # a cluster of Slurm, whose users become root in another way
+        ("master", "peers", "ok"),
+        ("master", "", "ok"),  # as it is by default
+        ("master", "pears", "fatal"),
+        ("login", "peers", "skipping"),  # a cluster of Slurm, whose users become root in another way
     ],
 )
-def test_data_goes_from_node_to_node_only_where_that_was_chosen(
-    tmp_path: Path, group: str, chosen: str, runs: bool
+def test_data_goes_from_node_to_node_only_where_there_are_nodes(
+    tmp_path: Path, group: str, chosen: str, what: str
 ) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "small").write_bytes(b"small")
@@ -44,4 +44,6 @@ def test_data_goes_from_node_to_node_only_where_that_was_chosen(
     env = {**os.environ, **environment.ansible_environment()}
     run = ansible_playbook(*words, ROOT / "playbooks" / "job_data.yml", environment=env)
     task = run.stdout.partition(f"{TASK}]")[2].partition("TASK [")[0]
-    assert ("skipping: [n1]" in task, "ok: [n1]" in task) == (not runs, runs), run.stdout + run.stderr
+    assert [word for word in ("ok", "fatal", "skipping") if f"{word}: [n1]" in task] == [what], run.stdout
+    refused = "images_distribution has a wrong value: 'pears': choose auto, direct, peers"
+    assert (refused in run.stdout) == (what == "fatal"), run.stdout

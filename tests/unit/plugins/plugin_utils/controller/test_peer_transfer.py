@@ -118,7 +118,7 @@ def test_nodes_that_cannot_take_part_for_the_same_reason_are_one_warning(nodes: 
     nodes.answers["joined"] = lambda name: {"problem": why[name]}
     assert nodes.transfer(archive, remote_src=True)["nodes"] == {}
     assert nodes.warnings == [
-        f"{archive} is brought directly to {those}, which cannot take part: {reason}"
+        f"{archive} is brought directly to {those}, which cannot take part with n1 as source: {reason}"
         for those, reason in (("n2", why["n2"]), ("n3, n4", why["n3"]))
     ]
 
