@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import torch
@@ -20,7 +20,9 @@ import torch.distributed as dist
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["Start", "Stop", "alone", "device", "join", "memory"]
+__all__ = ["Start", "Stop", "alone", "device", "join", "memory", "require_alone", "require_device"]
+
+_LOCK = ".training.lock"
 
 # Ada's, the first with matrix products in fp8.
 _FP8_CAPABILITY = (8, 9)
@@ -37,38 +39,44 @@ def alone(job_dir: Path) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         try:
             job_dir.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context((job_dir / ".training.lock").open("w"))
+            file = held.enter_context((job_dir / _LOCK).open("a"))
         except OSError as error:
             raise TrainerError(f"{job_dir} cannot be written: {error.strerror}.") from None
-        try:
-            # Unlike flock's lock, processes that read data do not keep this one: they end a little later.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TrainerError(
-                f"Another training is at work in {job_dir}; stop that one, or give this one another "
-                "--job-dir."
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+        _lock(file, job_dir)
         yield
 
 
-def join(precision: str, backend: str, timeout: datetime.timedelta, *, fp8_recipe: str = "none") -> None:
+def require_alone(job_dir: Path) -> None:
+    """Reject a directory in which another training is at work, without writing anything.
+
+    Raises:
+        TrainerError: There is one.
+    """
+    # A directory that cannot be read is reported by :func:`alone`.
+    with contextlib.suppress(OSError), (job_dir / _LOCK).open("r+") as file:
+        _lock(file, job_dir)
+
+
+def _lock(file: IO[str], job_dir: Path) -> None:
+    try:
+        # Unlike flock's lock, processes that read data do not keep this one: they end a little later.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise TrainerError(
+            f"Another training is at work in {job_dir}; stop that one, or give this one another --job-dir."
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+
+
+def join(backend: str, timeout: datetime.timedelta) -> None:
     """Become a rank: choose a device and join the process group. Without a launcher, the world size is 1.
 
     Args:
-        precision: The precision of the computation: fp32, bf16 or fp16.
         backend: The process group's backend: auto, nccl or gloo.
         timeout: The timeout of its operations.
-        fp8_recipe: How matrix products compute in fp8; ``none`` if they do not.
-
-    Raises:
-        TrainerError: This node's device cannot do that.
     """
     on_cpu = device().type == "cpu"
-    _require_device(precision, backend)
-    if fp8_recipe != "none" and not on_cpu:
-        _require_fp8(fp8_recipe)
     if not on_cpu:
         # A launcher may show each rank only its own device.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -105,8 +113,17 @@ def memory() -> dict[str, int]:
     }
 
 
-def _require_device(precision: str, backend: str) -> None:
-    """Refuse what the device cannot do, before DeepSpeed and torch do so with a traceback."""
+def require_device(precision: str, backend: str, *, fp8_recipe: str = "none") -> None:
+    """Refuse what the device cannot do, before DeepSpeed and torch do so with a traceback.
+
+    Args:
+        precision: The precision of the computation: fp32, bf16 or fp16.
+        backend: The process group's backend: auto, nccl or gloo.
+        fp8_recipe: How matrix products compute in fp8; ``none`` if they do not.
+
+    Raises:
+        TrainerError: This node's device cannot do that.
+    """
     name = device().type
     if name == "cpu":
         has_fp16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_fp16_supported()
@@ -121,6 +138,8 @@ def _require_device(precision: str, backend: str) -> None:
         )
     if backend == "nccl" and name == "cpu":
         raise TrainerError("launcher.backend is nccl, but this node has no GPU; use auto or gloo.")
+    if fp8_recipe != "none" and name != "cpu":
+        _require_fp8(fp8_recipe)
 
 
 def _require_fp8(recipe: str) -> None:

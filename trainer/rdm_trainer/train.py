@@ -28,7 +28,7 @@ from rdm_core.progress import Progress
 from rdm_trainer import metrics, process
 from rdm_trainer.checkpoint.files import CHECKPOINTS, scan
 from rdm_trainer.checkpoint.storage import Storage
-from rdm_trainer.checkpoint.store import Checkpoints
+from rdm_trainer.checkpoint.store import Checkpoints, Found, find
 from rdm_trainer.compute_time import ComputeTime
 from rdm_trainer.data import loaders
 from rdm_trainer.data.index_maps.maker import MapMaker
@@ -43,7 +43,7 @@ from rdm_trainer.profiler import Profiler
 from rdm_trainer.prometheus import exporting
 from rdm_trainer.step_trace import StepTrace
 from rdm_trainer.tracker import Tracker
-from rdm_trainer.weights.sources import CheckpointSource, fill, open_source, require_model
+from rdm_trainer.weights.sources import CheckpointSource, Source, fill, open_source, require_model
 
 __all__ = ["Training", "run"]
 
@@ -65,19 +65,38 @@ def run(config: Config, job_dir: Path) -> int:
     start = process.Start()
     start.end("imports")
     timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
-    with process.alone(job_dir):
-        optimisation = config.optimisation
-        process.join(
-            optimisation.precision, config.launcher.backend, timeout, fp8_recipe=optimisation.fp8_recipe
-        )
-        with process.Stop() as stop:
-            training = Training(config, job_dir, stop=stop, start=start)
-            training.run()
-        # Only after an orderly end: after an error the others may never get here; the launcher ends them.
-        training.close()
-        dist.barrier()
-        dist.destroy_process_group()
+    optimisation, backend = config.optimisation, config.launcher.backend
+    process.require_device(optimisation.precision, backend, fp8_recipe=optimisation.fp8_recipe)
+    process.require_alone(job_dir)
+    # One process of each node checks it: the others would read the same.
+    if os.environ.get("LOCAL_RANK", "0") == "0" and not scan(job_dir / CHECKPOINTS).steps:
+        _weights(config)
+    process.join(backend, timeout)
+    with process.Stop() as stop:
+        training = Training(config, job_dir, stop=stop, start=start)
+        training.run()
+    # Only after an orderly end: after an error the others may never get here; the launcher ends them.
+    training.close()
+    dist.barrier()
+    dist.destroy_process_group()
     return STOPPED if stop.received == signal.SIGINT else DONE
+
+
+def _weights(config: Config) -> Source | None:
+    """Open the weights of ``checkpoint.init_from``.
+
+    Raises:
+        TrainerError: There are none, or they are of another model.
+    """
+    where = config.checkpoint.init_from
+    if where is None:
+        return None
+    try:
+        source = open_source(Path(where))
+        require_model(source, config)
+    except TrainerError as problem:
+        raise TrainerError(f"checkpoint.init_from cannot be taken: {problem}") from None
+    return source
 
 
 def _layers(stages: Mapping[int, Sequence[str]]) -> dict[str, Any]:
@@ -164,16 +183,21 @@ class Training:
         self._is_last = dist.get_rank() == dist.get_world_size() - 1
         timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
         self._collective = Collective(timeout)
-        self._progress = Progress(job_dir / "progress.json", config.train_iterations)
-        self._note(phase="starting")
         self._milestone("after megatron is initialized")
         self._compute_time = ComputeTime(HeartbeatWriter(), process.device())
         self.topology = create.create_topology(config)
         self._start.end("process groups")
+        # What the user has to change is refused before anything is written.
+        found = find(config, job_dir / CHECKPOINTS, self._collective, self._announce)
+        first_weights = None if found else self._first_weights()
+        self._lock = contextlib.ExitStack()
+        self._lock.enter_context(process.alone(job_dir))
+        self._progress = Progress(job_dir / "progress.json", config.train_iterations)
+        self._note(phase="starting")
         self.engine = create.create(
             config,
             self.topology,
-            fill=self._first_weights(),
+            fill=first_weights,
             on_loss=lambda loss: self._compute_time.note_loss(loss),
         )
         # Each process reports its node: a launcher may have placed it elsewhere than configured.
@@ -202,9 +226,11 @@ class Training:
         )
         self._last_iteration = config.train_iterations
         self._order = Order.of(config)
-        self._resume()
-        if self.iteration:
+        if found:
+            self._resume(found)
             self._start.end("checkpoint")
+        else:
+            self._progress.begin(0, [])
         self._loaders = self._open_data()
         self._milestone("after dataloaders are built")
         self._start.end("data")
@@ -242,31 +268,26 @@ class Training:
     # Setting up.
 
     def _first_weights(self) -> Fill | None:
-        """Return what fills the layers from ``checkpoint.init_from``; None once the job has a checkpoint."""
-        where = self.config.checkpoint.init_from
-        if where is None or any(self._collective.gather(bool(scan(self.job_dir / CHECKPOINTS).steps))):
-            return None
+        """Return what fills the layers from ``checkpoint.init_from``, if it is given."""
         error, source = None, None
         try:
-            source = open_source(Path(where))
-            require_model(source, self.config)
+            source = _weights(self.config)
         except TrainerError as problem:
             error = str(problem)
         error = self._collective.first_error(error)
-        if error is not None or source is None:
-            raise TrainerError(f"checkpoint.init_from cannot be taken: {error}")
+        if error is not None:
+            raise TrainerError(error)
+        if source is None:
+            return None
         storage = Storage(source.where.parent, self._collective, create=False)
         # Only our own checkpoints have checksums.
         storage.verify(source.where.name, source.sizes if isinstance(source, CheckpointSource) else {})
         self._announce(f"  the weights are those of {source.where}")
         return fill(source)
 
-    def _resume(self) -> None:
+    def _resume(self, found: Found) -> None:
         self._note(phase="loading")
-        state = self.checkpoints.resume()
-        if state is None:
-            self._progress.begin(0, [])
-            return
+        state = self.checkpoints.resume(found)
         self.iteration = int(state["iteration"])
         self.consumed_samples = int(state["consumed_samples"])
         self._scheduler_samples = int(state["moved_samples"])
@@ -566,6 +587,7 @@ class Training:
         self._tracker.close()
         self._compute_time.close()
         self.engine.close()
+        self._lock.close()
 
 
 def _print(line: str) -> None:

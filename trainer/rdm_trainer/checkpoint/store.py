@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -24,11 +25,62 @@ from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.engine import Engine
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "Found", "find"]
 
 _RANDOM = "rng_states.pt"
 # Maximum number of processes that convert a checkpoint, because each opens every file.
 _PARTS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A complete checkpoint from which a training resumes.
+
+    Args:
+        storage: Its checkpoints directory.
+        manifest: The manifest of its files.
+        inventories: The contents of each directory, by its leader.
+    """
+
+    storage: Storage
+    manifest: Manifest
+    inventories: dict[int, Inventory]
+
+
+def find(config: Config, directory: Path, collective: Collective, log: Callable[[str], None]) -> Found | None:
+    """Find a job's newest complete checkpoint, or else that of ``checkpoint.load``. All ranks call this.
+
+    Nothing is written, except that a commit is completed if it was interrupted.
+
+    Args:
+        config: The job.
+        directory: The job's checkpoints directory on this rank; it need not exist.
+        collective: All ranks.
+        log: Logs a line.
+
+    Returns:
+        None: The training starts from scratch.
+
+    Raises:
+        TrainerError: The checkpoint is of another model, or there is none where one must be.
+    """
+    storage = Storage(directory, collective, create=False)
+    storage.each(lambda: files.recover(directory))
+    inventories = storage.inventories()
+    manifest = _newest(storage, inventories, log)
+    if manifest is None and config.checkpoint.load is not None:
+        storage = Storage(files.checkpoints_of(Path(config.checkpoint.load)), collective, create=False)
+        inventories = storage.inventories()
+        manifest = _newest(storage, inventories, log)
+        if manifest is None:
+            raise TrainerError(
+                f"checkpoint.load is {storage.directory}, which has no complete checkpoint; see "
+                f"`rdm-trainer checkpoint list {storage.directory}`."
+            )
+    if manifest is None:
+        return None
+    identity.require_same_model(manifest.model, config, storage.directory / files.tag(manifest.iteration))
+    return Found(storage, manifest, inventories)
 
 
 class Checkpoints:
@@ -39,7 +91,8 @@ class Checkpoints:
         engine: The engine whose states are saved and restored.
         topology: This rank's place.
         collective: All ranks.
-        directory: The checkpoints directory's path on this rank.
+        directory: The checkpoints directory's path on this rank; what interrupted writes left there is
+            removed.
         log: Logs a line; called on rank 0.
     """
 
@@ -56,6 +109,7 @@ class Checkpoints:
         self._collective = collective
         self._log = log
         self._storage = Storage(directory, collective)
+        self._storage.clear_leftovers()
         self._layout = identity.layout_of(config, topology.world_size)
         self._states = engine.states
         self._pending: tuple[int, Mapping[str, Any]] | None = None
@@ -152,39 +206,21 @@ class Checkpoints:
 
     # Resuming.
 
-    def resume(self) -> Mapping[str, Any] | None:
-        """Resume from the newest complete checkpoint, or else from that of ``checkpoint.load``.
+    def resume(self, found: Found) -> Mapping[str, Any]:
+        """Resume from the checkpoint that :func:`find` found.
 
         Returns:
-            The state passed to :meth:`save`; None to start from scratch.
+            The state passed to :meth:`save`.
 
         Raises:
-            TrainerError: The checkpoint is of another model, or cannot be read.
+            TrainerError: The checkpoint cannot be read.
         """
-        storage = self._storage
-        storage.each(lambda: files.recover(storage.directory))
-        inventories = storage.inventories()
-        manifest = self._newest(storage, inventories)
-        if any(inventory.leftovers for inventory in inventories.values()):
-            storage.clear_leftovers()
-        if manifest is not None:
+        storage, manifest, inventories = found.storage, found.manifest, found.inventories
+        if storage.directory == self._storage.directory:
             self.newest = manifest.iteration
             if line := storage.repair_pointers(inventories, manifest.iteration):
                 self._log(line)
-        elif self._config.checkpoint.load is not None:
-            source = files.checkpoints_of(Path(self._config.checkpoint.load))
-            storage = Storage(source, self._collective, create=False)
-            inventories = storage.inventories()
-            manifest = self._newest(storage, inventories)
-            if manifest is None:
-                raise TrainerError(
-                    f"checkpoint.load is {storage.directory}, which has no complete checkpoint; see "
-                    f"`rdm-trainer checkpoint list {storage.directory}`."
-                )
-        if manifest is None:
-            return None
         step_directory = storage.directory / files.tag(manifest.iteration)
-        identity.require_same_model(manifest.model, self._config, step_directory)
         if self._states.can_load(manifest.layout):
             self._load(storage, manifest, inventories)
         else:
@@ -198,23 +234,6 @@ class Checkpoints:
                 exit_code=FAILED,
             )
         return manifest.state
-
-    def _newest(self, storage: Storage, inventories: Mapping[int, Inventory]) -> Manifest | None:
-        whole = files.complete_steps(list(inventories.values()))
-        newest = max(whole, default=None)
-        steps = sorted({step for inventory in inventories.values() for step in inventory.steps})
-        if newest is None and steps:
-            # Starting from scratch would in time overwrite steps that a returning node may complete.
-            there = ", ".join(map(str, steps))
-            nodes = ", ".join(storage.nodes[leader] for leader in storage.leaders)
-            raise TrainerError(
-                f"{storage.directory} has checkpoints of iterations {there}, none of them complete on "
-                f"{nodes}; bring back the disk with the rest, or give the job a new name."
-            )
-        for iteration in steps:
-            if newest is not None and iteration > newest:
-                self._log(f"the checkpoint of iteration {iteration} is not complete and is not taken")
-        return None if newest is None else whole[newest]
 
     def _load(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> None:
         name = files.tag(manifest.iteration)
@@ -355,6 +374,26 @@ class Checkpoints:
         error = self._collective.gather(error)[0]
         if error is not None:
             raise TrainerError(error, exit_code=FAILED)
+
+
+def _newest(
+    storage: Storage, inventories: Mapping[int, Inventory], log: Callable[[str], None]
+) -> Manifest | None:
+    whole = files.complete_steps(list(inventories.values()))
+    newest = max(whole, default=None)
+    steps = sorted({step for inventory in inventories.values() for step in inventory.steps})
+    if newest is None and steps:
+        # Starting from scratch would in time overwrite steps that a returning node may complete.
+        there = ", ".join(map(str, steps))
+        nodes = ", ".join(storage.nodes[leader] for leader in storage.leaders)
+        raise TrainerError(
+            f"{storage.directory} has checkpoints of iterations {there}, none of them complete on "
+            f"{nodes}; bring back the disk with the rest, or give the job a new name."
+        )
+    for iteration in steps:
+        if newest is not None and iteration > newest:
+            log(f"the checkpoint of iteration {iteration} is not complete and is not taken")
+    return None if newest is None else whole[newest]
 
 
 def _whole_universal(inventories: Mapping[int, Inventory], iteration: int) -> Manifest | None:

@@ -63,8 +63,9 @@ def run(config: FinetuneConfig, job_dir: Path) -> int:
     tokenizer = models.load_tokenizer(config, is_chat=rows.is_chat, has_turns=rows.has_turns)
     models.check_targets(config)
     timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
+    process.require_device(config.optimisation.precision, config.launcher.backend)
     with process.alone(job_dir):
-        process.join(config.optimisation.precision, config.launcher.backend, timeout)
+        process.join(config.launcher.backend, timeout)
         # DeepSpeed takes over the process group: it needs one to shard weights while they are loaded.
         without_compiler()
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)

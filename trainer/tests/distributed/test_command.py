@@ -120,6 +120,42 @@ def test_a_device_that_cannot_is_refused_in_one_sentence(tmp_path: Path) -> None
     assert errors.splitlines()[-1] == (
         "Error: launcher.backend is nccl, but this node has no GPU; use auto or gloo."
     )
+    assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "starts", "words"),
+    [
+        ("init_from", False, "checkpoint.init_from cannot be taken: {} has neither a complete checkpoint"),
+        # On disks that nodes do not share, only all nodes together know what there is.
+        ("load", True, "checkpoint.load is {}, which has no complete checkpoint"),
+    ],
+)
+def test_a_beginning_that_is_not_there_is_refused_before_anything_is_written(
+    tmp_path: Path, key: str, starts: bool, words: str
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    with start(tmp_path, f"checkpoint.{key}={nowhere}") as process:
+        out, errors = process.communicate()
+    assert process.returncode == 3
+    assert errors.splitlines()[-1].startswith(f"Error: {words.format(nowhere)}")
+    assert ("megatron is initialized" in out) is starts
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+
+
+def test_a_refused_training_changes_nothing_of_the_job(stopped: tuple[Path, list[str], int]) -> None:
+    directory, _, _ = stopped
+
+    def contents() -> dict[str, tuple[int, bytes]]:
+        files = [path for path in (directory / "job").rglob("*") if path.is_file()]
+        return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+    before = contents()
+    with start(directory, "model.hidden_size=64") as process:
+        _, errors = process.communicate()
+    assert process.returncode == 3
+    assert "is of another model: model.ffn_hidden_size is 256 here and 128 there" in errors.splitlines()[-1]
+    assert contents() == before
 
 
 def test_a_second_training_in_one_directory_is_refused(tmp_path: Path) -> None:
