@@ -15,7 +15,6 @@ from ansible_collections.rdm.provision.plugins.action.job_data import (
     remember_digest,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
-from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.modules.data_distribution import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
     RemoteExecutor,
@@ -28,6 +27,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_tra
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import (
     Transfer,
     call_all,
+    remove_left,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import distribution_problems
@@ -101,6 +101,4 @@ class ActionModule(Decision):
             self._display.warning(f"{name} gets it directly: {end['problem']}")
             if left := end.get("copy") or end.get("left"):
                 broken[name] = left
-        for ending in ("", NOTED):
-            gone = {name: {"path": left + ending, "state": "absent"} for name, left in broken.items()}
-            call_all(executor, "ansible.legacy.file", gone, int(variables["ansible_forks"]))
+        remove_left(executor, broken, int(variables["ansible_forks"]))

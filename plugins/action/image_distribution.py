@@ -14,20 +14,35 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
     Decision,
     documented_options,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import distribution
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import Transfer
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import (
+    Shared,
+    distribution,
+    progress_line,
+    shared_images,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import (
+    Transfer,
+    call_all,
+    remove_left,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.image_pull import pull_problem
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 Item = Mapping[str, Any]
 
+PULL = "community.docker.docker_image_pull"
+PULL_S = 4 * 3600.0
+"""Timeout in seconds for a node that pulls an image for others; then each of them pulls it."""
+
 
 class ActionModule(Decision):
-    """Finds the archives to transfer from node to node, and transfers them one by one."""
+    """Finds the archives and images to transfer from node to node, and transfers them one by one."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return which node has got which archive."""
-        result: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
+        """Return which node has got which archive or image."""
+        result: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}, "pulled": {}}
         if self._task.check_mode or options["distribution"] == "direct":
             return result
         executor = RemoteExecutor(self, variables)
@@ -36,7 +51,49 @@ class ActionModule(Decision):
             on_controller = not item.get("remote_src", True)
             if distribution(options["distribution"], len(hosts), size, on_controller) == "peers":
                 Transfer(self, executor, options, variables, item, hosts).run(result)
+        if options["distribution"] == "peers":
+            lacking = registered("__images_lacking", variables, variables["ansible_play_hosts"])
+            shared, warnings = shared_images(lacking)
+            for warning in warnings:
+                self._display.warning(warning)
+            for one in shared:
+                self._share(executor, options, variables, one, result)
         return result
+
+    def _share(
+        self,
+        executor: RemoteExecutor,
+        options: dict[str, Any],
+        variables: dict[str, Any],
+        shared: Shared,
+        result: dict[str, Any],
+    ) -> None:
+        """Pull an image on one node, and transfer it to others; those that do not get it pull it later."""
+        image, (first, *_others) = shared
+        item = {"path": image, "image": True}
+        hosts: dict[str, Item] = {name: {} for name in shared.hosts}
+        transfer = Transfer(self, executor, options, variables, item, hosts)
+        self._display.display(progress_line(f"{image}: {first} pulls it"), stderr=True)
+        pull = {first: {"name": image, "pull": "not_present"}}
+        answers, problems = call_all(executor, PULL, pull, 1, PULL_S, transfer.require_run)
+        if first in problems:
+            why = pull_problem(image, problems[first])
+            self._display.warning(f"{image} is pulled by each node, since {first} could not pull it: {why}")
+            return
+        if answers[first].get("changed"):
+            result["pulled"].setdefault(first, []).append(image)
+        found: dict[str, Any] = {"nodes": {}, "indexes": result["indexes"], "sent": result["sent"]}
+        transfer.run(found)
+        left = {}
+        for name, ends in found["nodes"].items():
+            end = ends[image]
+            if "problem" not in end:
+                result["nodes"].setdefault(name, {})[image] = end
+                continue
+            self._display.warning(f"{name} pulls it: {end['problem']}")
+            if "left" in end:
+                left[name] = end["left"]
+        remove_left(executor, left, int(variables["ansible_forks"]))
 
     def _archives(self, variables: dict[str, Any]) -> list[tuple[Item, dict[str, Item]]]:
         """Return the archives to load, each with the inspections of the hosts that need it."""

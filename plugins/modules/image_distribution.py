@@ -5,14 +5,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: image_distribution
-short_description: Bring image archives to many nodes, most of it from node to node
+short_description: Bring images to many nodes, most of it from node to node
 version_added: 0.3.0
 description:
   - Reads what M(rdm.provision.image_archive) found on each host of the play, and brings the archives that are
     to be loaded on many of them, so that the source sends each about once.
+  - With O(distribution=peers), the first host that lacks an image of a registry pulls it and sends it to the
+    others. Each host's C(__images_lacking) names the images that it lacks.
   - Run it once, after the inspection and before the load. What it returns goes to the option C(brought) of
     M(rdm.provision.image_archive).
-  - A host that is not reached by ssh without a password is left out, and gets its archive directly.
+  - A host that is not reached by ssh without a password is left out. It gets an archive directly, or pulls
+    the image.
 options:
   distribution:
     description: As C(images_distribution).
@@ -54,7 +57,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Transfer archives from node to node
+- name: Transfer images from node to node
   rdm.provision.image_distribution:
     distribution: auto
   run_once: true
@@ -63,15 +66,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 nodes:
-  description: Host -> path of an archive -> where it is on the node, or why it is not.
+  description: Host -> path of an archive, or name of an image -> where it is on the node, or why it is not.
   returned: success
   type: dict
 indexes:
-  description: Path of an archive -> what is in it.
+  description: Path of an archive, or name of an image -> what is in it.
   returned: success
   type: dict
 sent:
-  description: Path of an archive -> bytes that the source has sent.
+  description: Path of an archive, or name of an image -> bytes that the source has sent.
+  returned: success
+  type: dict
+pulled:
+  description: Host -> names of the images that it has pulled for others.
   returned: success
   type: dict
 """

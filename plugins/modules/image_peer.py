@@ -31,6 +31,10 @@ options:
   path:
     description: The archive at the source.
     type: path
+  image:
+    description: An image of the source's engine, which the source saves and serves instead of O(path).
+    type: str
+    default: ""
   sha256:
     description: What the digest of the archive must be, where the source reads it.
     type: str
@@ -151,10 +155,14 @@ import socket
 import stat
 import time
 from typing import Any, Callable, Dict, Tuple
+from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import disk
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
 from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, ip_json
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
     default_cache_dir,
@@ -188,6 +196,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "key": {"type": "str", "required": True, "no_log": False},
     "cache_dir": {"type": "str", "default": ""},
     "path": {"type": "path"},
+    "image": {"type": "str", "default": ""},
     "sha256": {"type": "str", "default": ""},
     # It is not secret, but too long for the system log, where Ansible writes the arguments.
     "pieces": {"type": "str", "no_log": True},
@@ -203,6 +212,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 _START_S = 20
+_SAVE_S = 1800
+"""Seconds that an engine may stay silent while it prepares the archive of an image."""
 _PORT_S = 25
 """Seconds to wait for a port, which the processes of a killed run keep until their lease has expired."""
 _STOP_S = 6
@@ -252,14 +263,59 @@ def _require_own(path: str, above: bool) -> None:
 
 
 def source(params: Dict[str, Any]) -> Dict[str, Any]:
-    """Start to serve an archive that is on this node, or that is still being written."""
+    """Start to serve an archive on this node, one that is still being written, or an image of the engine."""
     base = base_path(params)
     end_other(base).close()
-    # What this node has fetched in an earlier run, when another one was the source.
+    # What this node has fetched in an earlier run, when another one was the source, or has saved.
     for path in (base + ".tar", base + ".tar" + NOTED):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
     forget_old(os.path.dirname(base))
+    if not params["image"]:
+        return serve(params, base)
+    saved = base + ".tar"
+    try:
+        save(params["image"], saved)
+        return serve({**params, "path": saved}, base)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(saved)
+        raise
+
+
+def save(image: str, path: str) -> None:
+    """Save an image of the engine as an archive, in constant memory.
+
+    Raises:
+        CannotTakePart: there is no room for it.
+        DockerProblem: the engine does not have it, does not answer, or breaks off.
+        OSError: the file cannot be written.
+    """
+    api = DockerAPI(timeout=_SAVE_S)
+    name = quote(image, safe="/:@")
+    size = int(api.get("/images/{0}/json".format(name))["Size"])
+    directory = os.path.dirname(path)
+    free = disk(directory)["free"]
+    if size > free:
+        raise CannotTakePart(
+            "its archive needs {0}, and {1} has {2} free: free some space there, or set "
+            "images_cache_dir".format(size_text(size), directory, size_text(free))
+        )
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            for part in api.get_stream("/images/{0}/get".format(name)):
+                file.write(part)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+def serve(params: Dict[str, Any], base: str) -> Dict[str, Any]:
+    """Start the process that serves the archive at `path`.
+
+    Args:
+        params: of the module.
+        base: path prefix of this node's files for the archive.
+    """
     growing = params["pieces"] is not None
     index: Dict[str, Any] = {}
     if growing:
@@ -287,7 +343,12 @@ def source(params: Dict[str, Any]) -> Dict[str, Any]:
         _PORT_S,
     )
     run = run_name(params)
-    started = start(base, run, lambda: Peer(settings, pieces.digest, params["path"], pieces, growing=growing))
+    started = start(
+        base,
+        run,
+        lambda: Peer(settings, pieces.digest, params["path"], pieces, growing=growing),
+        params["path"] if params["image"] else "",
+    )
     return {**started, "address": address, "digest": pieces.digest, "index": index}
 
 
@@ -391,13 +452,14 @@ def held_by(base: str) -> Tuple[str, str]:
     return "", ""
 
 
-def start(base: str, run: str, make: Callable[[], Peer]) -> Dict[str, Any]:
+def start(base: str, run: str, make: Callable[[], Peer], temporary: str = "") -> Dict[str, Any]:
     """Start a process that outlives this module, and return when it listens.
 
     Args:
         base: path prefix of its files.
         run: `run_name`.
         make: makes its peer.
+        temporary: a file that the process removes when it ends.
     """
     read_end, write_end = os.pipe()
     if os.fork() == 0:
@@ -405,7 +467,7 @@ def start(base: str, run: str, make: Callable[[], Peer]) -> Dict[str, Any]:
             os.close(read_end)
             os.setsid()
             if os.fork() == 0:
-                _be_daemon(base, run, make, write_end)
+                _be_daemon(base, run, make, write_end, temporary)
         finally:
             os._exit(0)
     os.close(write_end)
@@ -419,7 +481,7 @@ def start(base: str, run: str, make: Callable[[], Peer]) -> Dict[str, Any]:
     return answer
 
 
-def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int) -> None:
+def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int, temporary: str) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for handle in (0, 1, 2):
         os.dup2(nothing, handle)
@@ -459,6 +521,8 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int) ->
     os.close(write_end)
     peer.run()
     result = {"complete": not peer.missing and not peer.error, "error": peer.error, "trouble": peer.trouble}
+    if temporary:
+        os.unlink(temporary)
     with open(base + ".result", "w", encoding="utf-8") as file:
         json.dump(result, file)
 
@@ -516,7 +580,7 @@ def main() -> None:
         found = states[module.params["state"]](module.params)
     except ArchiveProblem as problem:
         found = {"problem": sentence(str(problem), problem.hint)}
-    except (CannotTakePart, WrongPiece) as problem:
+    except (CannotTakePart, DockerProblem, WrongPiece) as problem:
         found = {"problem": str(problem)}
     except OSError as error:
         found = {"problem": os_problem(error)}

@@ -1,16 +1,20 @@
-"""Shared fixtures of the integration tests: a private Docker Engine with a tiny image."""
+"""Shared fixtures of the integration tests: a private Docker Engine with a tiny image, and a registry."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT
-from tests.integration.engine import Engine, private_engine
+from tests.integration.engine import Engine, private_engine, wait_until
 from tests.integration.images import busybox_rootfs, import_image, python_rootfs
 
 BUSYBOX = "rdm-test/busybox:1"
@@ -39,6 +43,45 @@ def python_image(engine: Engine) -> str:
     programs = {f"bin/{name}": program for name in ("ib_write_bw", "ib_write_lat")}
     import_image(engine.api, PYTHON, python_rootfs(programs))
     return PYTHON
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    """The address of a registry on this machine."""
+    config = {
+        "version": "0.1",
+        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
+        "http": {"addr": "127.0.0.1:0"},
+        "log": {"level": "info"},
+    }
+    (tmp_path / "registry.yml").write_text(yaml.safe_dump(config))
+    file = tmp_path / "registry.log"
+    with file.open("w") as log:
+        process = subprocess.Popen(
+            ["docker-registry", "serve", str(tmp_path / "registry.yml")], stdout=log, stderr=log
+        )
+    try:
+        assert wait_until(lambda: bool(listening(file)), 120), file.read_text()
+        address = listening(file)
+        assert wait_until(lambda: answers(address), 120), file.read_text()
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def listening(log: Path) -> str:
+    """Return the registry's address, as soon as its log shows it."""
+    found = re.search(r"listening on (127\.0\.0\.1:\d+)\b", log.read_text())
+    return found[1] if found else ""
+
+
+def answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address}/v2/", timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
 
 
 @pytest.fixture

@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import subprocess
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.docker import registry_mirrors
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 
 from tests.image_archives import Layout, MadeImage, layer, saved
-from tests.integration.engine import Engine, net, private_engine, wait_until
+from tests.integration.engine import Engine, net, private_engine
 from tests.integration.plays import HOST, Played, run_plays
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    """The address of a registry on this machine."""
-    config = {
-        "version": "0.1",
-        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
-        "http": {"addr": "127.0.0.1:0"},
-        "log": {"level": "info"},
-    }
-    (tmp_path / "registry.yml").write_text(yaml.safe_dump(config))
-    file = tmp_path / "registry.log"
-    with file.open("w") as log:
-        process = subprocess.Popen(
-            ["docker-registry", "serve", str(tmp_path / "registry.yml")], stdout=log, stderr=log
-        )
-    try:
-        assert wait_until(lambda: bool(listening(file)), 120), file.read_text()
-        address = listening(file)
-        assert wait_until(lambda: answers(address), 120), file.read_text()
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def listening(log: Path) -> str:
-    """Return the registry's address, as soon as its log shows it."""
-    found = re.search(r"listening on (127\.0\.0\.1:\d+)\b", log.read_text())
-    return found[1] if found else ""
-
-
-def answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{address}/v2/", timeout=5) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
 
 
 def play(engine: Engine, directory: Path, *flags: str, **variables: Any) -> Played:

@@ -26,6 +26,7 @@ DEFAULT_SOCKET = "/var/run/docker.sock"
 NEWEST_API = (1, 51)
 
 _READ_SIZE = 64 * 1024
+_PART_SIZE = 1024 * 1024
 _STDERR = 2
 
 
@@ -171,6 +172,23 @@ class DockerAPI:
     def delete(self, path: str, **query: Any) -> Any:
         """Return the response to DELETE; None if it is empty."""
         return self._json("DELETE", self._versioned(path, query))
+
+    def get_stream(self, path: str, **query: Any) -> Iterator[bytes]:
+        """Yield the response to GET in parts of at most 1 MiB, such as an image's archive.
+
+        Raises:
+            DockerError: the engine refuses the request.
+            DockerUnavailable: the response breaks off, or the engine stays silent for too long.
+        """
+        connection = UnixConnection(self.socket, self.timeout)
+        try:
+            response = self._send(connection, "GET", self._versioned(path, query), None, {})
+            _raise_for_status(response, "GET " + path)
+            yield from iter(lambda: response.read(_PART_SIZE), b"")
+        except (OSError, http.client.HTTPException) as error:
+            raise self._problem(error) from error
+        finally:
+            connection.close()
 
     def post_stream(
         self,

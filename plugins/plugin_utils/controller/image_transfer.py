@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names, size_text
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import (
     announce_every_s,
     silent_after_s,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import canonical
 
 FEWEST_NODES = 3
 SMALLEST = 256 * 1024 * 1024
@@ -39,6 +40,53 @@ def distribution(chosen: str, nodes: int, size: int, on_controller: bool) -> str
     if chosen == "auto":
         chosen = "peers" if on_controller and nodes >= FEWEST_NODES and size >= SMALLEST else "direct"
     return chosen if nodes > 1 else "direct"
+
+
+class Shared(NamedTuple):
+    """An image of a registry that one node pulls for others.
+
+    Attributes:
+        image: its canonical name.
+        hosts: the nodes that lack it, in the order of the inventory; the first pulls it.
+    """
+
+    image: str
+    hosts: list[str]
+
+
+def shared_images(lacking: Mapping[str, Mapping[str, Any]]) -> tuple[list[Shared], list[str]]:
+    """Return the images of registries that go from node to node, and warnings about those that do not.
+
+    An engine that loads an image does not know its digest in the registry, and an archive has the image for
+    one architecture.
+
+    Args:
+        lacking: node -> its `architecture`, and the `images` that it lacks, as entries of `images_list`.
+    """
+    hosts: dict[str, list[str]] = {}
+    written: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    for node, found in lacking.items():
+        for image, entry in {canonical(one["name"]): one for one in found["images"]}.items():
+            hosts.setdefault(image, []).append(node)
+            written.setdefault(image, entry["name"])
+            if "@" in image:
+                reasons[image] = "an engine knows the digest of an image only if it has pulled it"
+            elif entry.get("pull") == "always":
+                reasons[image] = "pull: always queries the registry in every run"
+    shared, warnings = [], []
+    for image, nodes in hosts.items():
+        first = nodes[0]
+        same = [node for node in nodes if lacking[node]["architecture"] == lacking[first]["architecture"]]
+        why = reasons.get(image) or f"{first}, which pulls it for others, has another architecture"
+        direct = nodes if image in reasons else [node for node in nodes if node not in same]
+        if direct and len(nodes) > 1:
+            warnings.append(
+                f"{written[image]} is pulled by {names(direct)}, and does not go from node to node: {why}"
+            )
+        if image not in reasons and len(same) > 1:
+            shared.append(Shared(image, same))
+    return shared, warnings
 
 
 class Watch:

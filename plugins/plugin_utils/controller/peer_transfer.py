@@ -26,7 +26,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
     ArchiveIndex,
     ArchiveProblem,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import PieceList, read_pieces
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
+    NOTED,
+    PieceList,
+    read_pieces,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
     OrdinaryError,
     RemoteExecutor,
@@ -57,7 +61,8 @@ class Transfer:
         options: `network`, `port`, `bandwidth`, `cluster` and `cache_dir`, as the module
             image_distribution documents them.
         variables: of the task.
-        item: `path` of the file, `remote_src` and `sha256`, as in `images_list`.
+        item: `path` of the file, `remote_src` and `sha256`, as in `images_list`; or, with `image: true`, the
+            name of an image in the engine of the first host as `path`.
         hosts: node that lacks the file -> its `size`, and `present_members`, which are not sent.
         index: the index of a file on the controller; None to read it from an archive.
 
@@ -86,6 +91,7 @@ class Transfer:
         self.sha256 = ""
         self._sha256 = str(item.get("sha256") or "")
         self._name = str(item["path"])
+        self._image = bool(item.get("image"))
         self._here = not item.get("remote_src", True)
         self._path = self._name
         if self._here:
@@ -104,12 +110,13 @@ class Transfer:
         """Run the transfer to its end, and add each node's outcome to `result`."""
         first, *others = self._hosts
         upload: _Upload | None = None
-        self._show(f"{self._name}: {'the controller' if self._here else first} reads it")
+        reads = "saves" if self._image else "reads"
+        self._show(f"{self._name}: {'the controller' if self._here else first} {reads} it")
         try:
             source = {
                 "state": "source",
                 "name": first,
-                "path": self._path,
+                **({"image": self._name} if self._image else {"path": self._path}),
                 "sha256": self._sha256,
                 "network": self._options["network"],
             }
@@ -122,9 +129,8 @@ class Transfer:
         except AnsibleActionFail:
             raise
         except (OrdinaryError, AnsibleError, ArchiveProblem, _Problem) as error:
-            self._warn(
-                f"{self._name} is brought to each node directly, since {first} cannot serve it: {error}"
-            )
+            directly = "pulled by each node" if self._image else "brought to each node directly"
+            self._warn(f"{self._name} is {directly}, since {first} cannot serve it: {error}")
             if upload:
                 self._end_upload(first, upload, result)
             return
@@ -169,7 +175,8 @@ class Transfer:
             self._note(result, name, {"problem": f"{self._name} did not reach {name}, which {why}", **left})
         for why in dict.fromkeys(problems[name] for name in others if name in problems):
             those = names(name for name in others if problems.get(name) == why)
-            alone = f"{self._name} is brought directly to {those}, which cannot take part"
+            directly = "pulled by" if self._image else "brought directly to"
+            alone = f"{self._name} is {directly} {those}, which cannot take part"
             self._warn(f"{alone} with {first} as source: {why}")
         for name, why in watch.slow.items():
             self._warn(f"{name} {why} while {self._name} went from node to node; the others did without it")
@@ -189,7 +196,7 @@ class Transfer:
     def _end_upload(self, first: str, upload: _Upload, result: dict[str, Any]) -> None:
         """Wait for the end of the copy; its node loads it even if no other node got it."""
         while not upload.has_ended(_POLL_S):
-            self._require_run()
+            self.require_run()
         broken = {"problem": f"{self._name} did not reach {first}: {upload.broken}"}
         result["indexes"][self._name] = upload.index
         copy = {"copy": upload.path, "whole": "yes"}
@@ -263,11 +270,11 @@ class Transfer:
         Raises:
             AnsibleActionFail: the run has been killed, and only this worker is left.
         """
-        self._require_run()
+        self.require_run()
         whole = {name: {**self._common, "key": self._key(name), **own} for name, own in arguments.items()}
         return call_all(self._executor, MODULE, whole, self._threads, timeout, meanwhile)
 
-    def _require_run(self) -> None:
+    def require_run(self) -> None:
         """End the upload and raise AnsibleActionFail if the run has been killed."""
         # Do not stop the nodes' processes: they end by themselves, and may belong to the next run by now.
         if os.getppid() != self._run:
@@ -367,3 +374,16 @@ def call_all(
         else:
             answers[name] = value
     return answers, problems
+
+
+def remove_left(executor: RemoteExecutor, left: Mapping[str, str], threads: int) -> None:
+    """Remove what has arrived of a file on nodes that get it in another way.
+
+    Args:
+        executor: runs modules on the hosts.
+        left: host -> path of the file with the pieces.
+        threads: the most calls at the same time.
+    """
+    for ending in ("", NOTED):
+        gone = {name: {"path": path + ending, "state": "absent"} for name, path in left.items()}
+        call_all(executor, "ansible.legacy.file", gone, threads)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from ansible_collections.rdm.provision.plugins.action import image_distribution
 from ansible_collections.rdm.provision.plugins.action.image_distribution import ActionModule
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import peer_transfer
+
+from tests.unit.plugins.peer_nodes import NODES, Nodes
 
 
 def found(name: str, load: bool = True, **more: Any) -> dict[str, Any]:
@@ -29,3 +36,95 @@ def test_what_one_of_several_images_of_an_archive_needs_is_fetched() -> None:
     assert item["path"] == "all.tar"
     present = {name: one["present_members"] for name, one in hosts.items()}
     assert present == {"n1": ["base"], "n2": ["base", "a"]}
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    """Four nodes that lack an image of a registry; the first can pull it."""
+    made = Nodes()
+    made.answers["compared"] = lambda _name: {"changed": True}
+    made.answers["absent"] = lambda _name: {}
+    monkeypatch.setattr(image_distribution, "RemoteExecutor", lambda *_arguments: made)
+    monkeypatch.setattr(peer_transfer, "_POLL_S", 0.01)
+    return made
+
+
+def decide(nodes: Nodes, distribution: str = "peers", check_mode: bool = False) -> dict[str, Any]:
+    """Return what the action returns for an image that all nodes lack."""
+    action: Any = ActionModule.__new__(ActionModule)
+    action._task = SimpleNamespace(check_mode=check_mode)
+    action._display = SimpleNamespace(
+        display=lambda text, **_given: nodes.shown.append(text), warning=nodes.warnings.append
+    )
+    lacking = {"architecture": "x86_64", "images": [{"name": "training:1", "source": "registry"}]}
+    variables = {name: {"__images_lacking": lacking} for name in NODES}
+    options = {"distribution": distribution, "network": "", "port": 7077, "bandwidth": 0.0}
+    options |= {"cluster": "c", "cache_dir": "/cache"}
+    hostvars = HostVariables(variables)
+    result: dict[str, Any] = action.decide(
+        options, {"ansible_play_hosts": NODES, "hostvars": hostvars, "ansible_forks": 5}
+    )
+    return result
+
+
+class HostVariables(dict[str, Any]):
+    """Ansible's `hostvars`, whose unevaluated variables are these."""
+
+    raw_get = dict.__getitem__
+
+
+def test_the_first_node_pulls_and_saves_an_image_for_the_others(nodes: Nodes) -> None:
+    result = decide(nodes)
+    assert nodes.calls[0] == ("n1", {"name": "training:1", "pull": "not_present"})
+    (name, source) = nodes.calls[1]
+    assert (name, source["state"], source["image"]) == ("n1", "source", "training:1")
+    assert "path" not in source
+    assert result["pulled"] == {"n1": ["training:1"]}
+    assert result["nodes"] == {name: {"training:1": {"copy": f"/cache/{name}.tar"}} for name in NODES[1:]}
+    assert "training:1" in result["indexes"]
+    assert nodes.shown[:2] == [
+        "node to node: training:1: n1 pulls it",
+        "node to node: training:1: n1 saves it",
+    ]
+    assert not nodes.warnings
+
+
+def test_an_image_that_its_source_has_meanwhile_is_no_change(nodes: Nodes) -> None:
+    nodes.answers["compared"] = lambda _name: {"changed": False}
+    assert decide(nodes)["pulled"] == {}
+
+
+def test_each_node_pulls_an_image_that_the_first_cannot_pull(nodes: Nodes) -> None:
+    message = "Error pulling training:1 - manifest for training:1 not found"
+    nodes.answers["compared"] = lambda _name: {"failed": True, "msg": message}
+    result = decide(nodes)
+    assert len(nodes.calls) == 1
+    assert (result["nodes"], result["pulled"]) == ({}, {})
+    (warning,) = nodes.warnings
+    why = "registry docker.io has no training:1 ("
+    assert warning.startswith(f"training:1 is pulled by each node, since n1 could not pull it: {why}")
+
+
+def test_each_node_pulls_an_image_that_the_first_cannot_save(nodes: Nodes) -> None:
+    nodes.answers["source"] = lambda _name: {"problem": "its archive needs 2 GB"}
+    result = decide(nodes)
+    assert (result["nodes"], result["pulled"]) == ({}, {"n1": ["training:1"]})
+    assert nodes.warnings == [
+        "training:1 is pulled by each node, since n1 cannot serve it: its archive needs 2 GB"
+    ]
+
+
+def test_a_node_that_did_not_get_an_image_pulls_it_and_keeps_no_half_of_it(nodes: Nodes) -> None:
+    nodes.answers["stopped"] = lambda name: {"complete": name != "n3", "path": f"/cache/{name}.tar"}
+    assert set(decide(nodes)["nodes"]) == {"n2", "n4"}
+    assert nodes.warnings == ["n3 pulls it: training:1 did not reach n3, which has not got all of it"]
+    for ending in ("", NOTED):
+        assert ("n3", {"path": f"/cache/n3.tar{ending}", "state": "absent"}) in nodes.calls
+
+
+@pytest.mark.parametrize(
+    "given", [{"check_mode": True}, {"distribution": "direct"}, {"distribution": "auto"}]
+)
+def test_each_node_pulls_an_image_unless_peers_are_chosen(nodes: Nodes, given: dict[str, Any]) -> None:
+    assert decide(nodes, **given) == {"nodes": {}, "indexes": {}, "sent": {}, "pulled": {}}
+    assert not nodes.calls

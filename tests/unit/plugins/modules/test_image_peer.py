@@ -8,10 +8,14 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerUnavailable
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveProblem
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer import CannotTakePart
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED, PieceList
 from ansible_collections.rdm.provision.plugins.modules import image_peer
@@ -46,6 +50,52 @@ def test_a_node_fetches_an_archive_and_nothing_is_left_of_its_processes(tmp_path
     assert sorted(one.name for one in path.parent.iterdir()) == [path.name, path.name + NOTED]
     with pytest.raises(CannotTakePart, match=r"does not answer at .* .Connection refused."):
         image_peer.reported(parameters(tmp_path, key="s", source=at))
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """An engine with one image: what it reports of it, and the parts of its archive."""
+    made = SimpleNamespace(size=1, parts=[saved(MadeImage([layer("one")], ["test:1"]))])
+
+    def get_stream(path: str) -> Iterator[bytes]:
+        assert path == "/images/test:1/get"
+        for part in made.parts:
+            if isinstance(part, Exception):
+                raise part
+            yield part
+
+    api = SimpleNamespace(get=lambda _path: {"Size": made.size}, get_stream=get_stream)
+    monkeypatch.setattr(image_peer, "DockerAPI", lambda **_given: api)
+    return made
+
+
+def test_an_image_of_the_engine_is_saved_while_it_is_served(tmp_path: Path, engine: SimpleNamespace) -> None:
+    there = parameters(tmp_path, key="s", name="s", image="test:1", network="127.0.0.0/8")
+    source = image_peer.source(there)
+    assert [one["tags"] for one in source["index"]["images"]] == [["test:1"]]
+    (archive,) = (tmp_path / "cache" / "peers").glob("*.tar")
+    assert archive.read_bytes() == engine.parts[0]
+    assert archive.stat().st_mode & 0o077 == 0
+    image_peer.stopped(there)
+    assert not list(archive.parent.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem", "says"),
+    [
+        ({"size": 1 << 60}, CannotTakePart, r"its archive needs 1048576.0 TiB, and .*/peers has .* free"),
+        ({"parts": [b"half", DockerUnavailable("no engine")]}, DockerUnavailable, "no engine"),
+        ({"parts": [OSError(28, "No space left")]}, OSError, r"No space left: '.*/peers/s.tar'"),
+        ({"parts": [b"no tar"]}, ArchiveProblem, "is not an image archive"),
+    ],
+)
+def test_of_an_image_that_cannot_be_saved_nothing_is_left(
+    tmp_path: Path, engine: SimpleNamespace, changes: dict[str, Any], problem: type[Exception], says: str
+) -> None:
+    vars(engine).update(changes)
+    with pytest.raises(problem, match=says):
+        image_peer.source(parameters(tmp_path, key="s", name="s", image="test:1", network="127.0.0.0/8"))
+    assert not [one for one in (tmp_path / "cache" / "peers").iterdir() if one.suffix != ".lock"]
 
 
 def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: Path) -> None:

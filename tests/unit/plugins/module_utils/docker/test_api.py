@@ -140,6 +140,18 @@ def test_progress_that_breaks_off_is_an_error(tmp_path: Path, answers: list[byte
         list(lines)
 
 
+def test_a_body_is_read_in_parts(tmp_path: Path, answers: list[bytes]) -> None:
+    answers += [VERSION_ANSWER, STREAM_HEAD + ONE_LINE + ONE_LINE + b"0\r\n\r\n"]
+    assert b"".join(DockerAPI(str(tmp_path / "s")).get_stream("/x")) == 2 * b'{"ok": true}\n'
+
+
+@pytest.mark.parametrize("rest", [b"", b'20\r\n{"ok"', ONE_LINE])
+def test_a_body_that_breaks_off_is_an_error(tmp_path: Path, answers: list[bytes], rest: bytes) -> None:
+    answers += [VERSION_ANSWER, STREAM_HEAD + ONE_LINE + rest]
+    with pytest.raises(DockerUnavailable, match="it broke the connection off"):
+        list(DockerAPI(str(tmp_path / "s")).get_stream("/x"))
+
+
 def test_an_answer_that_never_comes(tmp_path: Path, answers: list[bytes]) -> None:
     answers += [b""]
     with pytest.raises(DockerUnavailable, match="it broke the connection off"):

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import (
+    Shared,
     Watch,
     distribution,
     progress_line,
     progress_of,
+    shared_images,
 )
 
 GIB = 1 << 30
@@ -30,6 +32,54 @@ GIB = 1 << 30
 )
 def test_distribution(chosen: str, nodes: int, size: int, on_controller: bool, expected: str) -> None:
     assert distribution(chosen, nodes, size, on_controller) == expected
+
+
+def lacking(*names: str, architecture: str = "x86_64", **entry: str) -> dict[str, Any]:
+    """Return the images of registries that a node lacks."""
+    images = [{"name": name, "source": "registry", **entry} for name in names]
+    return {"architecture": architecture, "images": images}
+
+
+def test_the_first_node_that_lacks_an_image_pulls_it_for_others() -> None:
+    nodes = {
+        "n1": lacking("b"),
+        "n2": lacking("a:1", "alone:1", "docker.io/library/a:1"),
+        "n3": lacking("a:1", "b:latest"),
+    }
+    shared, warnings = shared_images(nodes)
+    assert shared == [Shared("b:latest", ["n1", "n3"]), Shared("a:1", ["n2", "n3"])]
+    assert not warnings
+
+
+PINNED = f"a@sha256:{64 * '0'}"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "warnings"),
+    [
+        (
+            {"n1": lacking(PINNED), "n2": lacking(PINNED)},
+            [f"{PINNED} is pulled by n1, n2, and does not go from node to node: "
+             "an engine knows the digest of an image only if it has pulled it"],
+        ),
+        (
+            {"n1": lacking("a:1"), "n2": lacking("a:1", pull="always")},
+            ["a:1 is pulled by n1, n2, and does not go from node to node: "
+             "pull: always queries the registry in every run"],
+        ),
+        (
+            {"n1": lacking("a:1"), "n2": lacking("a:1", architecture="aarch64")},
+            ["a:1 is pulled by n2, and does not go from node to node: "
+             "n1, which pulls it for others, has another architecture"],
+        ),
+        ({"n1": lacking(PINNED), "n2": lacking("a:1")}, []),
+        ({}, []),
+    ],
+)  # fmt: skip
+def test_what_cannot_go_from_node_to_node_is_reported_once(
+    nodes: dict[str, Any], warnings: list[str]
+) -> None:
+    assert shared_images(nodes) == ([], warnings)
 
 
 def report(have: int, **changes: Any) -> dict[str, Any]:

@@ -202,7 +202,16 @@ def test_an_image_without_a_known_source_is_refused_and_not_left_out(image: dict
         ({"images_inspection": inspection("")}, True, True),
         ({"images_inspection": {}}, True, True),
         ({"images_inspection": inspection("", ""), "images_mirror": ["a:1"]}, False, True),
-        ({"images_inspection": inspection("", ""), "images_list": [*ARCHIVES, PULLED]}, False, True),
+        ({"images_inspection": inspection("", ""), "images_list": [*ARCHIVES, PULLED]}, False, False),
+        (
+            {
+                "images_inspection": inspection("", ""),
+                "images_list": [*ARCHIVES, PULLED],
+                "images_distribution": "peers",
+            },
+            False,
+            True,
+        ),
     ],
 )
 def test_what_preflight_has_not_done_is_done_by_the_role(
@@ -241,6 +250,36 @@ def test_an_archive_that_other_nodes_sent_is_kept_for_its_other_images() -> None
     found = steps("images", images_inspection=registered, __images_brought=sent)["to_load"]
     known = {"whole": True, "index": "i"}
     assert [one.get("brought") for one in found] == [{**known, "keep": True}, None, {**known, "keep": False}]
+
+
+@pytest.mark.parametrize(
+    ("facts", "lacking"),
+    [
+        ({}, []),  # unknown
+        ({"docker": {"images": []}}, ["c", "c@sha256:1", "d:1"]),
+        ({"docker": {"images": [{"tags": ["c:latest", "d:1"]}]}}, ["c@sha256:1", "d:1"]),
+    ],
+)
+def test_which_images_of_registries_the_engine_lacks(facts: dict[str, Any], lacking: list[str]) -> None:
+    always = {"name": "d:1", "source": "registry", "pull": "always"}
+    listed = [*ARCHIVES, PULLED, {**PULLED, "name": "c@sha256:1"}, always]
+    found = steps("images", {"architecture": "x86_64", **facts}, images_list=listed)["lacking"]
+    assert (found["architecture"], [one["name"] for one in found["images"]]) == ("x86_64", lacking)
+
+
+def test_an_image_of_a_registry_that_another_node_sent_is_loaded() -> None:
+    here = {"c:latest": {"copy": "/cache/c.tar"}}
+    sent = {
+        "nodes": {"n1": here},
+        "indexes": {"c:latest": "i"},
+        "pulled": {"n1": ["d:1"], "n2": ["c:latest"]},
+    }
+    listed = [PULLED, {**PULLED, "name": "docker.io/library/d:1"}, {**PULLED, "name": "e"}]
+    found = steps("images", images_list=listed, __images_brought=sent)
+    brought = {"copy": "/cache/c.tar", "index": "i", "keep": False}
+    assert found["to_load"] == [{**PULLED, "path": "c:latest", "brought": brought}]
+    assert found["pulled"] == ["docker.io/library/d:1"]
+    assert found["elsewhere"]
 
 
 def test_a_cluster_has_an_image_that_is_listed_or_found() -> None:

@@ -1,0 +1,183 @@
+"""The role images pulls an image of a registry on one node, and passes it on to others through real ssh.
+
+The nodes are this machine under three names, each with an engine and a cache of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rdm_provision.environment import CALLBACKS
+from tests.image_archives import MadeImage, saved, tar
+from tests.integration.engine import Engine, private_engine
+from tests.integration.plays import ROOT
+
+NODES = ("n1", "n2", "n3")
+REPOSITORY = "rdm-test/pulled-once"
+SSHD = """\
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/user.pub
+PidFile none
+StrictModes no
+UsePAM no
+"""
+
+
+@dataclass
+class Nodes:
+    """Three nodes, and runs of the role on them.
+
+    Attributes:
+        folder: with all files of the controller, the nodes and the registry.
+        engines: node -> its engine.
+        image: the name of an image in the registry.
+        digest: the same image with its digest instead of a tag.
+    """
+
+    folder: Path
+    engines: dict[str, Engine]
+    image: str
+    digest: str
+
+    def provision(self, *flags: str, **entry: str) -> tuple[list[str], list[str]]:
+        """Run the role; return the nodes that it has changed, and its warnings."""
+        given = {"ansible_host": "127.0.0.1", "ansible_python_interpreter": sys.executable}
+        hosts = {
+            name: {
+                **given,
+                "docker_host": f"unix://{engine.socket}",
+                "images_cache_dir": str(self.folder / name),
+            }
+            for name, engine in self.engines.items()
+        }
+        (self.folder / "inventory.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+        # The plan is not needed; what preflight knows of the engines is.
+        facts = {"rdm.provision.node_facts": {"config_dir": str(self.folder)}, "register": "preflight_facts"}
+        play = {
+            "hosts": "all",
+            "gather_facts": False,
+            "environment": {"DOCKER_HOST": "{{ docker_host }}"},
+            "pre_tasks": [facts],
+            "roles": ["rdm.provision.images"],
+        }
+        (self.folder / "play.yml").write_text(yaml.safe_dump([play]))
+        variables = {
+            "images_list": [{"name": self.image, "source": "registry", **entry}],
+            "images_distribution": "peers",
+            "images_network": "127.0.0.0/8",
+            "images_port": 0,
+            "rdm_become": False,
+        }
+        sshd = f"/usr/sbin/sshd -i -f {self.folder}/sshd"
+        environment = {
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+            "ANSIBLE_CONFIG": str(Path(__file__).with_name("no_settings.cfg")),
+            "ANSIBLE_CALLBACKS_ENABLED": CALLBACKS,
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_PIPELINING": "1",
+            "ANSIBLE_REMOTE_TEMP": str(self.folder / "remote"),
+            "ANSIBLE_SSH_ARGS": f"-F none -i {self.folder}/user -o ControlMaster=no -o HostKeyAlias=node "
+            f"-o UserKnownHostsFile={self.folder}/known_hosts -o 'ProxyCommand={sshd}'",
+        }
+        words = ["--inventory", f"{self.folder}/inventory.yml", "--extra-vars", json.dumps(variables)]
+        program = Path(sys.executable).with_name("ansible-playbook")
+        run = subprocess.run(
+            [str(program), *words, f"{self.folder}/play.yml", *flags],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=900,  # which only a hang reaches
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+        report: dict[str, Any] = json.loads(run.stdout[run.stdout.index("{") :])
+        tasks = {task["task"]["name"]: task["hosts"]["n1"] for task in report["plays"][0]["tasks"]}
+        warnings = tasks["rdm.provision.images : Transfer archives from node to node"].get("warnings") or []
+        return [name for name in NODES if report["stats"][name]["changed"]], warnings
+
+    def inspected(self, name: str, image: str) -> dict[str, Any]:
+        """Return what a node's engine knows of an image; DockerError if it lacks it."""
+        found: dict[str, Any] = self.engines[name].api.get(f"/images/{image}/json")
+        return found
+
+    def have(self, image: str) -> list[str]:
+        """Return the nodes that have an image under this tag."""
+        return [
+            name
+            for name, engine in self.engines.items()
+            if any(image in (one["RepoTags"] or []) for one in engine.api.get("/images/json"))
+        ]
+
+    def fetched(self) -> list[str]:
+        """Return the blobs that were fetched from the registry, in order."""
+        log = (self.folder / "registry.log").read_text()
+        return re.findall(rf'"GET /v2/{REPOSITORY}/blobs/(\S+) HTTP/1.1" 200', log)
+
+    def left(self) -> list[Path]:
+        """Return the files that are left in the caches."""
+        return [file for name in NODES for file in (self.folder / name).rglob("*") if file.is_file()]
+
+
+@pytest.fixture
+def nodes(engine: Engine, registry: str, tmp_path: Path) -> Iterator[Nodes]:
+    image = f"{registry}/{REPOSITORY}:1"
+    archive = tmp_path / "made.tar"
+    archive.write_bytes(saved(MadeImage([tar({"data": os.urandom(3_000_000)})], [image])))
+
+    def docker(*words: str | Path) -> str:
+        command = ["docker", *map(str, words)]
+        return subprocess.run(
+            command, env=engine.environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    docker("load", "--input", archive)
+    docker("push", "--quiet", image)
+    digest = docker("inspect", "--format", "{{index .RepoDigests 0}}", image).strip()
+    docker("rmi", image)
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+    (tmp_path / "known_hosts").write_text("node " + (tmp_path / "host.pub").read_text())
+    (tmp_path / "sshd").write_text(SSHD.format(folder=tmp_path))
+    Path("/run/sshd").mkdir(exist_ok=True)
+    with private_engine() as second, private_engine() as third:
+        yield Nodes(tmp_path, {"n1": engine, "n2": second, "n3": third}, image, digest)
+
+
+def test_one_node_pulls_an_image_for_all(nodes: Nodes) -> None:
+    assert nodes.provision("--check")[0] == list(NODES)
+    assert nodes.have(nodes.image) == []
+
+    assert nodes.provision() == (list(NODES), [])
+    blobs = nodes.fetched()
+    assert len(blobs) == len(set(blobs)) == 2, "the configuration and the layer, each once"
+    found = [nodes.inspected(name, nodes.image) for name in NODES]
+    assert len({one["Id"] for one in found}) == 1
+    assert [bool(one["RepoDigests"]) for one in found] == [True, False, False]
+    assert nodes.left() == []
+
+    assert nodes.provision()[0] == []
+
+    # What one node lacks is pulled there.
+    nodes.engines["n2"].api.delete(f"/images/{nodes.image}")
+    assert nodes.provision()[0] == ["n2"]
+    assert nodes.have(nodes.image) == list(NODES)
+    assert sorted(nodes.fetched()) == sorted(2 * blobs)
+
+
+def test_an_image_with_a_digest_is_pulled_by_each_node(nodes: Nodes) -> None:
+    changed, warnings = nodes.provision(name=nodes.digest)
+    each = f"{nodes.digest} is pulled by n1, n2, n3, and does not go from node to node"
+    assert warnings == [f"{each}: an engine knows the digest of an image only if it has pulled it"]
+    assert changed == list(NODES)
+    assert all(nodes.inspected(name, nodes.digest)["RepoDigests"] == [nodes.digest] for name in NODES)
