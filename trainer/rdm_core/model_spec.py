@@ -140,6 +140,11 @@ class ModelSpec:
         return self.biases == "all"
 
     @property
+    def vocabulary(self) -> int:
+        """The number of tokens, without padding of the matrix."""
+        return self.vocab_size + self.vocab_extra_ids
+
+    @property
     def attention_size(self) -> int:
         """Width of all query heads together."""
         return self.heads * self.head_size

@@ -3,5 +3,6 @@
 
 ``files`` handles directories and tells which are complete. ``identity`` describes a checkpoint's model and
 layout. Both work without torch. The engine writes a rank's files. ``storage`` handles disks that nodes do not
-share, ``universal`` makes a checkpoint independent of the layout, and ``store`` saves and resumes a training.
+share. ``distributed`` writes the files of ``torch.distributed.checkpoint``, and reads them and those that
+``partitions`` describes, DeepSpeed's, under every layout. ``store`` saves and resumes a training.
 """

@@ -52,15 +52,9 @@ def is_sound(path: Path) -> bool:
 
 def error(directory: Path, names: Iterable[str]) -> TrainerError:
     """Return the error for damaged files of a checkpoint's directory."""
-    what = f"{directory} is damaged in {' and '.join(sorted(names))}"
-    if directory.name.endswith("_universal"):
-        return TrainerError(
-            f"{what}; remove that directory, and the copy is made again from the checkpoint.",
-            exit_code=FAILED,
-        )
     return TrainerError(
-        f"{what}; bring that back, or go to an earlier checkpoint with `rdm-trainer checkpoint repair "
-        f"{directory.parent} --iteration N`.",
+        f"{directory} is damaged in {' and '.join(sorted(names))}; bring that back, or go to an earlier "
+        f"checkpoint with `rdm-trainer checkpoint repair {directory.parent} --iteration N`.",
         exit_code=FAILED,
     )
 

@@ -8,13 +8,9 @@ reads these files without DeepSpeed.
 from __future__ import annotations
 
 BASE_OPTIMIZER_STATE = "base_optimizer_state"
-CAT_DIM = "cat_dim"
-DS_VERSION = "ds_version"
 OPTIMIZER_STATE_DICT = "optimizer_state_dict"
 ORIGINAL_VOCAB_SIZE = "original_vocab_size"
-PARAM = "param"
 PARAMETER_WITH_ROW_PARALLELISM_PATTERNS = "parameter_with_row_parallelism_patterns"
-PARAM_GROUPS = "param_groups"
 PARAM_SHAPES = "param_shapes"
 PARAM_SLICE_MAPPINGS = "param_slice_mappings"
 PIPELINE_REPLICATED_PARAMETER_PATTERNS = "pipeline_replicated_parameter_patterns"
@@ -24,4 +20,3 @@ UNIVERSAL_CHECKPOINT_INFO = "universal_checkpoint_info"
 UNIVERSAL_CHECKPOINT_VERSION_KEY = "universal_checkpoint_version"
 UNIVERSAL_CHECKPOINT_VERSION_VALUE = 0.4
 VOCABULARY_PARAMETER_PATTERNS = "vocabulary_parameter_patterns"
-VOCAB_TENSOR = "vocab_tensor"

@@ -7,11 +7,9 @@ Each part is a box of a whole tensor, so every layout can read what another one 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,54 +35,13 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from rdm_trainer.checkpoint.boxes import Box
+from rdm_trainer.checkpoint.partitions import PartitionReader, Range
 from rdm_trainer.checkpoint.writing import Sink
 
-__all__ = ["METADATA", "Box", "boxes", "load", "needed_files", "read_metadata", "read_whole", "write"]
+__all__ = ["METADATA", "Saved", "read_metadata", "write"]
 
 METADATA = ".metadata"
-
-
-@dataclass(frozen=True)
-class Box:
-    """A part of a whole tensor.
-
-    Attributes:
-        key: The whole tensor's name in the files.
-        shape: The whole tensor's shape.
-        offsets: Where the part begins in the whole tensor.
-        values: The part.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    values: torch.Tensor
-
-
-def boxes(shape: Sequence[int], begin: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Split a range of a flattened tensor into boxes, and yield their offsets and sizes in order.
-
-    Args:
-        shape: The tensor's shape.
-        begin: The first element of the range.
-        end: The element after its last.
-    """
-    if begin >= end:
-        return
-    if len(shape) == 1:
-        yield (begin,), (end - begin,)
-        return
-    row = math.prod(shape[1:])
-    # The whole rows. A part of a row may precede and follow them.
-    first, last = -(-begin // row), end // row
-    rests = [(last, begin - last * row, end - last * row)]
-    if first <= last:
-        rests = [(first - 1, begin - (first - 1) * row, row), (last, 0, end - last * row)]
-    for place, low, high in rests:
-        if place == last and first < last:
-            yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
-        for offsets, sizes in boxes(shape[1:], low, high):
-            yield (place, *offsets), (1, *sizes)
 
 
 class _SavePlanner(DefaultSavePlanner):
@@ -230,36 +187,48 @@ def _plan(metadata: Metadata, parts: Sequence[Box]) -> list[ReadItem]:
     return items
 
 
-def needed_files(metadata: Metadata, parts: Sequence[Box]) -> set[str]:
-    """Return the files that contain data of some parts."""
-    places: Mapping[MetadataIndex, Any] = metadata.storage_data
-    return {places[item.storage_index].relative_path for item in _plan(metadata, parts)}
-
-
-def load(directory: Path, metadata: Metadata, parts: Sequence[Box]) -> None:
-    """Read parts, however the tensors were split when they were written. No rank waits for another.
+class Saved:
+    """The tensors in the files of a step.
 
     Args:
-        directory: The directory with the files from :func:`needed_files`.
-        metadata: Their metadata.
-        parts: The parts to fill.
-
-    Raises:
-        KeyError: The files have no tensor with a part's key.
+        directory: The step's directory, which needs to have only the files of what is read.
+        metadata: Which file has which part: from :func:`read_metadata`, or that of DeepSpeed's files from
+            :func:`rdm_trainer.checkpoint.partitions.metadata_of`.
     """
-    reader = FileSystemReader(directory)
-    reader.set_up_storage_reader(metadata, is_coordinator=True)
-    reader.read_data(LoadPlan(_plan(metadata, parts)), _LoadPlanner(parts)).wait()
 
+    def __init__(self, directory: Path, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._stored: Mapping[MetadataIndex, Any] = metadata.storage_data
+        is_deepspeed = isinstance(next(iter(self._stored.values()), None), Range)
+        self._reader: PartitionReader | FileSystemReader = (
+            PartitionReader(directory) if is_deepspeed else FileSystemReader(directory)
+        )
+        self._reader.set_up_storage_reader(metadata, is_coordinator=True)
 
-def read_whole(directory: Path, metadata: Metadata, key: str) -> torch.Tensor:
-    """Return a whole tensor.
+    def needed_files(self, parts: Sequence[Box]) -> set[str]:
+        """Return the files that contain data of some parts."""
+        return {self._stored[item.storage_index].relative_path for item in _plan(self._metadata, parts)}
 
-    Raises:
-        KeyError: There is no tensor with this key.
-    """
-    saved = metadata.state_dict_metadata[key]
-    assert isinstance(saved, TensorStorageMetadata)
-    values = torch.empty(saved.size, dtype=saved.properties.dtype)
-    load(directory, metadata, [Box(key, tuple(saved.size), (0,) * len(saved.size), values)])
-    return values
+    def load(self, parts: Sequence[Box]) -> None:
+        """Read parts, however the tensors were split when they were written. No rank waits for another.
+
+        Args:
+            parts: The parts to fill.
+
+        Raises:
+            KeyError: The files have no tensor with a part's key.
+        """
+        with torch.no_grad():
+            self._reader.read_data(LoadPlan(_plan(self._metadata, parts)), _LoadPlanner(parts)).wait()
+
+    def whole(self, key: str) -> torch.Tensor:
+        """Return a whole tensor.
+
+        Raises:
+            KeyError: There is no tensor with this key.
+        """
+        saved = self._metadata.state_dict_metadata[key]
+        assert isinstance(saved, TensorStorageMetadata)
+        values = torch.empty(saved.size, dtype=saved.properties.dtype)
+        self.load([Box(key, tuple(saved.size), (0,) * len(saved.size), values)])
+        return values

@@ -7,7 +7,6 @@
       latest                              global_step20
       latest_checkpointed_iteration.txt   20
       global_step20/                      DeepSpeed's files and manifest.json
-      global_step20_universal/            made on demand, for another layout
       global_step30.partial/              being written, or left by a run that ended while writing
 
 A step is written under a name that ends in ``.partial``. It is renamed once every rank's files are on disk,
@@ -54,7 +53,6 @@ __all__ = [
     "scan",
     "set_aside",
     "tag",
-    "universal_tag",
     "write_all",
     "write_durably",
 ]
@@ -68,7 +66,6 @@ REPLACED = f".replaced{PARTIAL}"
 ASIDE = ".aside"
 
 _STEP = re.compile(r"global_step(\d+)$")
-_UNIVERSAL = re.compile(r"global_step(\d+)_universal$")
 _FORMAT = 1
 
 
@@ -85,11 +82,6 @@ def checkpoints_of(directory: Path) -> Path:
 def tag(iteration: int) -> str:
     """Return the name of an iteration's directory."""
     return f"global_step{iteration}"
-
-
-def universal_tag(iteration: int) -> str:
-    """Return the name of an iteration's universal copy, which every layout can load."""
-    return f"global_step{iteration}_universal"
 
 
 @dataclass(frozen=True)
@@ -156,14 +148,12 @@ class Inventory:
 
     Args:
         steps: Steps by iteration.
-        universal: Universal copies by iteration.
         leftovers: Names of directories and files that an interrupted write left behind.
         latest: The content of DeepSpeed's pointer; None if there is none.
         megatron: The content of Megatron's pointer; None if there is none.
     """
 
     steps: Mapping[int, Step] = field(default_factory=dict)
-    universal: Mapping[int, Step] = field(default_factory=dict)
     leftovers: Sequence[str] = ()
     latest: str | None = None
     megatron: str | None = None
@@ -187,7 +177,7 @@ def measure(directory: Path) -> dict[str, int]:
 
 def scan(directory: Path) -> Inventory:
     """Return a directory's contents; a missing directory counts as empty."""
-    steps, universal, leftovers = {}, {}, []
+    steps, leftovers = {}, []
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
@@ -198,11 +188,7 @@ def scan(directory: Path) -> Inventory:
             leftovers.append(entry.name)
         elif match := _STEP.match(entry.name):
             steps[int(match[1])] = Step(int(match[1]), Manifest.read(path), measure(path))
-        elif match := _UNIVERSAL.match(entry.name):
-            universal[int(match[1])] = Step(int(match[1]), Manifest.read(path), measure(path))
-    return Inventory(
-        steps, universal, leftovers, _pointer(directory / LATEST), _pointer(directory / MEGATRON_LATEST)
-    )
+    return Inventory(steps, leftovers, _pointer(directory / LATEST), _pointer(directory / MEGATRON_LATEST))
 
 
 def _pointer(path: Path) -> str | None:
@@ -334,7 +320,7 @@ def _remove(directory: Path, name: str) -> None:
 
 
 def prune(directory: Path, keep: int, newest: int) -> list[int]:
-    """Remove old steps with their universal copies.
+    """Remove old steps.
 
     Args:
         directory: The checkpoints directory.
@@ -349,11 +335,9 @@ def prune(directory: Path, keep: int, newest: int) -> list[int]:
     inventory = scan(directory)
     old = sorted(step for step in inventory.steps if step <= newest)[:-keep]
     for iteration in old:
-        _remove(directory, universal_tag(iteration))
+        # Earlier releases made a copy for other layouts.
+        _remove(directory, f"{tag(iteration)}_universal")
         _remove(directory, tag(iteration))
-    for iteration in inventory.universal:
-        if iteration not in inventory.steps:
-            _remove(directory, universal_tag(iteration))
     return old
 
 
@@ -369,14 +353,13 @@ def set_aside(directory: Path, after: int) -> list[str]:
     """
     renamed = []
     inventory = scan(directory)
-    for iteration in sorted({*inventory.steps, *inventory.universal}):
-        for name in (tag(iteration), universal_tag(iteration)):
-            path = directory / name
-            if iteration > after and path.exists():
-                aside, number = directory / f"{name}{ASIDE}", 1
-                while aside.exists():
-                    number += 1
-                    aside = directory / f"{name}{ASIDE}{number}"
-                path.rename(aside)
-                renamed.append(aside.name)
+    for iteration in sorted(inventory.steps):
+        if iteration > after:
+            name = tag(iteration)
+            aside, number = directory / f"{name}{ASIDE}", 1
+            while aside.exists():
+                number += 1
+                aside = directory / f"{name}{ASIDE}{number}"
+            (directory / name).rename(aside)
+            renamed.append(aside.name)
     return renamed

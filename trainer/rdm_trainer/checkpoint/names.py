@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["has_former_names", "present_name", "with_present_names"]
+__all__ = ["present_name", "with_present_names"]
 
 # Names until 0.1.0 → present names, after a layer's number if there is one.
 _RENAMED = {
@@ -29,11 +28,6 @@ def present_name(name: str) -> str:
     """Return the present name of a checkpoint's parameter."""
     match = _FORMER.fullmatch(name)
     return f"{match[1] or ''}{_RENAMED[match[2]]}.{match[3]}" if match else name
-
-
-def has_former_names(names: Iterable[str]) -> bool:
-    """Tell whether any of the names is a former one."""
-    return any(_FORMER.fullmatch(name) for name in names)
 
 
 def with_present_names(state: Any) -> Any:

@@ -93,8 +93,14 @@ def load(path: Path, *, map_location: Any = None, of_deepspeed: bool = False) ->
 
 
 def load_mapped(path: Path, *, of_deepspeed: bool = False) -> Any:
-    """Map a file, so that only the parts in use are read; checksums are not checked."""
+    """Map a file, so that only the parts in use are read; only the pickle is compared with its checksum.
+
+    Raises:
+        zipfile.BadZipFile: The pickle that describes the content is damaged. Damage can cause other errors.
+    """
     with as_data(of_deepspeed=of_deepspeed):
+        with zipfile.ZipFile(path) as archive:
+            _check_pickle(archive)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
@@ -129,9 +135,7 @@ class _Checked(io.FileIO):
 
     def check_pickle(self) -> None:
         """Check the pickle that describes the content before it is loaded."""
-        for part in self._archive.infolist():
-            if part.filename.endswith("/data.pkl"):
-                self._archive.read(part)
+        _check_pickle(self._archive)
 
     def is_sound(self) -> bool:
         """Read the parts that torch did not read, and tell whether every part is intact."""
@@ -146,6 +150,12 @@ class _Checked(io.FileIO):
         except zipfile.BadZipFile:
             return False
         return self._sound
+
+
+def _check_pickle(archive: zipfile.ZipFile) -> None:
+    for part in archive.infolist():
+        if part.filename.endswith("/data.pkl"):
+            archive.read(part)
 
 
 def _blocks(content: Any) -> Iterator[bytes]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rdm_core.errors import FAILED, TrainerError
-from rdm_trainer.checkpoint import damage, files, universal
+from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.files import Inventory, Manifest
 from rdm_trainer.distributed.collective import CHUNK, Collective
 from rdm_trainer.distributed.leaders import find_leaders
 
-__all__ = ["Storage"]
+__all__ = ["Storage", "shares"]
 
 # Bytes sent between two barriers of all ranks.
 _MEETING = 4 * 1024**3
@@ -97,7 +98,7 @@ class Storage:
         """
         rank = self.collective.rank
         ranks = [other for other, store in enumerate(self.stores) if store == self.stores[rank]]
-        own = universal.shares(sizes, len(ranks))[ranks.index(rank)]
+        own = shares(sizes, len(ranks))[ranks.index(rank)]
         self.refuse_damaged(name, {file for file in own if not damage.is_sound(self.directory / name / file)})
 
     def refuse_damaged(self, name: str, damaged: set[str]) -> None:
@@ -180,7 +181,6 @@ class Storage:
 
 def _sizes(inventory: Inventory, name: str) -> dict[str, int]:
     steps = {files.tag(step): part for step, part in inventory.steps.items()}
-    steps.update({files.universal_tag(step): part for step, part in inventory.universal.items()})
     return dict(steps[name].files) if name in steps else {}
 
 
@@ -233,3 +233,19 @@ def _receive(collective: Collective, path: Path, size: int, source: int) -> str 
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
     return error
+
+
+def shares(sizes: Mapping[str, int], parts: int) -> list[set[str]]:
+    """Distribute names so that all parts are about the same size, placing the largest first.
+
+    Args:
+        sizes: Size of each name's data.
+        parts: The number of parts.
+    """
+    found: list[set[str]] = [set() for _ in range(parts)]
+    loads = [(0, part) for part in range(parts)]
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        load, part = heapq.heappop(loads)
+        found[part].add(name)
+        heapq.heappush(loads, (load + sizes[name], part))
+    return found

@@ -4,32 +4,29 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import Metadata
 
 from rdm_core.config import Config
 from rdm_core.errors import FAILED, TrainerError
-from rdm_trainer.checkpoint import damage, files, identity, reading, universal
-from rdm_trainer.checkpoint.distributed import METADATA
+from rdm_trainer.checkpoint import damage, files, identity, partitions, reading
+from rdm_trainer.checkpoint.damage import CHECKSUM
+from rdm_trainer.checkpoint.distributed import METADATA, Saved, read_metadata
 from rdm_trainer.checkpoint.files import Inventory, Manifest
-from rdm_trainer.checkpoint.names import has_former_names
 from rdm_trainer.checkpoint.storage import Storage
 from rdm_trainer.distributed.collective import Collective
+from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.engine import Engine
 
 __all__ = ["Checkpoints", "Found", "find"]
 
 _RANDOM = "rng_states.pt"
-# Maximum number of processes that convert a checkpoint, because each opens every file.
-_PARTS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +177,7 @@ class Checkpoints:
             written.update(part)
         if problem is None:
             manifest = Manifest(iteration, written, identity.model_of(self._config), self._layout, state)
-            problem = self._storage.each(lambda: _commit(directory, name, manifest))
+            problem = self._storage.each(lambda: files.commit(directory, name, manifest))
             if problem is not None:
                 self._storage.each(lambda: _remove(directory / name))
         if problem is not None:
@@ -221,10 +218,7 @@ class Checkpoints:
             if line := storage.repair_pointers(inventories, manifest.iteration):
                 self._log(line)
         step_directory = storage.directory / files.tag(manifest.iteration)
-        if self._states.can_load(manifest.layout):
-            self._load(storage, manifest, inventories)
-        else:
-            self._load_converted(storage, manifest, inventories)
+        self._load(storage, manifest, inventories)
         problem = self._collective.first_error(self._engine.first_not_finite())
         if problem is not None:
             raise TrainerError(
@@ -237,56 +231,74 @@ class Checkpoints:
 
     def _load(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> None:
         name = files.tag(manifest.iteration)
-        if METADATA in manifest.files:
-            # The metadata tells which files a rank reads.
-            every = [{METADATA} for _ in range(self._collective.size)]
-            self._spread(storage, name, manifest, every, inventories)
+        directory = storage.directory / name
+        saved = None
+        if not self._states.can_load(manifest.layout):
+            saved = Saved(directory, self._metadata(storage, manifest, inventories))
             inventories = storage.inventories()
-        with damage.naming(storage.directory / name, {METADATA} & set(manifest.files)):
-            own = self._states.needed_files(manifest, storage.directory / name)
+        own = _with_checksums({_RANDOM, *self._states.needed_files(manifest, saved)}, manifest)
         needed = self._needed(storage, own)
         self._spread(storage, name, manifest, needed, inventories)
-        if METADATA in manifest.files:
+        if saved is not None:
+            # Several ranks read parts of the same files.
             storage.verify(name, self._read_here(storage, manifest, needed))
-        with damage.naming(storage.directory / name, needed[self._collective.rank]):
-            damaged = self._states.load(storage.directory, name, manifest)
-            random, is_sound = reading.load(storage.directory / name / _RANDOM)
+        with damage.naming(directory, needed[self._collective.rank]):
+            damaged = self._states.load(storage.directory, name, manifest, saved)
+            random, is_sound = reading.load(directory / _RANDOM)
         storage.refuse_damaged(name, damaged | (set() if is_sound else {_RANDOM}))
         if len(random) == self._collective.size:
             torch.set_rng_state(random[self._collective.rank])
+        other = manifest.layout != self._layout
         self._log(
             f"  successfully loaded checkpoint from {storage.directory} at iteration {manifest.iteration}"
+            + (f" (saved as {_short(manifest.layout)}, now {_short(self._layout)})" if other else "")
         )
 
-    def _load_converted(
-        self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]
-    ) -> None:
-        name = files.universal_tag(manifest.iteration)
-        converted = _whole_universal(inventories, manifest.iteration)
-        if converted is None:
-            # The conversion needs all files of the step on one node.
-            everything = [
-                set(manifest.files) if rank == 0 else set() for rank in range(self._collective.size)
-            ]
-            self._spread(storage, files.tag(manifest.iteration), manifest, everything, inventories)
-            self._convert(storage, manifest)
-            inventories = storage.inventories()
-            converted = _whole_universal(inventories, manifest.iteration)
-            if converted is None:
-                raise TrainerError(
-                    f"{storage.directory / name} is not complete after the conversion; does another job use "
-                    "it?",
-                    exit_code=FAILED,
-                )
-        needed = self._needed(storage, self._states.needed_universal_files(converted))
-        self._spread(storage, name, converted, needed, inventories)
-        storage.verify(name, self._read_here(storage, converted, needed))
-        with damage.naming(storage.directory / name, needed[self._collective.rank]):
-            self._states.load_universal(storage.directory / name, manifest)
-        self._log(
-            f"  successfully loaded checkpoint from {storage.directory} at iteration {manifest.iteration}"
-            f" (saved as {_short(manifest.layout)}, now {_short(self._layout)})"
-        )
+    def _metadata(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> Metadata:
+        """Return which file has which part of this rank's parameters."""
+        name = files.tag(manifest.iteration)
+        directory = storage.directory / name
+        if METADATA in manifest.files:
+            every = [_with_checksums(set(), manifest)] * self._collective.size
+            self._spread(storage, name, manifest, every, inventories)
+            with damage.naming(directory, {METADATA}):
+                return read_metadata(directory)
+        pieces: list[partitions.Piece] = []
+        damaged: set[str] = set()
+        for file in self._described(storage, manifest, inventories):
+            try:
+                pieces += partitions.describe(directory, file, manifest)
+            except Exception:
+                if damage.is_sound(directory / file):
+                    raise
+                damaged.add(file)
+        storage.refuse_damaged(name, damaged)
+        every_piece = [piece for some in self._collective.gather(pieces) for piece in some or ()]
+        weights = self._engine.module.named_parameters()
+        shard_specs = {parameter: shard_spec_of(weight) for parameter, weight in weights}
+        return partitions.metadata_of(every_piece, manifest.layout, shard_specs, self._config.spec.vocabulary)
+
+    def _described(
+        self, storage: Storage, manifest: Manifest, inventories: Mapping[int, Inventory]
+    ) -> list[str]:
+        """Return this rank's share of the files with descriptions."""
+        rank = self._collective.rank
+        ranks: dict[int, list[int]] = {}
+        for other, store in enumerate(storage.stores):
+            ranks.setdefault(store, []).append(other)
+        steps = {leader: inventory.steps.get(manifest.iteration) for leader, inventory in inventories.items()}
+        have = {
+            leader: step.files
+            for leader, step in steps.items()
+            if step is not None and step.manifest == manifest
+        }
+        own = []
+        for number, file in enumerate(partitions.described_files(manifest)):
+            size = manifest.files[file]
+            among = next(ranks[leader] for leader, sizes in have.items() if sizes.get(file) == size)
+            if among[number % len(among)] == rank:
+                own.append(file)
+        return own
 
     def _needed(self, storage: Storage, own: set[str]) -> list[set[str]]:
         """Return the files that each rank reads; with a shared directory, only those of this rank."""
@@ -314,67 +326,6 @@ class Checkpoints:
         if sent:
             self._log(f"brought {sent / 1e6:.1f} MB of {name} to nodes that did not have it")
 
-    def _convert(self, storage: Storage, manifest: Manifest) -> None:
-        """Convert in subprocesses of the ranks that see rank 0's directory, while all ranks poll."""
-        self._log(
-            f"converting the checkpoint of iteration {manifest.iteration} for another layout:"
-            f" {_short(manifest.layout)} -> {_short(self._layout)}"
-        )
-        workers = [rank for rank, store in enumerate(storage.stores) if store == storage.stores[0]][:_PARTS]
-        rank, arguments = self._collective.rank, (storage.directory, manifest.iteration)
-        self._on_first(lambda: universal.begin(*arguments))
-        process: subprocess.Popen[str] | None = None
-        error = None
-        if rank in workers:
-            # Hide the accelerators: the conversion runs on the CPU, and GPU memory belongs to the ranks.
-            hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "rdm_trainer.checkpoint.universal", *map(str, arguments)),
-                    *(str(workers.index(rank)), str(len(workers))),
-                ],
-                env={**os.environ, **hidden},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-
-        def done(seconds: float) -> bool:
-            nonlocal error
-            if process is None:
-                return True
-            try:
-                _, stderr = process.communicate(timeout=seconds)
-            except subprocess.TimeoutExpired:
-                return False
-            if process.returncode:
-                error = (stderr.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
-            return True
-
-        try:
-            self._collective.wait_until(done)
-        finally:
-            if process is not None and process.poll() is None:
-                process.kill()
-        errors = [found for found in self._collective.gather(error) if found is not None]
-        if errors:
-            if rank == 0:
-                universal.abandon(*arguments)
-            raise TrainerError(errors[0], exit_code=FAILED)
-        self._on_first(lambda: universal.finish(*arguments))
-
-    def _on_first(self, action: Callable[[], object]) -> None:
-        """Run an action on rank 0, and raise its failure on every rank."""
-        error = None
-        if self._collective.rank == 0:
-            try:
-                action()
-            except TrainerError as problem:
-                error = str(problem)
-        error = self._collective.gather(error)[0]
-        if error is not None:
-            raise TrainerError(error, exit_code=FAILED)
-
 
 def _newest(
     storage: Storage, inventories: Mapping[int, Inventory], log: Callable[[str], None]
@@ -396,16 +347,10 @@ def _newest(
     return None if newest is None else whole[newest]
 
 
-def _whole_universal(inventories: Mapping[int, Inventory], iteration: int) -> Manifest | None:
-    """Return the manifest of an iteration's universal copy if it is complete over all directories.
-
-    A copy made by an earlier release does not count, because its parameters have other names.
-    """
-    copies = [Inventory(steps=inventory.universal) for inventory in inventories.values()]
-    found = files.complete_steps(copies).get(iteration)
-    if found is None or has_former_names(name.split("/")[1] for name in found.files if "/" in name):
-        return None
-    return found
+def _with_checksums(names: set[str], manifest: Manifest) -> set[str]:
+    """Add the metadata of all files, and the files with checksums, where a checkpoint has such files."""
+    names = names | {METADATA}
+    return (names | {f"{name}{CHECKSUM}" for name in names}) & manifest.files.keys()
 
 
 def _short(layout: Mapping[str, Any]) -> str:
@@ -418,12 +363,6 @@ def _short(layout: Mapping[str, Any]) -> str:
 def _recreate(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-
-
-def _commit(directory: Path, name: str, manifest: Manifest) -> None:
-    # A universal copy of an earlier checkpoint of this iteration is outdated.
-    _remove(directory / files.universal_tag(manifest.iteration))
-    files.commit(directory, name, manifest)
 
 
 def _remove(directory: Path) -> None:

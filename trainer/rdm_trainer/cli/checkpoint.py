@@ -68,7 +68,6 @@ def _describe(step: Step, inventory: Inventory) -> dict[str, Any]:
         "bytes": sum(step.files.values()),
         "consumed_samples": manifest.state.get("consumed_samples") if manifest else None,
         "layout": dict(manifest.layout) if manifest else None,
-        "universal": step.iteration in inventory.universal,
         "pointed_to": inventory.latest == files.tag(step.iteration),
     }
 
@@ -131,8 +130,6 @@ def _line(step: dict[str, Any]) -> str:
             f"ZeRO {layout['zero_stage']}, {layout['precision']}"
             f"{', native' if layout.get('engine') == 'native' else ''}"
         )
-    if step["universal"]:
-        words.append("converted")
     if step["pointed_to"]:
         words.append("<- latest")
     return "  ".join(words)
@@ -198,27 +195,6 @@ def repair(directory: Path, as_json: bool, iteration: int | None) -> int:
     for name in aside:
         click.echo(f"set aside {name}")
     click.echo(f"The pointers say iteration {chosen}.")
-    return DONE
-
-
-@checkpoint.command()
-@_verb
-@_iteration
-def convert(directory: Path, as_json: bool, iteration: int | None) -> int:
-    """Make the copy of a checkpoint that every layout can load.
-
-    A training makes it by itself when it needs it.
-    """
-    directory = _directory(directory)
-    inventory = files.scan(directory)
-    chosen = _newest(inventory, directory, iteration)
-    from rdm_trainer.checkpoint import universal
-
-    made = universal.convert(directory, chosen)
-    if as_json:
-        _print_json({"iteration": chosen, "directory": str(made)})
-    else:
-        click.echo(f"{made} can be loaded under every layout.")
     return DONE
 
 

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rdm_core import partition
 from rdm_core.config import Config
+from rdm_trainer.checkpoint.distributed import Saved
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.distributed.context_attention import prefers_cudnn
 from rdm_trainer.distributed.context_parallel import SequencePart
@@ -97,23 +98,25 @@ class States(Protocol):
         """Wait up to some seconds, and tell whether writing has finished or failed."""
 
     def can_load(self, layout: Mapping[str, Any]) -> bool:
-        """Tell whether this layout can read the files of another one (see ``identity``) as they are."""
+        """Tell whether the engine loads the files of a layout (see ``identity``) itself, as they are."""
 
-    def needed_files(self, manifest: Manifest, directory: Path) -> set[str]:
-        """Return the files that this rank reads."""
-
-    def load(self, directory: Path, name: str, manifest: Manifest) -> set[str]:
-        """Read the files, and return the names of damaged ones."""
-
-    def needed_universal_files(self, manifest: Manifest) -> set[str]:
-        """Return the files of a universal copy that this rank reads."""
-
-    def load_universal(self, folder: Path, manifest: Manifest) -> None:
-        """Read a universal copy.
+    def needed_files(self, manifest: Manifest, saved: Saved | None) -> set[str]:
+        """Return the files that this rank reads.
 
         Args:
-            folder: The copy, ``global_stepN_universal``.
-            manifest: The manifest of the checkpoint, with its counters and the configuration that saved it.
+            manifest: The checkpoint's manifest.
+            saved: The tensors of the checkpoint, to read this rank's parts of them; None if the engine loads
+                the files itself.
+        """
+
+    def load(self, directory: Path, name: str, manifest: Manifest, saved: Saved | None) -> set[str]:
+        """Read the files, and return the names of damaged ones.
+
+        Args:
+            directory: The checkpoints directory.
+            name: The name of the step's directory in it.
+            manifest: The checkpoint's manifest, with the training's counters.
+            saved: As for :meth:`needed_files`.
         """
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from rdm_core.config import Config, ModelConfig
-from rdm_trainer.distributed.parameters import shard_spec_of
+from rdm_trainer.distributed.parameters import ShardSpec, shard_spec_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill, FlatModel, Layer, bounds
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models import bert, gpt, t5
 from rdm_trainer.tokenizers import special_tokens
 
-__all__ = ["PADDING", "build", "layers", "padding_of", "parameter_shapes"]
+__all__ = ["PADDING", "build", "layers", "padding_of", "shard_specs"]
 
 PADDING = 0
 
@@ -70,16 +70,16 @@ def build(
     return FlatModel(config, parts, device, dtype, shard, fill, chunks)
 
 
-def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter of the whole model, without padding of the vocabulary."""
+def shard_specs(model: ModelConfig) -> dict[str, ShardSpec]:
+    """Return the shard spec of each parameter of the whole model, without padding of the vocabulary."""
     job = Config(model=dataclasses.replace(model, make_vocab_size_divisible_by=1))
-    shapes = {}
+    found = {}
     for index, layer in enumerate(layers(job, Topology.single())):
         with torch.device("meta"):
             module = layer.make()
         for name, weight in module.named_parameters():
-            shapes[layer.prefix(index) + name] = shard_spec_of(weight).shape
-    return shapes
+            found[layer.prefix(index) + name] = shard_spec_of(weight)
+    return found
 
 
 def padding_of(config: Config) -> int:

@@ -537,7 +537,7 @@ def word_embedding(
     spec = config.spec
     return partial(
         kind,
-        spec.vocab_size + spec.vocab_extra_ids,
+        spec.vocabulary,
         spec.padded_vocab_size,
         spec.hidden_size,
         topology,

@@ -52,8 +52,8 @@ def configuration(directory: Path) -> str:
 
 def _check_shapes(source: Any) -> None:
     """Reject tensors whose shapes contradict the configuration, without reading them."""
-    for name, wanted in models.parameter_shapes(source.model).items():
-        found = source.shape(name)
+    for name, shard_spec in models.shard_specs(source.model).items():
+        found, wanted = source.shape(name), shard_spec.shape
         if found != wanted:
             raise TrainerError(
                 f"{source.where} has {name} of shape {found}, and by its configuration it is {wanted}; the "

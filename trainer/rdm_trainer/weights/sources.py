@@ -19,9 +19,12 @@ from torch import nn
 
 from rdm_core.config import Config, ModelConfig, TokenizerConfig, from_dict
 from rdm_core.errors import FAILED, TrainerError
-from rdm_trainer.checkpoint import damage, files
+from rdm_trainer import models
+from rdm_trainer.checkpoint import damage, files, partitions
+from rdm_trainer.checkpoint.distributed import METADATA, Saved, read_metadata
+from rdm_trainer.checkpoint.files import Manifest
+from rdm_trainer.checkpoint.fragments import STATES
 from rdm_trainer.checkpoint.identity import differences, model_of
-from rdm_trainer.checkpoint.universal import WholeWeights
 from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.weights import families
 from rdm_trainer.weights.megatron import reading, torch_dist
@@ -211,12 +214,24 @@ class CheckpointSource:
         if verify:
             damage.refuse(self.where, self.sizes)
         with damage.naming(self.where, self.sizes):
-            self._weights = WholeWeights(self.where, steps[chosen].layout)
+            self._saved = _saved(self.where, steps[chosen], config)
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter, float32."""
         with damage.naming(self.where, self.sizes):
-            return self._weights.whole(name)
+            return self._saved.whole(f"{STATES[0]}.{name}")
+
+
+def _saved(directory: Path, manifest: Manifest, config: Config) -> Saved:
+    """Return the tensors of a checkpoint of any layout and engine; all its files must be here."""
+    if METADATA in manifest.files:
+        return Saved(directory, read_metadata(directory))
+    described = partitions.described_files(manifest)
+    pieces = [piece for name in described for piece in partitions.describe(directory, name, manifest)]
+    shard_specs = models.shard_specs(config.model)
+    return Saved(
+        directory, partitions.metadata_of(pieces, manifest.layout, shard_specs, config.spec.vocabulary)
+    )
 
 
 def require_model(source: Source, config: Config) -> None:

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from rdm_core.config import CheckpointConfig, Config, DataConfig, LoggingConfig, RampupConfig
 from rdm_log import lines
 from rdm_trainer import metrics
-from rdm_trainer.checkpoint.universal import convert
 from rdm_trainer.train import Training
 from tests.distributed import training
 
@@ -110,20 +109,12 @@ class Case:
         base: What both have in common.
         saved: What the first run changes.
         resumed: What the second run changes; None ends after the first.
-        by_itself: The resuming run makes the universal copy, in a process of its own.
     """
 
     name: str
     base: Config
     saved: Mapping[str, Any]
     resumed: Mapping[str, Any] | None
-    by_itself: bool = False
-
-    @property
-    def converts(self) -> bool:
-        """Whether a universal copy is needed and made in advance."""
-        engines = {layout.get("engine") for layout in (self.saved, self.resumed or {})}
-        return self.resumed != self.saved and not self.by_itself and engines != {"native"}
 
 
 def follow(cases: list[Case], root: str) -> dict[str, dict[int, float]]:
@@ -137,11 +128,6 @@ def follow(cases: list[Case], root: str) -> dict[str, dict[int, float]]:
         job_dir = Path(root) / case.name
         found = train(training.configure(case.base, case.saved), job_dir, stop_after=4).losses()
         if case.resumed is not None:
-            if case.converts:
-                # A process that has to import DeepSpeed would take longer than the rest of a case.
-                if dist.get_rank() == 0:
-                    convert(job_dir / "checkpoints", 4)
-                dist.barrier()
             found |= train(training.configure(case.base, case.resumed), job_dir).losses()
         answers[case.name] = found
     return answers

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from rdm_core.config import Config
 from rdm_trainer import models
-from rdm_trainer.checkpoint import universal
 from rdm_trainer.distributed.parameters import initialise
 from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
 from rdm_trainer.distributed.tensor_parallel.layers import (
@@ -22,6 +21,7 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
 )
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines import create
+from rdm_trainer.engines.deepspeed import universal
 from tests.distributed import processes, training
 from tests.distributed.training import GPT, T5, configure
 
@@ -169,7 +169,7 @@ def test_each_pattern_for_universal_checkpoints_meets_a_parameter(
     for key, expressions in patterns.items():
         for expression in expressions:
             assert any(re.match(expression, name) for name in names), (key, expression)
-    # A matrix sharded by columns is merged along its first dimension, which is the conversion's default.
+    # A matrix sharded by columns is merged along its first dimension, which is DeepSpeed's default.
     matched = {name for name in names for value in patterns.values() for one in value if re.match(one, name)}
     unasked = {re.sub(r"^[0-9]+\.", "", name) for name in names - matched}
     assert all(re.fullmatch(r".*\.(qkv_proj|q_proj|kv_proj|fc1)\.(weight|bias)", name) for name in unasked), (

@@ -15,7 +15,6 @@ from deepspeed.accelerator import get_accelerator
 
 from rdm_core.config import Blend, DataConfig
 from rdm_core.errors import TrainerError
-from rdm_trainer.checkpoint.universal import convert
 from rdm_trainer.data.indexed_dataset import IndexedWriter
 from rdm_trainer.train import Training
 from tests.distributed import processes, resuming, training
@@ -31,7 +30,7 @@ CASES = [
     Case("background", training.configure(GPT, {"checkpoint.asynchronous": True}), parallel(), parallel()),
     Case("for-one-rank", GPT, parallel(pipeline=2), None),
     Case("whole-for-one-rank", GPT, parallel(zero_stage=0), None),
-    Case("pipeline-to-tensor", GPT, parallel(pipeline=2), parallel(tensor=2, zero_stage=2), by_itself=True),
+    Case("pipeline-to-tensor", GPT, parallel(pipeline=2), parallel(tensor=2, zero_stage=2)),
     Case("three-same", GPT, parallel(zero_stage=3), parallel(zero_stage=3)),
     Case("one-to-three", GPT, parallel(tensor=2, pipeline=2), parallel(tensor=2, zero_stage=3)),
     Case(
@@ -73,11 +72,17 @@ CASES = [
     ),
     Case("to-native", GPT, parallel(tensor=2), {**NATIVE, **parallel(pipeline=2)}),
     Case("from-native", GPT, INTERLEAVED, parallel(tensor=2, zero_stage=2)),
+    Case("qwen-to-native", QWEN, parallel(zero_stage=3), {**NATIVE, **parallel(tensor=2)}),
+    Case("t5-from-native", T5, {**NATIVE, **parallel(tensor=2)}, parallel(pipeline=2)),
 ]
 MORE_CASES = [
     Case("resumed", GPT, parallel(pipeline=2), parallel(pipeline=2)),
     Case("three-to-one", GPT, parallel(tensor=2, zero_stage=3), parallel(pipeline=2)),
     Case("one-to-none", GPT, parallel(pipeline=2), parallel(tensor=2, zero_stage=0)),
+    Case("qwen-from-native", QWEN, {**NATIVE, **parallel(pipeline=2)}, parallel(tensor=2, zero_stage=0)),
+    Case("t5-to-native", T5, {**parallel(pipeline=2, zero_stage=0)}, {**NATIVE, **parallel(tensor=2)}),
+    Case("experts-to-native", MOE, parallel(expert=2, zero_stage=2), {**NATIVE, **parallel(expert=4)}),
+    Case("bf16-to-native", GPT, {**BF16, **parallel(pipeline=2)}, {**NATIVE, **BF16, **parallel(tensor=2)}),
     Case("native", GPT, {**NATIVE, **parallel(tensor=2)}, {**NATIVE, **parallel(pipeline=2)}),
     Case("data-to-uneven", GPT, parallel(zero_stage=2), parallel(pipeline=4, partition="0-1-3-0")),
     Case("none-to-one", GPT, parallel(tensor=2, pipeline=2, zero_stage=0), parallel()),
@@ -300,8 +305,6 @@ def settings_after(cases: dict[str, Any], root: str) -> dict[str, Any]:
         scales = {"optimisation.initial_loss_scale_power": 10}
         job = training.configure(GPT, {**scales, **saved})
         resuming.train(job, job_dir, stop_after=2)
-        if saved != resumed:
-            convert(job_dir / "checkpoints", 2)
         other = {"optimisation.initial_loss_scale_power": 12, "optimisation.loss_scale_window": 7}
         job = training.configure(GPT, {**other, **CHANGED, **resumed})
         trained = Training(job, job_dir, write=resuming.Log())

@@ -50,11 +50,9 @@ def test_fp16_scales_dynamically_unless_told_a_scale() -> None:
     assert settings("optimisation.precision=fp16", "optimisation.loss_scale=128")["fp16"]["loss_scale"] == 128
 
 
-def test_clipping_and_checkpoint_options_are_handed_on() -> None:
+def test_clipping_is_handed_on() -> None:
     assert settings("optimisation.clip_grad=0.5")["gradient_clipping"] == 0.5
     assert settings(clips=False)["gradient_clipping"] == 0.0
-    assert "checkpoint" not in settings()
-    assert settings(checkpoint={"load_universal": True})["checkpoint"] == {"load_universal": True}
 
 
 def test_deepspeed_is_never_asked_to_compile_an_optimiser() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdm_trainer.checkpoint import damage, distributed
+from rdm_trainer.checkpoint.boxes import boxes
 
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
@@ -23,15 +24,15 @@ def test_a_range_is_divided_into_boxes_in_its_order(data: st.DataObject, shape: 
     begin = data.draw(st.integers(0, values.numel()))
     end = data.draw(st.integers(begin, values.numel()))
     found = []
-    boxes = list(distributed.boxes(shape, begin, end))
-    for offsets, sizes in boxes:
+    parts = list(boxes(shape, begin, end))
+    for offsets, sizes in parts:
         box = values
         for axis, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
             box = box.narrow(axis, offset, size)
         found += box.flatten().tolist()
     assert found == list(range(begin, end))
     # Each box is a part of the files, so there are few.
-    assert len(boxes) <= 2 * len(shape) - 1
+    assert len(parts) <= 2 * len(shape) - 1
 
 
 def test_metadata_makes_no_other_objects(tmp_path: Path) -> None:

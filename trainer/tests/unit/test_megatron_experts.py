@@ -20,7 +20,8 @@ from torch.nn import functional
 
 from rdm_core.config import Config, ModelConfig
 from rdm_core.errors import TrainerError
-from rdm_trainer.checkpoint.distributed import Box, write
+from rdm_trainer.checkpoint.boxes import Box
+from rdm_trainer.checkpoint.distributed import write
 from rdm_trainer.models.moe import load_balancing_loss
 from rdm_trainer.weights.megatron import writing
 from rdm_trainer.weights.sources import open_source, require_model

@@ -21,7 +21,8 @@ from torch.nn import functional
 
 from rdm_core.config import Config, ModelConfig, RopeScalingConfig, check, load
 from rdm_core.errors import TrainerError
-from rdm_trainer.checkpoint.distributed import METADATA, Box, read_metadata, write
+from rdm_trainer.checkpoint.boxes import Box
+from rdm_trainer.checkpoint.distributed import METADATA, read_metadata, write
 from rdm_trainer.cli import main
 from rdm_trainer.weights.megatron import writing
 from rdm_trainer.weights.megatron.arguments import arguments_of

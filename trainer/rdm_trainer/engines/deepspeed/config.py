@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from rdm_core.config.schema import Config, OptimisationConfig
@@ -16,13 +15,7 @@ _BUCKET = 200_000_000
 _SMALLEST_BUCKET = 1_000_000
 
 
-def deepspeed_json(
-    config: Config,
-    world_size: int,
-    *,
-    clips: bool = True,
-    checkpoint: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def deepspeed_json(config: Config, world_size: int, *, clips: bool = True) -> dict[str, Any]:
     """Return DeepSpeed's configuration.
 
     It has no optimiser. The engine passes torch's AdamW, because DeepSpeed would compile its own for minutes,
@@ -32,7 +25,6 @@ def deepspeed_json(
         config: The job, checked against this number of ranks.
         world_size: Number of ranks.
         clips: DeepSpeed clips the gradients; otherwise the engine does.
-        checkpoint: DeepSpeed's section ``checkpoint``, such as ``{"load_universal": True}``.
     """
     optimisation = config.optimisation
     accumulation = config.accumulation(config.data_parallel(world_size))
@@ -53,8 +45,6 @@ def deepspeed_json(
     if config.parallel.pipeline > 1:
         # Splitting the stages' messages over tensor ranks costs more in gathers than it saves in traffic.
         settings["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
-    if checkpoint:
-        settings["checkpoint"] = dict(checkpoint)
     return settings
 
 

@@ -88,7 +88,7 @@ class DeepSpeedEngine(Engine):
             DistributedOptimizer.adopt(
                 self.deepspeed, topology, self._counts, compiled=config.optimisation.compile
             )
-        self.states = DeepSpeedStates(config, self.deepspeed, topology, self.parameter_names())
+        self.states = DeepSpeedStates(config, self.deepspeed, topology)
 
     def _join_expert_axis(self, model: nn.Module) -> None:
         """Average gradients, and compute their norm, over the ranks that share the experts."""

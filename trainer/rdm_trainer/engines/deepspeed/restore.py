@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Loading of a checkpoint's states into an engine: as they are, or from the universal copy."""
+"""Loading of a checkpoint's states into an engine: its own files as they are, or parts of any others."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rdm_trainer.checkpoint import reading
+from rdm_trainer.checkpoint.boxes import Box
+from rdm_trainer.checkpoint.distributed import Saved
 from rdm_trainer.checkpoint.files import Manifest
-from rdm_trainer.checkpoint.universal import STATES, parameter_folder
-from rdm_trainer.distributed.parameters import shard_spec_of
+from rdm_trainer.checkpoint.fragments import STATES, STEP, Fragment, boxes_of
 from rdm_trainer.distributed.topology import Topology
 
-__all__ = ["load_same_layout", "load_universal", "needed_files"]
+__all__ = ["load_parts", "load_same_layout", "needed_files", "parts"]
 
 _ZERO = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt")
 _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
@@ -53,36 +52,127 @@ def load_same_layout(engine: Any, directory: Path, tag: str) -> None:
         engine.load_checkpoint(str(directory), tag=tag, load_lr_scheduler_states=False)
 
 
-def load_universal(engine: Any, folder: Path, topology: Topology, manifest: Manifest) -> None:
-    """Read a universal copy.
-
-    DeepSpeed loads ZeRO 1 and 2, and bf16 in a pipeline. Its ZeRO 3 does not split parameters over tensor
-    ranks, and without ZeRO it has no loader, so both are done here.
+def load_parts(engine: Any, topology: Topology, saved: Saved, vocabulary: int, manifest: Manifest) -> None:
+    """Read this rank's parts of a checkpoint of another layout or engine.
 
     Args:
         engine: DeepSpeed's engine; its weights and optimiser are replaced.
-        folder: The copy, ``global_stepN_universal``.
         topology: This rank's place.
-        manifest: The manifest of the checkpoint, with its counters and the configuration that saved it.
+        saved: The checkpoint's tensors.
+        vocabulary: Number of tokens.
+        manifest: The checkpoint's manifest, with its counters and the layout that saved it.
     """
-    with _settings_kept(engine):
-        if engine.zero_optimization_stage() == 3:
-            _load_partitioned(engine, folder, topology)
-        elif hasattr(engine.optimizer, "load_hp_checkpoint_state_from_checkpoint_dir"):
-            if topology.expert > 1:
-                _take_tensor_parts(engine, topology)
-            with reading.as_data(of_deepspeed=True):
-                engine.optimizer.load_state_dict(None, checkpoint_folder=str(folder))
-            engine.optimizer.update_lp_params()
-            _place_steps(engine.optimizer.optimizer)
-        else:
-            _load_replicated(engine, folder)
+    optimiser, is_partitioned = engine.optimizer, engine.zero_optimization_stage() == 3
+    if is_partitioned:
+        optimiser.checkpoint_event_prologue()
+    step = torch.zeros(1)
+    saved.load(parts(engine, topology, vocabulary, step))
+    base = getattr(optimiser, "optimizer", optimiser)
+    for master, group in _masters(optimiser):
+        base.state[master]["step"] = _counted(step[0], master, group)
+    if is_partitioned:
+        _publish_partitions(optimiser)
+        optimiser.checkpoint_event_epilogue()
+    elif base is not optimiser:
+        optimiser.update_lp_params()
     state = manifest.state
     engine.global_steps = int(state["iteration"])
     engine.global_samples = int(state["consumed_samples"])
     engine.skipped_steps = int(state["skipped"])
     if manifest.layout.get("precision") == "fp16":
-        _set_loss_scale(engine.optimizer, state.get("loss_scale"))
+        _set_loss_scale(optimiser, state.get("loss_scale"))
+
+
+def parts(engine: Any, topology: Topology, vocabulary: int, step: torch.Tensor) -> list[Box]:
+    """Return this rank's parts of all states; their values are views of the optimiser's.
+
+    Args:
+        engine: DeepSpeed's engine.
+        topology: This rank's place.
+        vocabulary: Number of tokens.
+        step: Receives the number of updates, shape [1].
+    """
+    optimiser = engine.optimizer
+    base = getattr(optimiser, "optimizer", optimiser)
+    for master, _ in _masters(optimiser):
+        for state in STATES[1:]:
+            # DeepSpeed creates the states at the first step.
+            if state not in base.state[master]:
+                base.state[master][state] = torch.zeros_like(master)
+    if engine.zero_optimization_stage() == 3:
+        fragments = _weight_fragments(engine, topology)
+    elif base is not optimiser:
+        fragments = _partition_fragments(engine)
+    else:
+        fragments = _whole_fragments(engine)
+    found = [part for fragment in fragments for part in boxes_of(fragment, vocabulary)]
+    return [*found, Box(STEP, (1,), (0,), step)]
+
+
+def _masters(optimiser: Any) -> list[tuple[torch.Tensor, Mapping[str, Any]]]:
+    """Return the tensors that torch's optimiser updates, each with its group."""
+    if hasattr(optimiser, "fp32_partitioned_groups_flat"):
+        return [(master, optimiser.param_groups[0]) for master in optimiser.fp32_partitioned_groups_flat]
+    base = getattr(optimiser, "optimizer", optimiser)
+    return [(master, group) for group in base.param_groups for master in group["params"]]
+
+
+def _whole_fragments(engine: Any) -> Iterator[Fragment]:
+    """No ZeRO, fp32 only: torch's optimiser and the weights themselves."""
+    states = engine.optimizer.state
+    for name, weight in engine.module.named_parameters():
+        values = {STATES[0]: weight, **{state: states[weight][state] for state in STATES[1:]}}
+        flat = {state: value.detach().view(-1) for state, value in values.items()}
+        yield Fragment(name, weight, 0, weight.numel(), flat)
+
+
+def _partition_fragments(engine: Any) -> Iterator[Fragment]:
+    """ZeRO 1 and 2: a flat tensor per group, of which each data rank has an equal part."""
+    optimiser = engine.optimizer
+    for name, parameter in engine.module.named_parameters():
+        weight: Any = parameter
+        mapping = weight._hp_mapping
+        if mapping is None:
+            continue
+        own, flat = mapping.lp_fragment_address, mapping.hp_fragment_address
+        (master,) = optimiser.optimizer.param_groups[mapping.param_group_index]["params"]
+        values = {
+            STATES[0]: master,
+            **{state: optimiser.optimizer.state[master][state] for state in STATES[1:]},
+        }
+        yield Fragment(
+            name,
+            weight,
+            own.start,
+            own.start + own.numel,
+            {state: value.detach().narrow(0, flat.start, flat.numel) for state, value in values.items()},
+        )
+
+
+def _weight_fragments(engine: Any, topology: Topology) -> Iterator[Fragment]:
+    """ZeRO 3: each data rank has an equal part of each weight, padded at the end."""
+    for name, parameter in engine.module.named_parameters():
+        weight: Any = parameter
+        begin = weight.ds_tensor.numel() * topology.replica
+        end = min(begin + weight.ds_tensor.numel(), weight.ds_numel)
+        values = {}
+        for state in STATES:
+            key = None if state == STATES[0] else state
+            part, _ = engine.optimizer._get_fp32_opt_state_partition(weight, False, key)
+            values[state] = part.detach()[: max(0, end - begin)]
+        yield Fragment(name, weight, begin, end, values)
+
+
+def _publish_partitions(optimiser: Any) -> None:
+    """ZeRO 3: copy the weights from fp32."""
+    for number, master in enumerate(optimiser.fp32_partitioned_groups_flat):
+        flat = optimiser.fp16_partitioned_groups_flat[number]
+        flat.data.copy_(master.data)
+        updated = optimiser.unflatten(flat, optimiser.fp16_partitioned_groups[number])
+        for partition, value in zip(optimiser.fp16_partitioned_groups[number], updated, strict=True):
+            partition.data = value.data
+    if optimiser.persistent_parameters:
+        optimiser.persistent_parameters[0].partition(optimiser.persistent_parameters)
 
 
 class _settings_kept:  # noqa: N801  # a context manager reads as a verb
@@ -138,15 +228,6 @@ def _is_dynamic(scaler: Any) -> bool:
     return bool(getattr(scaler, "dynamic", False) or getattr(scaler, "dynamic_loss_scale", False))
 
 
-def _place_steps(optimiser: torch.optim.Optimizer) -> None:
-    """Move the loaded step counts to the devices where torch expects them, which DeepSpeed omits."""
-    for group in optimiser.param_groups:
-        for weight in group["params"]:
-            state = optimiser.state.get(weight, {})
-            if "step" in state:
-                state["step"] = _counted(state["step"], weight, group)
-
-
 def _counted(step: Any, weight: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
     """Return a weight's own copy of a step count; torch's fused optimisers keep it on the device."""
     on_device = group.get("fused") or group.get("capturable")
@@ -159,84 +240,3 @@ def _set_loss_scale(optimiser: Any, scale: float | None) -> None:
     for scaler in _scalers(optimiser).values():
         if scale is not None and _is_dynamic(scaler):
             scaler.cur_scale = scale
-
-
-def _part(folder: Path, name: str, state: str, weight: torch.nn.Parameter) -> torch.Tensor:
-    """Read one state of a parameter, and return this tensor rank's part."""
-    shard_spec = shard_spec_of(weight)
-    whole: torch.Tensor = reading.load_mapped(parameter_folder(folder, name) / f"{state}.pt")["param"]
-    if shard_spec.vocabulary:
-        # The padding depends on the number of tensor ranks.
-        whole = torch.nn.functional.pad(whole, (0, 0, 0, shard_spec.shape[0] - whole.shape[0]))
-    return shard_spec.part(whole)
-
-
-def _take_tensor_parts(engine: Any, topology: Topology) -> None:
-    """Let DeepSpeed's loader split non-expert parameters over the tensor axis only.
-
-    It would split everything over the model-parallel ranks, which include the expert axis.
-    """
-    for weight in engine.module.parameters():
-        if not shard_spec_of(weight).experts:
-            weight.load_hp_checkpoint_state = functools.partial(
-                _load_tensor_part, weight.load_hp_checkpoint_state, topology
-            )
-
-
-def _load_tensor_part(
-    load: Callable[..., Any], topology: Topology, folder: str, _rank: int, _ranks: int, **options: Any
-) -> Any:
-    return load(folder, topology.tensor_rank, topology.tensor, **options)
-
-
-def _load_replicated(engine: Any, folder: Path) -> None:
-    """No ZeRO, fp32 only: load torch's optimiser and the weights themselves."""
-    optimiser = engine.optimizer
-    names = {parameter: name for name, parameter in engine.module.named_parameters()}
-    for group in optimiser.param_groups:
-        for weight in group["params"]:
-            name = names[weight]
-            values = {state: _part(folder, name, state, weight) for state in STATES}
-            with torch.no_grad():
-                weight.copy_(values["fp32"])
-            step = reading.load_mapped(parameter_folder(folder, name) / "step.pt")
-            optimiser.state[weight] = {
-                "step": _counted(step, weight, group),
-                **{state: values[state].to(weight.device, weight.dtype, copy=True) for state in STATES[1:]},
-            }
-
-
-def _load_partitioned(engine: Any, folder: Path, topology: Topology) -> None:
-    """ZeRO 3: load each data rank's slice of each parameter, then copy the weights from fp32."""
-    from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
-
-    optimiser = engine.optimizer
-    optimiser.checkpoint_event_prologue()
-    for master in optimiser.fp32_partitioned_groups_flat:
-        # The states do not exist before the first step.
-        for state in STATES[1:]:
-            optimiser.optimizer.state[master][state] = torch.zeros_like(master)
-    step: Any = None
-    for name, parameter in engine.module.named_parameters():
-        weight: Any = parameter
-        size = weight.ds_tensor.numel()
-        for state in STATES:
-            # A view if possible, so that only this rank's slice of the mapped file is read.
-            flat = _part(folder, name, state, weight).reshape(-1)
-            own = flat[size * topology.replica :][:size]
-            own = torch.nn.functional.pad(own, (0, size - own.numel())).to(engine.device)
-            if state == "fp32":
-                safe_set_local_fp32_param(weight, own)
-            else:
-                safe_set_local_optimizer_state(weight, own, state)
-        step = reading.load_mapped(parameter_folder(folder, name) / "step.pt")
-    for number, master in enumerate(optimiser.fp32_partitioned_groups_flat):
-        optimiser.optimizer.state[master]["step"] = _counted(step, master, optimiser.param_groups[0])
-        flat = optimiser.fp16_partitioned_groups_flat[number]
-        flat.data.copy_(master.data)
-        updated = optimiser.unflatten(flat, optimiser.fp16_partitioned_groups[number])
-        for partition, value in zip(optimiser.fp16_partitioned_groups[number], updated, strict=True):
-            partition.data = value.data
-    if optimiser.persistent_parameters:
-        optimiser.persistent_parameters[0].partition(optimiser.persistent_parameters)
-    optimiser.checkpoint_event_epilogue()

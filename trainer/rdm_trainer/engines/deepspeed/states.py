@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rdm_core.config import Config
 from rdm_trainer import models
-from rdm_trainer.checkpoint import identity, universal
+from rdm_trainer.checkpoint import deepspeed_keys as keys
+from rdm_trainer.checkpoint import identity
+from rdm_trainer.checkpoint.distributed import Saved
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.engines.deepspeed import restore
+from rdm_trainer.engines.deepspeed import restore, universal
 from rdm_trainer.engines.deepspeed.writer import RankWriter
 
 __all__ = ["DeepSpeedStates"]
@@ -25,12 +29,11 @@ class DeepSpeedStates:
         config: The job.
         engine: DeepSpeed's engine.
         topology: This rank's place.
-        names: Names of this rank's parameters.
     """
 
-    def __init__(self, config: Config, engine: Any, topology: Topology, names: list[str]) -> None:
+    def __init__(self, config: Config, engine: Any, topology: Topology) -> None:
         self._config, self._engine, self._topology = config, engine, topology
-        self._names = names
+        self._vocabulary = config.spec.vocabulary
         self._writer = RankWriter(asynchronous=config.checkpoint.asynchronous)
         self._layout = identity.layout_of(config, topology.world_size)
         engine.checkpoint_engine = self._writer
@@ -54,7 +57,7 @@ class DeepSpeedStates:
                 "iteration": state["iteration"],
                 "consumed_samples": state["consumed_samples"],
                 "configuration": identity.fingerprint(self._config),
-                "universal_checkpoint_info": universal.merging(self._config),
+                keys.UNIVERSAL_CHECKPOINT_INFO: universal.merging(self._config),
                 **self._optimiser_names(),
             },
             save_latest=False,
@@ -68,25 +71,23 @@ class DeepSpeedStates:
         return self._writer.wait(seconds)
 
     def can_load(self, layout: Mapping[str, Any]) -> bool:
-        """See :class:`rdm_trainer.engines.engine.States`; DeepSpeed's own files fit only one layout."""
+        """See :class:`rdm_trainer.engines.engine.States`; DeepSpeed loads its files in the same layout."""
         return identity.same_layout(layout, self._layout)
 
-    def needed_files(self, manifest: Manifest, directory: Path) -> set[str]:  # noqa: ARG002
+    def needed_files(self, manifest: Manifest, saved: Saved | None) -> set[str]:
         """See :class:`rdm_trainer.engines.engine.States`."""
-        return restore.needed_files(manifest, self._engine, self._topology)
+        if saved is None:
+            return restore.needed_files(manifest, self._engine, self._topology)
+        parts = restore.parts(self._engine, self._topology, self._vocabulary, torch.zeros(1))
+        return saved.needed_files(parts)
 
-    def load(self, directory: Path, name: str, manifest: Manifest) -> set[str]:  # noqa: ARG002
+    def load(self, directory: Path, name: str, manifest: Manifest, saved: Saved | None) -> set[str]:
         """See :class:`rdm_trainer.engines.engine.States`."""
-        restore.load_same_layout(self._engine, directory, name)
-        return self._writer.damaged
-
-    def needed_universal_files(self, manifest: Manifest) -> set[str]:
-        """See :class:`rdm_trainer.engines.engine.States`."""
-        return universal.needed_files(manifest, self._names)
-
-    def load_universal(self, folder: Path, manifest: Manifest) -> None:
-        """See :class:`rdm_trainer.engines.engine.States`."""
-        restore.load_universal(self._engine, folder, self._topology, manifest)
+        if saved is None:
+            restore.load_same_layout(self._engine, directory, name)
+            return self._writer.damaged
+        restore.load_parts(self._engine, self._topology, saved, self._vocabulary, manifest)
+        return set()
 
     def _optimiser_names(self) -> dict[str, Any]:
         """Return the names of the optimiser's parameters if DeepSpeed does not record them: without ZeRO."""

@@ -12,7 +12,6 @@ Source: Rajbhandari et al., "ZeRO" (2020), stage 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,38 +19,19 @@ import torch.distributed as dist
 from torch import nn
 
 from rdm_core.config import Config
+from rdm_trainer.checkpoint.fragments import STATES, Fragment
 from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.accumulation import accumulate
 from rdm_trainer.engines.engine import DTYPES, adamw
 
-__all__ = ["STATES", "Fragment", "ShardedAdamW"]
-
-STATES = ("fp32", "exp_avg", "exp_avg_sq")
-"""The states of each weight, by their names in DeepSpeed's universal checkpoints."""
+__all__ = ["ShardedAdamW"]
 
 # Elements of a bucket: 128 MiB of fp32 gradients keep a link busy and leave little to reduce at the end.
 _BUCKET = 1 << 25
 # Elements: kernels expect a weight to begin at a multiple of 128 bytes.
 _ALIGNMENT = 64
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """This replica's fragment of a weight: elements ``begin`` to ``end`` of this rank's flattened part.
-
-    Attributes:
-        name: The weight's name.
-        weight: The weight, for its shard spec and shape.
-        states: The states of these elements, flat fp32, by the names of ``STATES``.
-    """
-
-    name: str
-    weight: nn.Parameter
-    begin: int
-    end: int
-    states: Mapping[str, torch.Tensor]
 
 
 class _Bucket:

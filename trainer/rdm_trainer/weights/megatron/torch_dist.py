@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rdm_core.config import TokenizerConfig
 from rdm_core.errors import FAILED, TrainerError
-from rdm_trainer.checkpoint.distributed import METADATA, Box, load, read_metadata
+from rdm_trainer.checkpoint.boxes import Box
+from rdm_trainer.checkpoint.distributed import METADATA, Saved, read_metadata
 from rdm_trainer.weights.megatron import reading
 from rdm_trainer.weights.megatron.arguments import model_of
 from rdm_trainer.weights.megatron.tensors import Placed, fused, placed
@@ -137,7 +138,7 @@ class TorchDistSource:
         assert isinstance(saved, TensorStorageMetadata)
         values = torch.empty(part, dtype=saved.properties.dtype)
         try:
-            load(self.where, self._metadata, [Box(found.key, size, tuple(offsets), values)])
+            Saved(self.where, self._metadata).load([Box(found.key, size, tuple(offsets), values)])
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise TrainerError(
                 f"{found.key} of {self.where} cannot be read: {error}.", exit_code=FAILED

@@ -87,10 +87,10 @@ Part = Callable[[Callable[[str], torch.Tensor]], Iterator[tuple[str, torch.Tenso
 
 def _write_rank(path: Path, content: Mapping[str, Any], source: Any, part: Part) -> int:
     """Write one rank's file, a weight at a time into the mapped file, and return the weights' bytes."""
-    shapes = models.parameter_shapes(source.model)
+    shard_specs = models.shard_specs(source.model)
     room = {
         name: torch.empty(weight.shape, dtype=weight.dtype)
-        for name, weight in part(lambda name: torch.empty(shapes[name], device="meta"))
+        for name, weight in part(lambda name: torch.empty(shard_specs[name].shape, device="meta"))
     }
     # Untouched memory is not allocated.
     with torch.serialization.skip_data():
