@@ -69,6 +69,7 @@ def own_disks(root: str) -> dict[str, Any]:
     alone((checkpoints[2] / "latest").unlink)
     layout = resuming.train(training.configure(GPT, parallel(tensor=2)), node(f"{root}-layout"))
     answers["layout"], answers["layout says"] = layout.losses(), layout.find("repaired")
+    answers["layout files"] = sorted(files.measure(node(f"{root}-layout") / "checkpoints" / "global_step4"))
 
     def damage() -> None:
         part = next((Path(f"{root}-half") / "node1/checkpoints/global_step4").glob("zero_pp*"))
@@ -104,6 +105,11 @@ def test_disks_that_nodes_do_not_share(tmp_path: Path) -> None:
     assert len(found["layout says"]) == 1
     assert "global_step2" in found["layout says"][0]
     assert "repaired the checkpoint pointers to iteration 4" in found["layout says"][0]
+    for rank in ranks:
+        # Another layout needs the optimiser's states alone, and of these only a rank's part.
+        brought = set(rank["layout files"]) - set(rank["files"]) - {"rng_states.pt"}
+        assert all("optim_states" in file for file in brought)
+    assert any("optim_states" in file for file in set(ranks[0]["layout files"]) - set(ranks[0]["files"]))
     # A file that is one byte short: the previous checkpoint is used.
     assert list(found["half"]) == [3, 4, 5, 6, 7, 8]
     assert any("not complete" in line for line in found["half says"])
