@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Coordination of all ranks over the CPU: small objects, flags, and waits without a time limit.
 
-A process group fails if a rank arrives after its timeout. Writing or converting a large checkpoint may take
-longer, so ranks never wait for that inside one collective operation. They poll each other instead, and each
-poll is short.
+A process group fails if a rank arrives after its timeout. Writing a large checkpoint may take longer, so
+ranks never wait for that inside one collective operation. They poll each other instead, and each poll is
+short.
 """
 
 from __future__ import annotations
