@@ -12,6 +12,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
     documented_options,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.collective import evaluate_collective
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results import faulty
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import collective_report, text
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
@@ -34,4 +35,8 @@ class ActionModule(Decision):
         job = answer.get("job") or {"state": "not known", "reason": str(answer.get("msg") or "")}
         nodes = {node["name"]: node["address"] for node in plan["nodes"]}
         evaluated = evaluate_collective(nodes, job, options["slow_share"])
-        return {"collective": evaluated, "msg": text(collective_report(evaluated))}
+        return {
+            "collective": evaluated,
+            "faulty": faulty(evaluated["verdicts"]),
+            "msg": text(collective_report(evaluated)),
+        }

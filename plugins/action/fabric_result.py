@@ -14,7 +14,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import fabric
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.evaluation import evaluate
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results import of_rails
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results import faulty, of_rails
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import fabric_report, text
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
@@ -61,12 +61,8 @@ class ActionModule(Decision):
         # A node that is about to change may disturb others, which are not faulty: the change may repair it.
         stays = {name: fabric.lasting(rail, changing) for name, rail in rails.items()}
         lasting = of_rails(self._evaluated(names, stays, options)) if changing else found
-        faulty = {
-            node: one["reason"]
-            for node, one in lasting["verdicts"].items()
-            if not one["ok"] and node not in changing
-        }
-        return {"fabric": found, "faulty": faulty, "msg": text(fabric_report(found, waiting))}
+        named = {node: why for node, why in faulty(lasting["verdicts"]).items() if node not in changing}
+        return {"fabric": found, "faulty": named, "msg": text(fabric_report(found, waiting))}
 
     @staticmethod
     def _evaluated(

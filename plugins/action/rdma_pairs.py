@@ -17,7 +17,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import rdma
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_evaluation import Bounds
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results import of_rails
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results import faulty, of_rails
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma_rounds import (
     measuring,
     parts,
@@ -83,7 +83,7 @@ class ActionModule(Decision):
             )
         )
         found = of_rails(evaluated)
-        return {"rdma": found, "msg": text(rdma_report(found))}
+        return {"rdma": found, "faulty": faulty(found["verdicts"]), "msg": text(rdma_report(found))}
 
 
 def _of_rail(name: str, rail: str, variables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -3,20 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.filter.fabric_peers import fabric_peers
-
-
-def probe_arguments(
-    address_map: str, run: Sequence[str], peers: int = 16, above: int = 256, all_pairs: bool = False
-) -> dict[str, dict[str, str]]:
-    """Return the arguments of `fabric_probe` that differ from node to node, by node; as `fabric_peers`."""
-    return {
-        node: {"node": node, "nodes": fabric_peers(address_map, node, run, peers, above, all_pairs)}
-        for node in run
-    }
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.verify import probe_arguments
 
 
 class FilterModule:

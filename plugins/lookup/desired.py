@@ -92,7 +92,8 @@ class LookupModule(LookupBase):
         try:
             if role == "container":
                 entry = entry._replace(engine=observed.engine)
-                entry = entry if absent else entry._replace(keys=_keys(mine, observed, entry))
+            if role in ("container", "ssh_config") and not absent:
+                entry = entry._replace(keys=_keys(mine, observed, entry))
             return desired(role, mine, entry, absent, observed)
         except ValueError as error:
             raise AnsibleError(f"{node}: {error}") from None
@@ -102,7 +103,8 @@ def _keys(mine: NodeVariables, observed: Observed, entry: PlanEntry) -> dict[str
     """Return the node's ssh key files; none in check mode if the keys are not made yet."""
     if observed.check_mode and mine.true("preflight_new_ssh_keys"):
         return {}
-    directory = os.path.expanduser(mine.text("container_ssh_key_dir"))
+    default = f"{observed.variables.get('inventory_dir')}/.rdm/ssh"
+    directory = os.path.expanduser(mine.text("container_ssh_key_dir") or default)
     try:
         keys = cluster_keys.read(directory)
     except PreconditionFailed as refused:

@@ -37,8 +37,7 @@ options:
   nodes:
     description:
       - This node and those that it is to measure, in the order of ranks, one line C(name MY_IP) per node.
-      - The text of the address map makes it measure the whole cluster; what the filter C(fabric_peers) makes
-        of it, a sample of a large one.
+      - The text of the address map makes it measure the whole cluster; some lines of it, a sample.
     type: str
     required: true
   container:

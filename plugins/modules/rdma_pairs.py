@@ -112,6 +112,10 @@ rdma:
     said of nodes is said of all rails measured so far, and C(rails) has that of each.
   returned: for V(evaluate)
   type: dict
+faulty:
+  description: The nodes to fail, and why.
+  returned: for V(evaluate)
+  type: dict
 msg:
   description: The same for people.
   returned: always

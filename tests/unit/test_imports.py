@@ -175,9 +175,9 @@ LAYERS = {
         "controller",
         "python_env",
         "jobs",
+        "fabric",
         "desired",
         "checks",
-        "fabric",
         "slurm",
     ),
     f"{COLLECTION}.module_utils": (

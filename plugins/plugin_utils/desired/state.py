@@ -57,6 +57,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settin
     plugin_of,
     sriov_settings,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.ssh_config import (
+    absent_ssh_config,
+    desired_ssh_config,
+    ssh_config_steps,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.verify import desired_verify, verify_steps
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 _OF_DEVICES = {
@@ -97,7 +103,11 @@ PARTS: Mapping[str, Part] = {
     "hostfile": Part(desired_hostfile, absent_hostfile),
 }
 
-OTHER_PARTS: Mapping[str, Part] = {"python_env": Part(desired_python_env, steps=python_env_steps)}
+OTHER_PARTS: Mapping[str, Part] = {
+    "python_env": Part(desired_python_env, steps=python_env_steps),
+    "ssh_config": Part(desired_ssh_config, absent_ssh_config, steps=ssh_config_steps),
+    "verify": Part(desired_verify, steps=verify_steps),
+}
 """The parts of roles that run without a state file."""
 
 

@@ -7,6 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
+def faulty(verdicts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the reason of each faulty node.
+
+    Args:
+        verdicts: of a result: node -> `ok` and `reason`.
+    """
+    return {node: one["reason"] for node, one in verdicts.items() if not one["ok"]}
+
+
 def of_rails(evaluated: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the results of several rails as one.
 

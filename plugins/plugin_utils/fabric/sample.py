@@ -14,6 +14,8 @@ import functools
 import random
 from collections.abc import Sequence
 
+from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
+
 
 def distances(nodes: Sequence[str], peers: int) -> list[int]:
     """Return the distances in rank, around the circle, from a node to its peers, ascending.
@@ -69,3 +71,39 @@ def peers_of(node: str, nodes: Sequence[str], run: Sequence[str], peers: int, ab
         rank = list(group).index(node)
         chosen.update(group[(rank + distance) % len(group)] for distance in _distances(tuple(group), count))
     return [name for name in nodes if name in chosen]
+
+
+@functools.lru_cache(maxsize=1)
+def _nodes(address_map: str) -> dict[str, str]:
+    """Return MY_IP by name, cached, since every node of a run has the same address map."""
+    return parse_nodes(address_map)
+
+
+def lines_of_peers(
+    address_map: str,
+    node: str,
+    run: Sequence[str],
+    peers: int = 16,
+    above: int = 256,
+    all_pairs: bool = False,
+) -> str:
+    """Return the lines of a node and of the nodes that it measures, in the order of the address map.
+
+    Args:
+        address_map: one line `node MY_IP` for each node of the cluster.
+        node: the node that measures.
+        run: the nodes that take part in this run.
+        peers: how many nodes each measures if there are more than `above`.
+        above: up to this number of nodes, each measures all others.
+        all_pairs: whether each measures all others whatever their number.
+
+    Raises:
+        ValueError: an argument is invalid.
+    """
+    if peers < 1:
+        raise ValueError(f"a node must measure at least 1 peer, not {peers}")
+    nodes = _nodes(address_map)
+    if all_pairs or len(nodes) <= above or node not in nodes:
+        return address_map  # the module reports a node that is not in it
+    chosen = {node, *peers_of(node, list(nodes), run, peers, above)}
+    return "".join(f"{name} {address}\n" for name, address in nodes.items() if name in chosen)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.filter.gather_arguments import gather_arguments
-from ansible_collections.rdm.provision.plugins.filter.probe_arguments import probe_arguments
 
 from benchmarks.scale import SOME_UNREACHABLE, Figures
 from tests.conftest import ROOT
@@ -231,13 +230,6 @@ def test_arguments_of_all_nodes_are_those_of_each() -> None:
     (task,) = yaml.safe_load((ROOT / "roles/preflight/tasks/node.yml").read_text(encoding="utf-8"))
     with_lock = gather_arguments({"a": {**kept, "watch": {}, "absent": absent}}, lock)["a"]
     assert with_lock.keys() == task["rdm.provision.node_facts"].keys()
-    lines = [f"n{number} 10.0.0.{number}\n" for number in range(1, 9)]
-    found = probe_arguments("".join(lines), ["n2", "n7"], peers=2, above=4)
-    assert list(found) == ["n2", "n7"]
-    assert found["n2"]["node"] == "n2"
-    assert found["n2"]["nodes"].splitlines()[0].startswith("n")
-    assert len(found["n2"]["nodes"].splitlines()) < len(lines)
-    assert probe_arguments("".join(lines), ["n2"])["n2"]["nodes"] == "".join(lines)
 
 
 def test_problems_of_the_inventory_and_of_nodes_come_in_one_report(cluster: Cluster) -> None:

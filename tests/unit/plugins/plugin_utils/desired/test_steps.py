@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.container im
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import desired
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.verify import probe_arguments
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 OURS = {"rdm.provision.cluster": "rdm"}
@@ -429,3 +431,153 @@ def test_shared_helpers_of_megatron_are_removed_with_the_whole_cluster(
 ) -> None:
     found = python_env(node, play, python_env_megatron_shared=shared)
     assert (found["makes_megatron"], found["removes_megatron"]) == (makes, removes)
+
+
+LINES = "".join(f"n{number} 10.0.0.{number}\n" for number in range(1, 9))
+PLANNED = {"subnet": "10.0.0.0/24", "address_map": LINES}
+
+
+def ssh_config(entry: PlanEntry, **given: Any) -> dict[str, Any]:
+    """Return the part and steps of a node."""
+    given |= {"ansible_play_hosts_all": [f"n{number}" for number in range(1, 9)]}
+    variables = NodeVariables(given, given.__getitem__)
+    return desired("ssh_config", variables, entry, observed=Observed(entry.node, given))
+
+
+def test_ssh_files_have_what_the_plan_of_them_returned() -> None:
+    planned = {"config": "a", "known_hosts": "b", "controller_config": "c"}
+    entry = PlanEntry.of(PLANNED, "n1")._replace(keys={"authorized_keys": "ssh-ed25519 AAAA us\n"})
+    found = ssh_config(entry, __ssh_config_plan=planned, rdm_cluster="blue")
+    directory = "~/.ssh/rdm-provision/blue"
+    paths = [f"{directory}/config", f"{directory}/known_hosts"]
+    assert [(one["path"], one["content"]) for one in found["files"]] == list(zip(paths, "ab", strict=True))
+    assert [one["content"] for one in found["controller_files"]] == ["c", "b"]
+    include, login = found["blocks"]
+    assert found["controller_blocks"] == [include]
+    assert (include["content"], include["insert"]) == (f"Include {directory}/config", "start")
+    assert login["content"] == 'from="10.0.0.0/24",restrict,pty ssh-ed25519 AAAA us\n'
+    assert found["identity"] == "~/.rdm/%n/ssh/id_ed25519"
+    assert found["directories"] == [{"path": "~/.ssh/rdm-provision"}, {"path": directory}]
+
+
+def test_what_ssh_config_wrote_is_what_it_removes() -> None:
+    found = ssh_config(PlanEntry.of(PLANNED, "n1"))
+    goes = desired("ssh_config", NodeVariables((), str), PlanEntry("n1"), absent=True)
+    assert goes["owner_marker"] == found["owner_marker"]
+    for kind in ("directories", "files"):
+        assert [one["path"] for one in goes[kind]] == [one["path"] for one in found[kind]]
+        assert {one["state"] for one in goes[kind]} == {"absent"}
+    names = [[(one["path"], one["name"]) for one in each["blocks"]] for each in (goes, found)]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "tests"),
+    [({}, True), ({"ssh_config_check": False}, False), ({"ansible_check_mode": True}, False)],
+)
+def test_logins_are_tested_unless_the_user_chose_otherwise(given: dict[str, Any], tests: bool) -> None:
+    found = ssh_config(PlanEntry.of(PLANNED, "n1"), **given)
+    assert (found["tests_logins"], found["peers"]) == (tests, LINES)
+
+
+def verify(node: str = "n2", play: str = "n1 n2", /, **given: Any) -> dict[str, Any]:
+    """Return the part and steps of a node."""
+    given = {
+        "ansible_play_hosts": play.split(),
+        "ansible_play_hosts_all": play.split(),
+        "verify_nodes": LINES,
+        "verify_container": "rdm",
+        **given,
+    }
+    entry = PlanEntry.of(given.get("preflight_plan") or {}, node)
+    return desired("verify", NodeVariables(given, given.__getitem__), entry, observed=Observed(node, given))
+
+
+def test_rails_are_those_of_the_plan_unless_the_user_gives_others() -> None:
+    rails = {"preflight_plan": {**PLANNED, "rails": ["10.0.1.0/24"]}, "container_rails": "ib0,ib1"}
+    both = {"ib0": "10.0.0.0/24", "ib1": "10.0.1.0/24"}
+    found = verify(**rails)
+    assert (found["rails"], found["probe"]["rails"], found["timeout"]) == (both, both, 2 * 10 + 60)
+    assert verify(**rails, verify_rails={"a": "b"})["rails"] == {"a": "b"}
+    found = verify(preflight_plan=PLANNED, container_rails="ib0")
+    assert (found["rails"], found["timeout"]) == ({}, 10 + 60)
+
+
+@pytest.mark.parametrize(
+    ("given", "connections"),
+    [
+        ({}, []),  # as many as preflight_threaded_above have tasks of their own
+        ({"preflight_threaded_above": 1}, ["ssh"]),
+        ({"preflight_threaded_above": 1, "preflight_threaded_connections": ["local"]}, ["local"]),
+        ({"preflight_threaded_above": 1, "verify_state": "absent"}, []),
+    ],
+)
+def test_one_task_measures_from_many_nodes(given: dict[str, Any], connections: list[str]) -> None:
+    assert verify(**given)["connections"] == connections
+
+
+def test_what_one_task_did_not_measure_is_left_to_tasks_of_their_own() -> None:
+    assert verify()["rest"] == []
+    found = verify(__verify_probe_all={"plays": {"lost": ["n3", "n1"], "others": ["n2", "n1"]}})
+    assert found["rest"] == ["n3", "n1", "n2"]
+
+
+def test_a_later_play_has_the_run_of_the_first() -> None:
+    assert verify()["run"] == ["n1", "n2"]
+    assert verify(__verify_hosts=["n1", "n2", "n3"])["run"] == ["n1", "n2", "n3"]
+
+
+def test_arguments_of_all_nodes_are_those_of_each() -> None:
+    sample = {"verify_sample_peers": 2, "verify_sample_above": 4}
+    found = probe_arguments(verify("n2", "n2 n7", **sample))
+    assert found == {
+        node: {"node": node, "nodes": verify(node, "n2 n7", **sample)["peers"]} for node in ("n2", "n7")
+    }
+    assert len(found["n2"]["nodes"].splitlines()) < 8
+    assert verify(**sample, verify_all_pairs=True)["peers"] == verify()["peers"] == LINES
+
+
+def test_work_that_is_pending_counts_only_in_check_mode() -> None:
+    work = {"preflight_work": {"why": {"n2": {"images": "new"}}}}
+    assert verify(**work)["work"] == {}
+    assert verify(**work, ansible_check_mode=True)["work"] == {"n2": {"images": "new"}}
+
+
+def test_the_first_node_reports_the_progress_of_all_in_rdma() -> None:
+    plan = {"__verify_rdma_plan": {"parts": {"n1": {"a": 1}, "n2": {"a": 2}}, "first": "n1", "limit": 61.0}}
+    assert verify("n1", **plan)["rdma"] == {
+        "address": "10.0.0.1",
+        "part": {"a": 1},
+        "wait": 5,
+        "tries": 24,
+        "before": {},
+    }
+    assert (verify("n2", **plan)["rdma"]["part"], verify("n2", **plan)["rdma"]["wait"]) == ({"a": 2}, 61.0)
+    assert verify("n3", **plan)["rdma"]["part"] == {}
+    assert verify("other", **plan)["rdma"]["address"] == ""
+
+
+def test_results_of_earlier_rails_are_kept() -> None:
+    before: dict[str, Any] = {"verify_rdma_result": {"rdma": {"rails": {"ib0": {}}}}}
+    assert verify(**before, __verify_rail_index=0)["rdma"]["before"] == {}
+    assert verify(**before, __verify_rail_index=1)["rdma"]["before"] == {"ib0": {}}
+
+
+@pytest.mark.parametrize(
+    ("play", "size", "refusal"),
+    [
+        ("n1 n2", "256M", ""),
+        ("n1", "256M", "an all-reduce takes at least two nodes, and this run has only n1"),
+        ("n1 n2", "1k", "verify_collective_max_size 1k is no size: give one from 1M up, such as 256M or 1G"),
+    ],
+)
+def test_which_all_reduce_is_refused(play: str, size: str, refusal: str) -> None:
+    assert verify("n1", play, verify_collective_max_size=size)["collective"]["refusal"] == refusal
+
+
+def test_an_all_reduce_is_a_job_with_its_own_program() -> None:
+    kind, program = verify(verify_collective_launcher="mpirun")["collective"]["overrides"]
+    assert kind == "launcher.kind=mpirun"
+    key, _, words = program.partition("=")
+    expected = ["-m", "rdm_trainer.tools.all_reduce", "--max-size", "1G", "--time-limit", "120.0"]
+    assert (key, json.loads(words)) == ("launcher.program", expected)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from ansible.errors import AnsibleFilterError
-from ansible_collections.rdm.provision.plugins.filter.fabric_peers import fabric_peers
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.sample import distances, peers_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.sample import (
+    distances,
+    lines_of_peers,
+    peers_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,24 +65,24 @@ def test_a_run_of_a_few_measures_all_its_pairs_and_a_sample_of_the_others(
 DICTIONARY = "".join(f"{name} 10.0.{rank // 250}.{rank % 250}\n" for rank, name in enumerate(names(1000)))
 
 
-def test_the_filter_leaves_the_lines_of_a_node_and_its_peers() -> None:
-    lines = fabric_peers(DICTIONARY, "n7", names(1000)).splitlines()
+def test_a_node_gets_its_line_and_those_of_its_peers() -> None:
+    lines = lines_of_peers(DICTIONARY, "n7", names(1000)).splitlines()
     assert len(lines) == 17
     assert {"n7 10.0.0.6", "n8 10.0.0.7"} <= set(lines) <= set(DICTIONARY.splitlines())
 
 
-def test_the_filter_leaves_everything_in_a_small_cluster_or_with_all_pairs() -> None:
-    assert fabric_peers(DICTIONARY, "n7", names(1000), all_pairs=True) == DICTIONARY
-    assert fabric_peers(DICTIONARY, "n7", names(1000), above=1000) == DICTIONARY
+def test_a_node_gets_all_lines_in_a_small_cluster_or_with_all_pairs() -> None:
+    assert lines_of_peers(DICTIONARY, "n7", names(1000), all_pairs=True) == DICTIONARY
+    assert lines_of_peers(DICTIONARY, "n7", names(1000), above=1000) == DICTIONARY
 
 
-def test_the_filter_leaves_it_to_the_module_to_miss_a_node() -> None:
-    assert fabric_peers("", "n7", ["n7"]) == ""
-    assert fabric_peers(DICTIONARY, "other", ["other"]) == DICTIONARY
+def test_it_is_left_to_the_module_to_miss_a_node() -> None:
+    assert lines_of_peers("", "n7", ["n7"]) == ""
+    assert lines_of_peers(DICTIONARY, "other", ["other"]) == DICTIONARY
 
 
-def test_the_filter_says_what_is_wrong() -> None:
-    with pytest.raises(AnsibleFilterError, match="at least 1 peer, not 0"):
-        fabric_peers(DICTIONARY, "n7", [], peers=0)
-    with pytest.raises(AnsibleFilterError, match="line 1 of the cluster's nodes"):
-        fabric_peers("n7", "n7", [])
+def test_invalid_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 peer, not 0"):
+        lines_of_peers(DICTIONARY, "n7", [], peers=0)
+    with pytest.raises(ValueError, match="line 1 of the cluster's nodes"):
+        lines_of_peers("n7", "n7", [])
