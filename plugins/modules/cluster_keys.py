@@ -35,14 +35,6 @@ options:
     required: true
 """
 
-EXAMPLES = r"""
-- name: Make the cluster's ssh keys
-  rdm.provision.cluster_keys:
-    directory: "{{ inventory_dir }}/.rdm/ssh"
-    cluster: rdm
-  run_once: true
-"""
-
 RETURN = r"""
 {}
 """

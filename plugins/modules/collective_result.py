@@ -31,15 +31,6 @@ options:
     default: 0.5
 """
 
-EXAMPLES = r"""
-- name: Evaluate the all-reduce
-  rdm.provision.collective_result:
-    plan: "{{ job_plan.job }}"
-    progress: job_progress
-  register: collective
-  run_once: true
-"""
-
 RETURN = r"""
 collective:
   description: >-

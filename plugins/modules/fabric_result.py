@@ -64,20 +64,6 @@ options:
     default: 300.0
 """
 
-EXAMPLES = r"""
-- name: Evaluate the fabric
-  rdm.provision.fabric_result:
-    nodes: "{{ preflight_plan.address_map }}"
-    measurements: fabric_measurement
-  register: fabric_result
-  run_once: true
-
-- name: Fail the faulty nodes
-  ansible.builtin.fail:
-    msg: "{{ fabric_result.faulty[inventory_hostname] }}"
-  when: inventory_hostname in fabric_result.faulty
-"""
-
 RETURN = r"""
 faulty:
   description: The nodes to fail, and why.

@@ -88,23 +88,6 @@ options:
     default: ""
 """
 
-EXAMPLES = r"""
-- name: Plan the job
-  rdm.provision.job_plan:
-    stage: inventory
-    nodes: "{{ plan.nodes }}"
-    config: gpt.yaml
-  register: job_plan
-  run_once: true
-
-- name: Refuse the job with every problem of every node
-  rdm.provision.job_plan:
-    stage: nodes
-    job: "{{ job_plan.job }}"
-    checks: job_check
-  run_once: true
-"""
-
 RETURN = r"""
 job:
   description:

@@ -33,12 +33,6 @@ options:
     required: true
 """
 
-EXAMPLES = r"""
-- name: Make the images and the lab
-  rdm.provision.lab:
-    desired: "{{ __lab_desired }}"
-"""
-
 RETURN = r"""
 inventory:
   description: The inventory directory.

@@ -26,19 +26,6 @@ options:
     required: true
 """
 
-EXAMPLES = r"""
-- name: Gather the version of pdsh
-  rdm.provision.launch_facts:
-    programs: [pdsh]
-  register: gathered
-
-- name: Check that it is the same on all nodes
-  rdm.provision.launch_programs:
-    program: pdsh
-    gathered: [gathered]
-  run_once: true
-"""
-
 RETURN = r"""
 versions:
   description: The version on each host that has the program.

@@ -50,13 +50,6 @@ options:
     default: [ssh]
 """
 
-EXAMPLES = r"""
-- name: Lock the nodes against other runs
-  rdm.provision.locked_nodes:
-    cluster: rdm
-  run_once: true
-"""
-
 RETURN = r"""
 rdm_refused:
   description: Who refuses, V(nodes).

@@ -30,20 +30,6 @@ options:
     required: true
 """
 
-EXAMPLES = r"""
-- name: Look up running jobs
-  rdm.provision.job:
-    cluster: rdm
-    verb: running
-    node: "{{ inventory_hostname }}"
-  register: jobs
-
-- name: Refuse to end running jobs
-  rdm.provision.protect_jobs:
-    jobs: jobs
-  run_once: true
-"""
-
 RETURN = r"""
 rdm_refused:
   description: Who refuses, V(nodes).

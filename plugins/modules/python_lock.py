@@ -71,15 +71,6 @@ options:
     default: ""
 """
 
-EXAMPLES = r"""
-- name: Lock the environments' packages
-  rdm.provision.python_lock:
-    python: "3.11"
-    torch_backend: cu128
-  register: lock
-  run_once: true
-"""
-
 RETURN = r"""
 nodes:
   description: For each node its C(lock), the text, and its C(torch_backend).

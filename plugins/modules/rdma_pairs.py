@@ -81,16 +81,6 @@ options:
     version_added: 0.2.0
 """
 
-EXAMPLES = r"""
-- name: Schedule the rounds
-  rdm.provision.rdma_pairs:
-    stage: schedule
-    nodes: "{{ preflight_plan.address_map }}"
-    gathered: rdma_gathered
-  register: rdma_rounds
-  run_once: true
-"""
-
 RETURN = r"""
 parts:
   description: For each node that measures, its part of the rounds, for M(rdm.provision.rdma_probe).

@@ -58,19 +58,6 @@ options:
     default: {}
 """
 
-EXAMPLES = r"""
-- name: Gather facts of the nodes
-  rdm.provision.run_on_all:
-    module: rdm.provision.node_facts
-    common:
-      config_dir: /etc/rdm
-    arguments:
-      n1: {node: n1}
-      n2: {node: n2}
-  register: preflight_facts_all
-  run_once: true
-"""
-
 RETURN = r"""
 answers:
   description: What the module returned, by host.

@@ -67,15 +67,6 @@ options:
     required: true
 """
 
-EXAMPLES = r"""
-- name: Plan, or refuse
-  rdm.provision.slurm_plan:
-    cluster: rdm
-    key: "{{ inventory_dir }}/.rdm/slurm/munge.key"
-  register: slurm_plan
-  run_once: true
-"""
-
 RETURN = r"""
 plan:
   description: The plan.

@@ -50,17 +50,6 @@ options:
     default: 15
 """
 
-EXAMPLES = r"""
-- name: Decide how the nodes reach each other
-  rdm.provision.ssh_config_plan:
-    cluster: mdx
-    nodes: "{{ preflight_plan.nodes }}"
-    directory: ~/.ssh/rdm-provision/mdx
-    identity: ~/.rdm/%n/ssh/id_ed25519
-  register: wanted
-  run_once: true
-"""
-
 RETURN = r"""
 config:
   description: The ssh_config of the hosts.

@@ -19,12 +19,6 @@ options:
     required: true
 """
 
-EXAMPLES = r"""
-- name: Leave out unreachable nodes
-  rdm.provision.unreachable:
-    hosts: "{{ queried.lost }}"
-"""
-
 RETURN = r"""
 {}
 """

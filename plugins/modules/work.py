@@ -32,14 +32,6 @@ options:
     default: false
 """
 
-EXAMPLES = r"""
-- name: Decide which roles have work
-  rdm.provision.work:
-    state_files: "{{ preflight_plan.state_files }}"
-  register: preflight_work
-  run_once: true
-"""
-
 RETURN = r"""
 why:
   description: For each node with work, its roles in their order, and why.
