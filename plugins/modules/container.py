@@ -23,6 +23,7 @@ description:
 author:
   - The rdm-provision developers
 extends_documentation_fragment:
+  - rdm.provision.attributes.changes
   - rdm.provision.files
   - rdm.provision.lock
 attributes:
@@ -32,9 +33,6 @@ attributes:
   diff_mode:
     support: full
     description: Shows the lines of files and the settings that differ, values of the environment among them.
-  idempotent:
-    support: full
-    description: A second run changes nothing.
 options:
   desired:
     description:

@@ -16,16 +16,11 @@ description:
   - A node that has no Docker Engine at all has nothing to remove.
 author:
   - The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
-  check_mode:
-    support: full
-    description: Says what would be removed without removing it.
   diff_mode:
     support: full
     description: Shows the names that go.
-  idempotent:
-    support: full
-    description: A second run finds nothing.
 options:
   cluster:
     description: The cluster's name, the value of the label V(rdm.provision.cluster).

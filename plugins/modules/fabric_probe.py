@@ -19,16 +19,11 @@ description:
   - Reads only. The image of the container needs C(python3) (3.7 or newer), nothing else.
 version_added: 0.1.0
 author: The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   check_mode:
     support: full
     description: It changes nothing, so it measures in check mode too.
-  diff_mode:
-    support: none
-    description: There is nothing that could differ.
-  idempotent:
-    support: full
-    description: It changes nothing.
 options:
   node:
     description: Name of this node, as in O(nodes).

@@ -15,16 +15,11 @@ description:
   - A file is replaced in one step.
 author:
   - The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
-  check_mode:
-    support: full
-    description: Says what would be copied.
   diff_mode:
     support: full
     description: Shows the names of the files that are copied.
-  idempotent:
-    support: full
-    description: A second run copies nothing.
 options:
   source:
     description: The directory on the controller. Symbolic links in it are copied as what they lead to.

@@ -14,10 +14,8 @@ description:
 version_added: 0.2.0
 author:
   - The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
-  check_mode:
-    support: full
-    description: Says what would be made or removed.
   diff_mode:
     support: full
     description: Shows why.

@@ -23,19 +23,14 @@ options:
     elements: str
     required: true
 attributes:
-  check_mode:
-    support: full
-    description: Tells what would change, and changes nothing.
   diff_mode:
     support: full
     description: Shows the mirrors that the engine uses, before and after.
-  idempotent:
-    support: full
-    description: A second run changes nothing.
 requirements:
   - Docker Engine 20.10 or newer
 author:
   - The rdm-provision authors
+extends_documentation_fragment: rdm.provision.attributes.changes
 """
 
 EXAMPLES = r"""

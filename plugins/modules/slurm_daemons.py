@@ -16,16 +16,7 @@ description:
 version_added: 0.3.0
 author:
   - The rdm-provision developers
-attributes:
-  check_mode:
-    support: full
-    description: Says what would be done.
-  diff_mode:
-    support: full
-    description: Says what is done.
-  idempotent:
-    support: full
-    description: A second run changes nothing.
+extends_documentation_fragment: rdm.provision.attributes.changes
 options:
   state:
     description:
