@@ -22,9 +22,9 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["ansible_playbook"]
+__all__ = ["Played", "ansible_playbook", "played"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 600
@@ -87,6 +87,36 @@ def ansible_playbook(
     if status == -signal.SIGALRM:
         raise subprocess.TimeoutExpired(words, timeout, out, errors)
     return subprocess.CompletedProcess(words, status, out, errors)
+
+
+class Played(NamedTuple):
+    """A run of plays.
+
+    Attributes:
+        status: The exit status.
+        tasks: The tasks of all plays; C(hosts) of each has what it returned, by host.
+        output: All output.
+    """
+
+    status: int
+    tasks: list[dict[str, Any]]
+    output: str
+
+
+def played(
+    *arguments: object, directory: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> Played:
+    """Run ``ansible-playbook`` with this checkout's collection and settings, and read what tasks returned."""
+    settings = {
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+    }
+    done = ansible_playbook(*arguments, environment={**environment, **settings}, directory=directory)
+    output = done.stdout + done.stderr
+    assert "{" in done.stdout, output
+    report = json.loads(done.stdout[done.stdout.index("{") :])
+    return Played(done.returncode, [task for play in report["plays"] for task in play["tasks"]], output)
 
 
 @functools.cache

@@ -16,9 +16,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.container_pro
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import unpacked
 from ansible_collections.rdm.provision.plugins.modules import fabric_probe
 
-from tests.ansible_playbook import ansible_playbook
-from tests.conftest import ROOT
 from tests.integration.engine import Engine, net, wait_until
+from tests.integration.plays import evaluated
 
 NETWORK = "rdm-test-fabric"
 NAMES = ("n1", "n2", "n3")
@@ -86,26 +85,8 @@ class Cluster:
         }
         (directory / "hosts.yml").write_text(yaml.safe_dump(inventory))
         (directory / "play.yml").write_text(yaml.safe_dump([play]))
-        done = ansible_playbook(
-            *("-i", directory / "hosts.yml", directory / "play.yml", *arguments),
-            environment={
-                **self.engine.environment,
-                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-            },
-        )
-        results = [task for play in json.loads(done.stdout)["plays"] for task in play["tasks"]]
-        evaluated = [
-            host["fabric"] for task in results for host in task["hosts"].values() if host.get("fabric")
-        ]
-        failed = {
-            name: host["msg"]
-            for task in results
-            for name, host in task["hosts"].items()
-            if host.get("failed")
-        }
-        assert evaluated, f"{done.stdout}{done.stderr}"
-        return done.returncode, evaluated[0], failed
+        words = ("-i", directory / "hosts.yml", directory / "play.yml", *arguments)
+        return evaluated("fabric", self.engine.environment, *words)
 
 
 @pytest.fixture

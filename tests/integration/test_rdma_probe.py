@@ -16,10 +16,9 @@ import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.rdma_devices_script import gid_of
 
-from tests.ansible_playbook import ansible_playbook
-from tests.conftest import ROOT
 from tests.integration.conftest import plugged
 from tests.integration.engine import Engine, net
+from tests.integration.plays import evaluated
 
 NETWORK = "rdm-test-rdma"
 NET, NEXT = net(10), net(11)
@@ -75,21 +74,8 @@ def verify(
     }
     (trees / "hosts.yml").write_text(yaml.safe_dump(inventory))
     (trees / "play.yml").write_text(yaml.safe_dump([play]))
-    done = ansible_playbook(
-        *("-i", trees / "hosts.yml", trees / "play.yml", "-e", "__verify_root=/tree", *arguments),
-        environment={
-            **environment,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-        },
-    )
-    results = [task for play in json.loads(done.stdout)["plays"] for task in play["tasks"]]
-    evaluated = [host["rdma"] for task in results for host in task["hosts"].values() if host.get("rdma")]
-    failed = {
-        name: host["msg"] for task in results for name, host in task["hosts"].items() if host.get("failed")
-    }
-    assert evaluated, f"{done.stdout}{done.stderr}"
-    return done.returncode, evaluated[-1], failed
+    words = ("-i", trees / "hosts.yml", trees / "play.yml", "-e", "__verify_root=/tree", *arguments)
+    return evaluated("rdma", environment, *words)
 
 
 def given(number: int) -> dict[str, str]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.ansible_playbook import ansible_playbook
-from tests.conftest import COLLECTIONS, ROOT
+from tests.ansible_playbook import played
 
 PLAY = """
 - name: Evaluate the fabric
@@ -56,20 +54,7 @@ CUT = {
 def evaluated(directory: Path, *options: str, hosts: dict[str, Any] = CUT) -> dict[str, Any]:
     (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}, sort_keys=False))
     (directory / "play.yml").write_text(PLAY)
-    done = ansible_playbook(
-        "--inventory=hosts.yml",
-        "--check",
-        "play.yml",
-        *options,
-        directory=directory,
-        environment=os.environ
-        | {
-            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        },
-    )
-    (task,) = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    (task,) = played("--inventory=hosts.yml", "--check", "play.yml", *options, directory=directory).tasks
     result: dict[str, Any] = task["hosts"]["n1"]
     return result
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -15,8 +14,7 @@ from ansible_collections.rdm.provision.plugins.modules import node_lock as modul
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import Leader
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
-from tests.ansible_playbook import ansible_playbook
-from tests.conftest import COLLECTIONS, ROOT
+from tests.ansible_playbook import played
 from tests.unit.plugins.modules.running import run_module
 
 PLAY = """
@@ -61,22 +59,9 @@ def play(directory: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
         f"ansible_python_interpreter={sys.executable}\n"
     )
     (directory / "play.yml").write_text(PLAY)
-    done = ansible_playbook(
-        "--inventory=hosts",
-        "play.yml",
-        "-e",
-        f"cluster={CLUSTER}",
-        *options,
-        directory=directory,
-        environment=os.environ
-        | {
-            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        },
-    )
-    tasks = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
-    return done.returncode, [task["hosts"]["here"] for task in tasks]
+    words = ("--inventory=hosts", "play.yml", "-e", f"cluster={CLUSTER}", *options)
+    rc, tasks, _ = played(*words, directory=directory)
+    return rc, [task["hosts"]["here"] for task in tasks]
 
 
 def test_nodes_are_locked_until_they_are_released(tmp_path: Path) -> None:

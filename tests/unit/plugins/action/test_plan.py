@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
@@ -22,8 +21,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_l
     state_folder,
 )
 
-from tests.ansible_playbook import ansible_playbook
-from tests.conftest import COLLECTIONS, ROOT
+from tests.ansible_playbook import played
 from tests.unit.plugins.node_reports import report
 
 PLAY = """
@@ -91,17 +89,11 @@ class Cluster:
 
     def run(self, *options: str, stage: str = "inventory", inventory: str = "") -> tuple[int, Any, str]:
         """Return the exit status, the result of the plan task and all output as text."""
-        env = os.environ | {
-            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        }
         source = inventory or str(self.home)
-        done = ansible_playbook("-i", source, self.play, "-e", f"stage={stage}", *options, environment=env)
-        tasks = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+        rc, tasks, output = played("-i", source, self.play, "-e", f"stage={stage}", *options)
         results = next(task["hosts"] for task in tasks if task["task"]["name"] == "Plan")
         assert len(results) == 1, "the plan is made once"
-        return done.returncode, next(iter(results.values())), done.stdout + done.stderr
+        return rc, next(iter(results.values())), output
 
 
 @pytest.fixture
@@ -240,10 +232,8 @@ def test_every_warning_is_in_one_report(cluster: Cluster) -> None:
     cluster.write({"a": {}}, {"b": {}}, CPU | variables)
     rc, result, output = cluster.run()
     assert rc == 0
-    misspelt, others = [], []
-    for text in sorted(result["warnings"]):
-        (misspelt if "means nothing" in text else others).append(text)
-    assert misspelt == [
+    found = sorted(result["warnings"])
+    assert [text for text in found if "means nothing" in text] == [
         "The variable contaner_image means nothing here. Did you mean container_image?",
         "The variable network_drivr means nothing here. Did you mean network_driver?",
         "The variable rdm_sluts means nothing here. Did you mean rdm_slots?",
@@ -254,6 +244,7 @@ def test_every_warning_is_in_one_report(cluster: Cluster) -> None:
         "a, b: container_env ARGS",
         "a, b: network_driver bridge",
     )
+    others = [text for text in found if "means nothing" not in text]
     assert [text[: len(begin)] for text, begin in zip(others, begins, strict=True)] == list(begins)
     assert "s3cret" not in output
     cluster.write({"a": {}}, {}, {**CPU, "network_driver": "bridge"})

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.ansible_playbook import ansible_playbook
-from tests.conftest import COLLECTIONS, ROOT
+from tests.ansible_playbook import played
 
 PLAY = """
 - name: Spare jobs
@@ -37,21 +34,9 @@ def protect(directory: Path, *options: str) -> tuple[int, dict[str, Any], list[s
     """Return the exit status, the result, and the hosts on which the play continued."""
     (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": REGISTERED}}, sort_keys=False))
     (directory / "play.yml").write_text(PLAY)
-    done = ansible_playbook(
-        "--inventory=hosts.yml",
-        "play.yml",
-        *options,
-        directory=directory,
-        environment=os.environ
-        | {
-            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        },
-    )
-    protected, *after = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    rc, (protected, *after), _ = played("--inventory=hosts.yml", "play.yml", *options, directory=directory)
     (result,) = protected["hosts"].values()
-    return done.returncode, result, [host for task in after for host in task["hosts"]]
+    return rc, result, [host for task in after for host in task["hosts"]]
 
 
 def test_every_job_of_every_host_is_named_and_no_host_goes_on(tmp_path: Path) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import yaml
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_env import lock as python_lock
 
-from tests.ansible_playbook import ansible_playbook
-from tests.conftest import COLLECTIONS, ROOT
+from tests.ansible_playbook import played
+from tests.conftest import ROOT
 
 PYTHON = "3.11"
 PLAY = f"""
@@ -44,19 +42,7 @@ def decision(folder: Path, *flags: str, play: str = PLAY) -> dict[str, Any]:
     listing = {"all": {"vars": {"rdm_accelerator": "cuda"}, "children": cluster}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(listing, sort_keys=False))
     (folder / "play.yml").write_text(play)
-    done = ansible_playbook(
-        "--inventory=hosts.yml",
-        "play.yml",
-        *flags,
-        directory=folder,
-        environment=os.environ
-        | {
-            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        },
-    )
-    (task,) = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    (task,) = played("--inventory=hosts.yml", "play.yml", *flags, directory=folder).tasks
     (result,) = task["hosts"].values()
     assert isinstance(result, dict)
     return result

@@ -19,7 +19,7 @@ from ansible_collections.rdm.provision.plugins.modules import sriov_vf
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_programs import program_argument
 from ansible_collections.rdm.provision.rdm_sriov import boot
 
-from tests.conftest import COLLECTIONS, ROOT
+from tests.ansible_playbook import played
 from tests.unit.plugins.module_utils.sriov.fake_kernel import FakeKernel
 from tests.unit.plugins.modules.running import Failed, documented_options, run_module
 
@@ -368,23 +368,9 @@ def test_the_role_hands_its_variables_to_the_module_with_its_program(tmp_path: P
         "sriov_vf_addresses": {"eth2": ["06:00:00:00:00:01", "06:00:00:00:00:02"]},
         "sriov_vf_trust": False,
     }
-    words = ["-i", "localhost,", "--check", "--diff", "-e", json.dumps(variables), str(tmp_path / "play.yml")]
-    done = subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), *words],
-        env={
-            **os.environ,
-            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_PIPELINING": "true",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    tasks = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    words = ["-i", "localhost,", "--check", "--diff", "-e", json.dumps(variables), tmp_path / "play.yml"]
+    rc, tasks, output = played(*words, environment=os.environ | {"ANSIBLE_PIPELINING": "true"})
+    assert rc == 0, output
     result = tasks[-1]["hosts"]["localhost"]
     assert result["changed"] is True
     shown = {one["after_header"]: one["after"] for one in result["diff"]}
