@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names as listed
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 
 MATRIX_NODES = 12
 """Up to this many nodes, every pair is shown; beyond, a line per node and the slowest pairs."""
@@ -93,7 +94,7 @@ def collective_report(collective: Mapping[str, Any]) -> Report:
     about = f"{ranks} ranks on {nodes} nodes, {backend}; bandwidths in GB/s, as nccl-tests have them"
     rows = [
         [
-            f"{one['bytes'] >> 20} MiB",
+            size_text(one["bytes"]),
             f"{1000 * one['seconds']:.2f} ms",
             f"{one['algbw']:.2f}",
             f"{one['busbw']:.2f}",

@@ -59,7 +59,7 @@ def validate(
         words = [*wanted.overrides, *row["overrides"], *steps]
         measured, reason = _run(options, cluster, wanted, words, f"{stem}-{index}")
         result = {
-            "place": index + 1,
+            "rank": index + 1,
             "layout": row["overrides"],
             "predicted": row["seconds"],
             "measured": measured,
@@ -95,14 +95,14 @@ def show(console: Console, found: Mapping[str, Any]) -> None:
     from rdm_provision.cli.render import view
 
     view.heading(console, "Predicted and measured", "seconds of a step")
-    figures = ("place", "predicted", "measured", "error")
+    figures = ("rank", "predicted", "measured", "error")
     made = view.table(*figures, "layout", right=figures)
     for row in found["rows"]:
         measured = row["measured"]
         error = f"{row['predicted'] / measured - 1:+.1%}" if measured else ""
         cell = f"{measured:.3f}" if measured else "-"
         layout = ", ".join(word.partition(".")[2] for word in row["layout"])
-        made.add_row(str(row["place"]), f"{row['predicted']:.3f}", cell, error, row.get("reason", layout))
+        made.add_row(str(row["rank"]), f"{row['predicted']:.3f}", cell, error, row.get("reason", layout))
     view.show(console, made)
     if found["mean_absolute_error"] is None:
         console.print("None of them ran to its end.")

@@ -469,8 +469,8 @@ def test_layouts_are_run_and_what_they_took_is_kept(
     result = json.loads(out)
     found = result["validation"]
     rows = found["rows"]
-    assert [row["place"] for row in rows][:2] == [1, 2]
-    assert len({row["place"] for row in rows}) == len(rows) == 4
+    assert [row["rank"] for row in rows][:2] == [1, 2]
+    assert len({row["rank"] for row in rows}) == len(rows) == 4
     assert [row["measured"] for row in rows] == pytest.approx([0.6, 0.7, 0.8, 0.9])
     assert found["rank_correlation"] == pytest.approx(1.0)
     errors = [abs(row["predicted"] / row["measured"] - 1) for row in rows]

@@ -43,9 +43,9 @@ def test_a_sound_cluster_is_ok_and_its_nodes_have_their_names() -> None:
     assert {name for one, other, _ in evaluated["links_gbit"] for name in (one, other)} == set(NODES)
     assert text(collective_report(evaluated)).splitlines() == [
         "All-reduce: 40 ranks on 5 nodes, nccl; bandwidths in GB/s, as nccl-tests have them",
-        "size         time  algbw  busbw",
-        "1 MiB    20.00 ms   1.00   1.50",
-        "256 MiB  20.00 ms  13.40  21.50",
+        "size           time  algbw  busbw",
+        "1.0 MiB    20.00 ms   1.00   1.50",
+        "256.0 MiB  20.00 ms  13.40  21.50",
         "No node makes it slow.",
     ]
 
