@@ -137,7 +137,7 @@ def test_an_older_megatrons_names_are_read_and_nothing_is_run(tmp_path: Path) ->
     (tmp_path / "old/latest_checkpointed_iteration.txt").write_text("7")
     same(open_source(tmp_path / "old"), source)
     for changes, words in (
-        ({"checkpoint_version": 1.0}, "checkpoint_version before 2.0"),
+        ({"checkpoint_version": 1.0}, "is of checkpoint_version 1, and"),
         (
             {"args": argparse.Namespace(**{**vars(saved["args"]), "num_layers": 5})},
             "has 4 layers in its files",
@@ -148,6 +148,32 @@ def test_an_older_megatrons_names_are_read_and_nothing_is_run(tmp_path: Path) ->
         torch.save({**saved, **changes}, step / "model_optim_rng.pt")
         with pytest.raises(TrainerError, match=words):
             open_source(tmp_path / "old")
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        (
+            {"encoder.layers.0.mlp.linear_fc1.weight": 0},
+            "has encoder.layers.0.mlp.linear_fc1.weight, as a T5",
+        ),
+        ({"lm_head.dense.weight": 0}, "has lm_head.dense.weight, as a T5 or a BERT has it"),
+        ({"language_model": {"encoder": {}, "decoder": {}}}, "has decoder, as a T5"),
+        ({"language_model": {"encoder": {}, "pooler": {}}}, "has pooler, as a T5 or a BERT"),
+        (None, "is of an interleaved pipeline, which is not read in Megatron's format torch"),
+    ],
+)
+def test_another_model_is_not_taken_for_a_gpt(
+    added: dict[str, Any] | None, words: str, tmp_path: Path
+) -> None:
+    writing.write(shaken(MODELS["gpt"]), tmp_path / "out")
+    file = tmp_path / "out/release/mp_rank_00/model_optim_rng.pt"
+    saved = torch.load(file, weights_only=False)
+    weights = saved.pop("model")
+    stored = {"model0": weights, "model1": weights} if added is None else {"model": {**weights, **added}}
+    torch.save({**saved, **stored}, file)
+    with pytest.raises(TrainerError, match=words):
+        open_source(tmp_path / "out")
 
 
 @dataclasses.dataclass

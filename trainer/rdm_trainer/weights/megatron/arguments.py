@@ -253,7 +253,9 @@ def _expert_arguments(model: ModelConfig) -> dict[str, Any]:
 def refuse(model: ModelConfig, tensor: int, pipeline: int) -> None:
     """Reject a model or a layout that Megatron does not have."""
     if model.kind != "gpt":
-        raise TrainerError(f"model.kind is {model.kind}; a gpt can be written for Megatron.")
+        raise TrainerError(
+            f"model.kind is {model.kind}, and only a gpt is written for Megatron; export it for Hugging Face."
+        )
     if model.activation not in ("gelu", "swiglu") or model.softmax_scale is not None:
         raise TrainerError(
             f"model.activation {model.activation} with softmax_scale {model.softmax_scale} is not written "

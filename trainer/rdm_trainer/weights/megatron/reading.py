@@ -72,11 +72,18 @@ class MegatronSource:
             )
         first = load(found[0])
         arguments = vars(first["args"])
-        if float(first.get("checkpoint_version", 0)) < 2.0 or "model" not in first:
+        version = float(first.get("checkpoint_version", 0))
+        if version < 2.0:
             raise TrainerError(
-                f"{self.where} is of a checkpoint_version before 2.0, or of an interleaved pipeline, which "
-                "are not read; load and save it with a later Megatron-LM, without virtual stages."
+                f"{self.where} is of checkpoint_version {version:g}, and 2.0 is the first that is read; load "
+                "and save it with a later Megatron-LM."
             )
+        if "model" not in first:
+            raise TrainerError(
+                f"{self.where} is of an interleaved pipeline, which is not read in Megatron's format torch; "
+                "save it with --ckpt-format torch_dist, or without virtual stages."
+            )
+        _require_gpt(first["model"], self.where)
         self.model = model_of(arguments, str(self.where))
         self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
         tensor = int(arguments["tensor_model_parallel_size"])
@@ -206,6 +213,16 @@ _FUSED = (
     (r"\.self_attention\.linear_qkv\.layer_norm_", ".input_layernorm."),
     (r"\.mlp\.linear_fc1\.layer_norm_", ".pre_mlp_layernorm."),
 )
+
+
+def _require_gpt(state: Mapping[str, Any], where: Path) -> None:
+    """Reject other models: a GPT's names also occur in a T5 and in a BERT of earlier releases."""
+    others = [name for name in state if name.startswith(("encoder.", "lm_head", "binary_head"))]
+    others += [name for name in state.get("language_model", {}) if name in ("decoder", "pooler")]
+    if others:
+        raise TrainerError(
+            f"{where} has {others[0]}, as a T5 or a BERT has it; of Megatron's models, only a GPT is read."
+        )
 
 
 def _flat(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
