@@ -118,8 +118,9 @@ def _summed_bits(config: Config, layer: LayerSize) -> float:
     if not _is_block(layer):
         return 0.0
     is_decoder = layer.name == "DecoderBlock"
-    tokens = config.model.decoder_length if is_decoder else config.model.seq_length
-    return (3 if is_decoder else 2) * tokens * config.model.hidden_size * _width(config) * _BITS
+    spec = config.spec
+    tokens = spec.decoder_length if is_decoder else spec.seq_length
+    return (3 if is_decoder else 2) * tokens * spec.hidden_size * _width(config) * _BITS
 
 
 def _head_bits(config: Config, layer: LayerSize) -> float:
@@ -810,10 +811,10 @@ class TrainerModel:
 
     def _tied_seconds(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> float:
         """Return the time to sum the tied embedding's gradients between the first and the last stage."""
-        layout, job = shaped.layout, shaped.job
-        if layout.pipeline == 1 or not job.model.tied_embeddings:
+        layout, spec = shaped.layout, shaped.job.spec
+        if layout.pipeline == 1 or not spec.tied_embeddings:
             return 0.0
-        words = job.padded_vocab_size * job.model.hidden_size / layout.tensor
+        words = spec.padded_vocab_size * spec.hidden_size / layout.tensor
         across = len(self.nodes) > 1
         ends = {stages[0][0].gpu, stages[-1][-1].gpu}
         pairs = min(self.gpus, layout.tensor * layout.data) if across else 1

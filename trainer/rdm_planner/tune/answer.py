@@ -201,7 +201,7 @@ def answer(
     if "parallel.expert" in held:
         described.expert_degrees = [job.parallel.expert]
     if "parallel.virtual_pipeline" in held:
-        if job.model.kind == "t5" and job.parallel.virtual_pipeline > 1:
+        if job.spec.kind == "t5" and job.parallel.virtual_pipeline > 1:
             raise TrainerError(
                 f"parallel.virtual_pipeline is {job.parallel.virtual_pipeline}, and no layout of a T5, whose "
                 "blocks are of two kinds, is searched for it; leave it out."
@@ -282,7 +282,7 @@ def _no_layout(job: Config, model: TrainerModel) -> str:
         return problems[0]
     return (
         f"No layout divides {model.world_size} GPUs, {job.spec.blocks} blocks and "
-        f"{job.model.attention_heads} heads; take another number of GPUs."
+        f"{job.spec.heads} heads; take another number of GPUs."
     )
 
 

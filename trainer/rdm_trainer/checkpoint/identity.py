@@ -11,6 +11,7 @@ from typing import Any
 
 from rdm_core.config import Config
 from rdm_core.errors import TrainerError
+from rdm_core.model_spec import ModelSpec
 
 __all__ = ["axes", "differences", "fingerprint", "layout_of", "model_of", "require_same_model", "same_layout"]
 
@@ -18,6 +19,7 @@ __all__ = ["axes", "differences", "fingerprint", "layout_of", "model_of", "requi
 _REPLICAS = {"data"}
 
 
+_BUCKETS = "relative_attention_num_buckets"
 # Values missing in checkpoints of earlier releases, which knew one family of models.
 _FORMER = {
     "position_embedding": "learned",
@@ -29,21 +31,36 @@ _FORMER = {
     "experts": None,
     "softmax_scale": None,
     "scale_logits": False,
-    "relative_attention_num_buckets": 32,
+    _BUCKETS: 32,
     "relative_attention_max_distance": 128,
 }
 
 
-def model_of(config: Config) -> dict[str, Any]:
-    """Return what determines the parameters' names, shapes and meaning in the whole model."""
-    spec, model = config.spec, config.model
-    # Checkpoints use the names of the configuration's keys.
+_NORMS = {"layer": "layernorm", "rms": "rmsnorm"}
+_GATED = {"silu": "swiglu", "gelu": "geglu"}
+
+
+def model_of(spec: ModelSpec) -> dict[str, Any]:
+    """Return what determines the parameters' names, shapes and meaning in the whole model.
+
+    Checkpoints use the names and values of the configuration's keys.
+    """
     return {
-        **{key: getattr(model, key) for key in _FORMER},
+        "position_embedding": "learned" if spec.positions else "rope" if spec.is_rotary else "relative",
+        "norm": _NORMS[spec.norm],
+        "qk_norm": spec.qk_norm,
+        "activation": _GATED[spec.activation] if spec.ffn == "gated" else spec.activation,
+        "biases": spec.biases,
+        "sliding_window": spec.window,
+        "experts": spec.experts or None,
+        "softmax_scale": spec.softmax_scale,
+        "scale_logits": spec.scales_logits,
+        _BUCKETS: spec.relative_buckets or _FORMER[_BUCKETS],
+        "relative_attention_max_distance": spec.relative_max_distance,
         # These keys change no shape, but the meaning of the weights.
         **(
-            {key: getattr(model, key) for key in ("moe_router_topk", "moe_norm_topk_prob")}
-            if model.experts
+            {"moe_router_topk": spec.router_top_k, "moe_norm_topk_prob": spec.norm_topk_prob}
+            if spec.experts
             else {}
         ),
         "query_groups": spec.key_value_heads,
@@ -106,8 +123,11 @@ def differences(saved: Mapping[str, Any], config: Config) -> list[str]:
         saved: The result of :func:`model_of` when it was saved.
         config: The job.
     """
-    wanted = model_of(config)
+    wanted = model_of(config.spec)
     saved = {**_FORMER, "query_groups": saved.get("attention_heads"), **saved}
+    if saved["position_embedding"] != "relative":
+        # Earlier releases wrote the key's value, although such a model has no buckets.
+        saved[_BUCKETS] = _FORMER[_BUCKETS]
     return [
         f"model.{key} is {wanted.get(key)} here and {saved.get(key)} there"
         for key in sorted(set(saved) | set(wanted))

@@ -176,7 +176,7 @@ class Checkpoints:
         for part in self._collective.gather(own):
             written.update(part)
         if problem is None:
-            manifest = Manifest(iteration, written, identity.model_of(self._config), self._layout, state)
+            manifest = Manifest(iteration, written, identity.model_of(self._config.spec), self._layout, state)
             problem = self._storage.each(lambda: files.commit(directory, name, manifest))
             if problem is not None:
                 self._storage.each(lambda: _remove(directory / name))

@@ -97,7 +97,7 @@ def _show(job: Config, report: Report, accelerator: Accelerator | None) -> None:
     for name, text in _facts(job, report, accelerator):
         facts.add_row(name, text)
     console.print()
-    active = f", {_count(report.active_parameters)} of them active" if job.model.experts else ""
+    active = f", {_count(report.active_parameters)} of them active" if job.spec.experts else ""
     console.print(f"[bold]{report.name}[/]  {_count(report.parameters)} parameters{active}")
     console.print(facts)
     console.print("\nMemory of one GPU of each stage, GiB:")

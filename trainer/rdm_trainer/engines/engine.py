@@ -147,10 +147,10 @@ class Engine(abc.ABC):
         )
         self.config, self.topology, self.device = config, topology, device
         self.accumulation = config.accumulation(topology.batch_ranks)
-        self._dropout = max(config.model.hidden_dropout, config.model.attention_dropout) > 0
+        self._dropout = max(config.spec.hidden_dropout, config.spec.attention_dropout) > 0
         self._observers: list[Observer] = []
         self._part = SequencePart.of(topology)
-        self._tokens = math.gcd(config.model.seq_length, config.model.decoder_length)
+        self._tokens = math.gcd(config.spec.seq_length, config.spec.decoder_length)
 
     # Implemented by each engine.
 

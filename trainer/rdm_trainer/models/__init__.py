@@ -33,9 +33,9 @@ def layers(
         padding: The padding token of a T5.
         device: Where the layers will run.
     """
-    if config.model.kind == "gpt":
+    if config.spec.kind == "gpt":
         return gpt.layers(config, topology, device)
-    if config.model.kind == "bert":
+    if config.spec.kind == "bert":
         return bert.layers(config, topology, device)
     return t5.layers(config, topology, padding)
 
@@ -84,4 +84,4 @@ def shard_specs(model: ModelConfig) -> dict[str, ShardSpec]:
 
 def padding_of(config: Config) -> int:
     """Return the padding token of a job's data; only a T5 needs it."""
-    return special_tokens.of_job(config).padding if config.model.kind == "t5" else PADDING
+    return special_tokens.of_job(config).padding if config.spec.kind == "t5" else PADDING

@@ -240,7 +240,7 @@ def require_model(source: Source, config: Config) -> None:
     Raises:
         TrainerError: The shapes differ.
     """
-    saved = model_of(from_dict({"model": _plain(source.model)}))
+    saved = model_of(from_dict({"model": _plain(source.model)}).spec)
     found = differences(saved, config)
     if found:
         raise TrainerError(

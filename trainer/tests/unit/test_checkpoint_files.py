@@ -213,13 +213,45 @@ def job(**model: Any) -> configuration.Config:
 
 
 def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    saved = identity.model_of(job())
+    saved = identity.model_of(job().spec)
     identity.require_same_model(saved, job(seq_length=512, max_position_embeddings=1024), tmp_path)
     with pytest.raises(TrainerError) as refused:
         identity.require_same_model(saved, job(layers=6, vocab_size=100), tmp_path)
     assert "model.layers is 6 here and 4 there" in str(refused.value)
     assert "model.vocab_size is 100 here and 50257 there" in str(refused.value)
     assert "hidden_size" not in str(refused.value)
+
+
+# What manifests of earlier releases say about the model: names and values of the configuration's keys.
+FORMER_T5 = {
+    **{"kind": "t5", "layers": 2, "decoder_layers": 3, "hidden_size": 32, "attention_heads": 4},
+    **{"query_groups": 4, "kv_channels": 6, "ffn_hidden_size": 48, "max_position_embeddings": 0},
+    **{"vocab_size": 45, "vocab_extra_ids": 5, "tied_embeddings": False, "position_embedding": "relative"},
+    **{"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "norm": "rmsnorm"},
+    **{"qk_norm": False, "activation": "geglu", "biases": "none", "sliding_window": None, "experts": None},
+    **{"softmax_scale": 1.0, "scale_logits": True},
+}
+FORMER_MOE = {
+    **{"kind": "gpt", "layers": 2, "decoder_layers": 0, "hidden_size": 32, "attention_heads": 4},
+    **{"query_groups": 2, "kv_channels": 8, "ffn_hidden_size": 24, "max_position_embeddings": 0},
+    **{"vocab_size": 50, "vocab_extra_ids": 0, "tied_embeddings": False, "position_embedding": "rope"},
+    # A value of the configuration that such a model does not use.
+    **{"relative_attention_num_buckets": 16, "relative_attention_max_distance": 128, "norm": "rmsnorm"},
+    **{"qk_norm": True, "activation": "swiglu", "biases": "none", "sliding_window": 7, "experts": 4},
+    **{"softmax_scale": None, "scale_logits": False, "moe_router_topk": 3, "moe_norm_topk_prob": False},
+}
+
+
+@pytest.mark.parametrize("former", [FORMER_T5, FORMER_MOE])
+def test_the_models_of_earlier_releases_are_known(former: dict[str, Any], tmp_path: Path) -> None:
+    given = {key: value for key, value in former.items() if value or value is False}
+    config = configuration.from_dict({"model": given})
+    identity.require_same_model(former, config, tmp_path)
+    named = {key: value for key, value in identity.model_of(config.spec).items() if value != former[key]}
+    assert named in ({}, {"relative_attention_num_buckets": 32})
+    for key in ("activation", "norm", "position_embedding", "query_groups", "biases"):
+        with pytest.raises(TrainerError, match=f"model.{key} is .* here and other there"):
+            identity.require_same_model({**former, key: "other"}, config, tmp_path)
 
 
 def test_replicas_may_change_only_without_zero() -> None:
