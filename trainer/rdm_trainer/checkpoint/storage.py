@@ -8,6 +8,7 @@ import heapq
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,12 @@ class Storage:
         rank = self.collective.rank
         ranks = [other for other, store in enumerate(self.stores) if store == self.stores[rank]]
         own = shares(sizes, len(ranks))[ranks.index(rank)]
-        self.refuse_damaged(name, {file for file in own if not damage.is_sound(self.directory / name / file)})
+        step = self.directory / name
+        with ThreadPoolExecutor(1) as pool:
+            # Reading a large checkpoint may take longer than the timeout of an operation.
+            damaged = pool.submit(lambda: {file for file in own if not damage.is_sound(step / file)})
+            self.collective.wait_until(lambda seconds: bool(wait([damaged], seconds).done))
+            self.refuse_damaged(name, damaged.result())
 
     def refuse_damaged(self, name: str, damaged: set[str]) -> None:
         """Raise an error on all ranks if any rank found damaged files of a step."""
