@@ -317,3 +317,13 @@ def test_no_archives_and_an_image_that_the_node_has(
     played = provision(engine, tmp_path, container_image="rdm-test/none:1")
     assert played.status == 2
     assert "container_image rdm-test/none:1 is not on the node, and images_list is empty" in played.output
+
+
+def test_what_preflight_has_not_found_may_come_from_other_nodes(
+    engine: Engine, busybox_image: str, tmp_path: Path
+) -> None:
+    images = [{"name": name, "source": "registry"} for name in (busybox_image, "rdm-test/none:1")]
+    played = provision(engine, tmp_path, "--check", images_list=images, images_distribution="peers")
+    assert (played.status, played.changes) == (0, [2]), played.output  # the plan file and the image
+    noted = played.results["rdm.provision.images : Note the images of registries that the engine lacks"]
+    assert noted["ansible_facts"]["__images_lacking"]["images"] == images[1:]

@@ -25,6 +25,8 @@ from tests.integration.plays import ROOT
 
 NODES = ("n1", "n2", "n3")
 REPOSITORY = "rdm-test/pulled-once"
+BASE = 16_000_000
+"""Bytes of a layer that two of the nodes have from another image."""
 SSHD = """\
 HostKey {folder}/host
 AuthorizedKeysFile {folder}/user.pub
@@ -43,12 +45,14 @@ class Nodes:
         engines: node -> its engine.
         image: the name of an image in the registry.
         digest: the same image with its digest instead of a tag.
+        sent: bytes that the source of the last run has sent.
     """
 
     folder: Path
     engines: dict[str, Engine]
     image: str
     digest: str
+    sent: int = 0
 
     def provision(self, *flags: str, **entry: str) -> tuple[list[str], list[str]]:
         """Run the role; return the nodes that it has changed, and its warnings."""
@@ -103,8 +107,10 @@ class Nodes:
         assert run.returncode == 0, run.stdout + run.stderr
         report: dict[str, Any] = json.loads(run.stdout[run.stdout.index("{") :])
         tasks = {task["task"]["name"]: task["hosts"]["n1"] for task in report["plays"][0]["tasks"]}
-        warnings = tasks["rdm.provision.images : Transfer archives from node to node"].get("warnings") or []
-        return [name for name in NODES if report["stats"][name]["changed"]], warnings
+        transfer = tasks["rdm.provision.images : Transfer archives from node to node"]
+        self.sent = transfer["sent"].get(self.image, 0)
+        changed = [name for name in NODES if report["stats"][name]["changed"]]
+        return changed, transfer.get("warnings") or []
 
     def inspected(self, name: str, image: str) -> dict[str, Any]:
         """Return what a node's engine knows of an image; DockerError if it lacks it."""
@@ -132,14 +138,14 @@ class Nodes:
 @pytest.fixture
 def nodes(engine: Engine, registry: str, tmp_path: Path) -> Iterator[Nodes]:
     image = f"{registry}/{REPOSITORY}:1"
-    archive = tmp_path / "made.tar"
-    archive.write_bytes(saved(MadeImage([tar({"data": os.urandom(3_000_000)})], [image])))
+    archive, base = tmp_path / "made.tar", tmp_path / "base.tar"
+    layers = [tar({name: os.urandom(size)}) for name, size in (("base", BASE), ("data", 2_000_000))]
+    archive.write_bytes(saved(MadeImage(layers, [image])))
+    base.write_bytes(saved(MadeImage(layers[:1], ["rdm-test/base:1"])))
 
-    def docker(*words: str | Path) -> str:
+    def docker(*words: str | Path, on: Engine = engine) -> str:
         command = ["docker", *map(str, words)]
-        return subprocess.run(
-            command, env=engine.environment, check=True, capture_output=True, text=True
-        ).stdout
+        return subprocess.run(command, env=on.environment, check=True, capture_output=True, text=True).stdout
 
     docker("load", "--input", archive)
     docker("push", "--quiet", image)
@@ -151,6 +157,8 @@ def nodes(engine: Engine, registry: str, tmp_path: Path) -> Iterator[Nodes]:
     (tmp_path / "sshd").write_text(SSHD.format(folder=tmp_path))
     Path("/run/sshd").mkdir(exist_ok=True)
     with private_engine() as second, private_engine() as third:
+        docker("load", "--input", base, on=second)
+        docker("load", "--input", base, on=third)
         yield Nodes(tmp_path, {"n1": engine, "n2": second, "n3": third}, image, digest)
 
 
@@ -160,7 +168,8 @@ def test_one_node_pulls_an_image_for_all(nodes: Nodes) -> None:
 
     assert nodes.provision() == (list(NODES), [])
     blobs = nodes.fetched()
-    assert len(blobs) == len(set(blobs)) == 2, "the configuration and the layer, each once"
+    assert len(blobs) == len(set(blobs)) == 3, "the configuration and the layers, each once"
+    assert 2_000_000 < nodes.sent < BASE, "the others have a layer already"
     found = [nodes.inspected(name, nodes.image) for name in NODES]
     assert len({one["Id"] for one in found}) == 1
     assert [bool(one["RepoDigests"]) for one in found] == [True, False, False]
