@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import math
-import operator
 from array import array
 from collections.abc import Sequence
 
@@ -14,10 +12,8 @@ __all__ = [
     "Curve",
     "Largest",
     "Marks",
-    "RankSums",
     "Sample",
     "Series",
-    "ascending",
     "quantile",
 ]
 
@@ -56,16 +52,6 @@ class Sample:
                 self._stride *= 2
         self.count += 1
 
-    def extend(self, values: array[float]) -> None:
-        """Add many values."""
-        kept = values[-self.count % self._stride :: self._stride]
-        if len(self._kept) + len(kept) < self.most:
-            self._kept.extend(kept)
-            self.count += len(values)
-        else:
-            for value in values:
-                self.add(value)
-
     def ordered(self) -> list[float]:
         """Return the kept values, ascending."""
         return sorted(self._kept)
@@ -85,80 +71,9 @@ class Largest:
         elif value > self._heap[0][0]:
             heapq.heapreplace(self._heap, (value, owner))
 
-    def extend(self, values: array[float], owners: array[int], largest: float) -> None:
-        """Add many values.
-
-        Args:
-            values: The values.
-            owners: The owner of each value.
-            largest: The largest of the values.
-        """
-        if len(self._heap) < self._most or largest > self._heap[0][0]:
-            for value, owner in zip(values, owners, strict=True):
-                self.add(value, owner)
-
     def ordered(self) -> list[tuple[float, int]]:
         """Return the values with their owners, the largest first."""
         return sorted(self._heap, reverse=True)
-
-
-class RankSums:
-    """The sum and the number of values of each rank, added in order."""
-
-    _DENSE = 1 << 17
-
-    def __init__(self) -> None:
-        # Sums by rank; ranks beyond _DENSE are kept in _others.
-        self._sums = array("d")
-        # The number of values for each range of ranks, by its first rank and the one behind its last.
-        self._counts: dict[tuple[int, int], int] = {}
-        self._others: dict[int, tuple[float, int]] = {}
-
-    def add(self, rank: int, value: float) -> None:
-        """Add a rank's value."""
-        if rank >= self._DENSE:
-            known, count = self._others.get(rank, (0.0, 0))
-            self._others[rank] = known + value, count + 1
-            return
-        self._note(rank, rank + 1)
-        self._sums[rank] += value
-
-    def extend(self, ranks: array[int], values: array[float]) -> None:
-        """Add many values.
-
-        Args:
-            ranks: The ranks.
-            values: The value of each rank, in the same order.
-        """
-        first, count = ranks[0], len(ranks)
-        behind = first + count
-        if behind > self._DENSE or ranks != ascending(first, count):
-            for rank, value in zip(ranks, values, strict=True):
-                self.add(rank, value)
-            return
-        self._note(first, behind)
-        self._sums[first:behind] = array("d", map(operator.add, self._sums[first:behind], values))
-
-    def _note(self, first: int, behind: int) -> None:
-        self._counts[first, behind] = self._counts.get((first, behind), 0) + 1
-        missing = behind - len(self._sums)
-        if missing > 0:
-            self._sums.extend(array("d", bytes(8 * missing)))
-
-    def by_rank(self) -> dict[int, tuple[float, int]]:
-        """Return (sum, count) by rank."""
-        counts = [0] * len(self._sums)
-        for (first, behind), count in self._counts.items():
-            for rank in range(first, behind):
-                counts[rank] += count
-        dense = {rank: (self._sums[rank], count) for rank, count in enumerate(counts) if count}
-        return {**dense, **self._others}
-
-
-@functools.lru_cache(maxsize=64)
-def ascending(first: int, count: int) -> array[int]:
-    """Return ``count`` consecutive numbers from ``first`` on. The array is shared: do not change it."""
-    return array("q", range(first, first + count))
 
 
 class Curve:
@@ -180,18 +95,6 @@ class Curve:
                 self._points = self._points[::2]
                 self._stride *= 2
         self._count += 1
-
-    def extend(self, xs: array[int], ys: array[float]) -> None:
-        """Add many points."""
-        every = slice(-self._count % self._stride, None, self._stride)
-        kept = list(zip(xs[every], ys[every], strict=True))
-        if len(self._points) + len(kept) < 2 * self._most:
-            self._points += kept
-            self._count += len(xs)
-            self._last = (xs[-1], ys[-1])
-        else:
-            for x, y in zip(xs, ys, strict=True):
-                self.add(x, y)
 
     def points(self) -> list[tuple[int, float]]:
         """Return the points, always including the last one."""
@@ -215,20 +118,6 @@ class Marks:
         """Add a pair."""
         if x % self._stride == 0:
             self._found[x] = one, other
-            if len(self._found) > 2 * self._most:
-                self._thin()
-
-    def extend(self, xs: array[int], ones: array[float], others: array[float] | None) -> None:
-        """Add many pairs."""
-        for begin in range(0, len(xs), self._most):
-            part = xs[begin : begin + self._most]
-            if part[-1] - part[0] == len(part) - 1:
-                indices: Sequence[int] = range(-part[0] % self._stride, len(part), self._stride)
-            else:
-                indices = [index for index, x in enumerate(part) if x % self._stride == 0]
-            for index in indices:
-                at = begin + index
-                self._found[xs[at]] = ones[at], others[at] if others else None
             if len(self._found) > 2 * self._most:
                 self._thin()
 
@@ -281,26 +170,6 @@ class Series:
             return
         self._join(self._points[-1], [x, y, y, y], self._counts[-1], 1)
         self._counts[-1] += 1
-
-    def extend(self, xs: array[int], ys: array[float]) -> None:
-        """Add many values."""
-        position = 0
-        if self._stride > 1 and math.isfinite(sum(ys)):
-            most = 2 * self._most
-            while position < len(xs) and (self._counts[-1] < self._stride or len(self._points) < most):
-                if self._counts[-1] == self._stride:
-                    self._points.append([xs[position], ys[position], ys[position], ys[position]])
-                    self._counts.append(1)
-                    position += 1
-                    continue
-                part = ys[position : position + self._stride - self._counts[-1]]
-                position += len(part)
-                mean = sum(part) / len(part)
-                joined = [xs[position - 1], mean, min(part), max(part)]
-                self._join(self._points[-1], joined, self._counts[-1], len(part))
-                self._counts[-1] += len(part)
-        for x, y in zip(xs[position:], ys[position:], strict=True):
-            self.add(x, y)
 
     def _halve(self) -> None:
         for first in range(0, len(self._points), 2):

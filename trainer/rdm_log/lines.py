@@ -14,19 +14,18 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from rdm_log.grammars import GRAD_NORM, GRAMMARS, MEMORY, MILLISECONDS, NAMES, OWN, SECONDS, Grammar
 
 __all__ = [
-    "COUNTED",
     "DONE",
     "GRAD_NORM",
     "MILLISECONDS",
     "NAN",
     "NEEDLES",
-    "SECONDS",
     "SKIPPED",
     "TIME",
     "Argument",
@@ -35,22 +34,19 @@ __all__ = [
     "Evaluation",
     "Memory",
     "Milestone",
+    "RankTimes",
     "Record",
     "Step",
     "Throughput",
     "Timer",
-    "field_name",
     "loss_name",
     "parse",
-    "prefix",
 ]
 
 DONE = "after training is done"
 """The milestone of a training that ended normally."""
 SKIPPED = "number of skipped iterations"
 NAN = "number of nan iterations"
-COUNTED = (MILLISECONDS, SECONDS, SKIPPED, NAN, GRAD_NORM)
-"""Fields that are summed up over all steps, as is the loss, whose name differs between programs."""
 
 
 class Step(NamedTuple):
@@ -151,14 +147,26 @@ class Timer(NamedTuple):
     Attributes:
         name: The timer.
         milliseconds: Its time; the longest of all ranks if the line is about all.
-        rank: The rank, with ``--timing-log-option all``; None if the line is about all ranks.
         least: The shortest time of all ranks, with ``minmax``.
     """
 
     name: str
     milliseconds: float
-    rank: int | None = None
     least: float | None = None
+
+
+class RankTimes(NamedTuple):
+    """One of Megatron's timers on many ranks, with ``--timing-log-option all``.
+
+    Attributes:
+        name: The timer.
+        ranks: The ranks.
+        milliseconds: The time of each rank.
+    """
+
+    name: str
+    ranks: array[int]
+    milliseconds: array[float]
 
 
 class Argument(NamedTuple):
@@ -168,7 +176,18 @@ class Argument(NamedTuple):
     value: str
 
 
-Record = Step | EngineStep | Throughput | Evaluation | Memory | Milestone | Checkpoint | Timer | Argument
+Record = (
+    Step
+    | EngineStep
+    | Throughput
+    | Evaluation
+    | Memory
+    | Milestone
+    | Checkpoint
+    | Timer
+    | RankTimes
+    | Argument
+)
 
 # Every line that matters contains one of these; all others are skipped. Each is searched for in the whole
 # log, so there are few: ``time`` covers five kinds of lines, among them the heading of all ranks' timers.
@@ -304,7 +323,7 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "replace").strip()
 
 
-def field_name(key: bytes) -> str:
+def _field_name(key: bytes) -> str:
     """Return Megatron's name of a field. Cached: a few names occur millions of times."""
     name = _names.get(key)
     if name is None:
@@ -326,10 +345,10 @@ def _fields(text: bytes) -> dict[str, float]:
             # Some forks write ``learning rate 1.0E-4``, without a colon.
             key, _, value = part.strip().rpartition(b" ")
         try:
-            values[_names.get(key) or field_name(key)] = float(value)
+            values[_names.get(key) or _field_name(key)] = float(value)
         except ValueError:
             with contextlib.suppress(ValueError):
-                values[field_name(key)] = _odd(value, comma=b"." not in text)
+                values[_field_name(key)] = _odd(value, comma=b"." not in text)
     return values
 
 
@@ -392,7 +411,7 @@ def _steps(line: bytes, match: re.Match[bytes], whole: bool) -> Iterator[Step | 
         if b"|" in head and (first := _FIELD_BEFORE.search(head)):
             values, head = {**_fields(head[first.start() :]), **values}, head[: first.start()]
         iteration, total = match.groups()
-        tag, time = prefix(head) if len(head) > 1 else ("", "")
+        tag, time = _prefix(head) if len(head) > 1 else ("", "")
         number, most = int(iteration), 0 if total == b"infinity" else int(total)
         # A step beyond the last one is garbage.
         if number <= (most or number):
@@ -403,7 +422,7 @@ def _steps(line: bytes, match: re.Match[bytes], whole: bool) -> Iterator[Step | 
         before = end + len(text)
 
 
-def prefix(text: bytes) -> tuple[str, str]:
+def _prefix(text: bytes) -> tuple[str, str]:
     """Return the launcher's tag and the time in the text before a training line."""
     time = _TIME.search(text)
     tag = _TAG.match(text.lstrip())
@@ -428,7 +447,7 @@ def _memories(line: bytes, whole: bool) -> Iterator[Memory]:
         while field := _MEMORY_FIELD.match(line, position):
             if field.end() == len(line) and not field[3] and not whole:
                 break
-            sizes[field_name(field[1])] = float(field[2])
+            sizes[_field_name(field[1])] = float(field[2])
             position = field.end()
         yield Memory(int(match[1]), int(match[2]), sizes)
 
@@ -521,7 +540,7 @@ def _own_step(grammar: Grammar, line: bytes, match: re.Match[bytes], whole: bool
     is_whole = whole or match.end() < len(line)
     values, sizes = _pairs(grammar, match, is_whole)
     start = match.start()
-    tag, time = prefix(line[:start]) if start else ("", "")
+    tag, time = _prefix(line[:start]) if start else ("", "")
     if time and (clock := _CLOCK.search(line, 0, start)):
         time = clock[0].decode().replace("T", " ").replace(",", ".")
     step = match["step"] if "step" in match.re.groupindex else None
@@ -556,5 +575,5 @@ def _pairs(
         if unit == b"GiB":
             sizes["max reserved"] = number * 1024.0
         else:
-            values[_names.get(name) or field_name(name)] = number
+            values[_names.get(name) or _field_name(name)] = number
     return _in_milliseconds(values), sizes

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import os
 import threading
 from collections import deque
@@ -19,10 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from rdm_log.bulk import Many, Steps
-from rdm_log.lines import Record, Step
-from rdm_log.runs import RECENT
-from rdm_log.scan import BLOCK, END, TIMERS, RankTimers, read, records_in_bulk
+from rdm_log.lines import Record
+from rdm_log.scan import BLOCK, END, TIMERS, RankTimers, read, records
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor
@@ -43,7 +40,7 @@ _FEW = 32
 
 _One = TypeVar("_One")
 _Result = TypeVar("_Result")
-_Found = tuple[list[Record | Many], RankTimers]
+_Found = tuple[list[Record], RankTimers]
 
 
 def _workers(work: int) -> int:
@@ -83,12 +80,11 @@ class _Part(NamedTuple):
     is_sure: bool
 
 
-def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]:
+def records_of(paths: Sequence[Path]) -> Iterator[Record]:
     """Yield the records in the pieces of one log, in order.
 
     Args:
         paths: The pieces, the oldest first.
-        every: As for ``steps_in_bulk``.
 
     Raises:
         OSError: A file cannot be read.
@@ -96,11 +92,11 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
     size = sum(path.stat().st_size for path in paths)
     workers = _workers(size // (4 * PART))
     if workers < 2:
-        yield from records_in_bulk(read(paths), every=every)
+        yield from records(read(paths))
         return
     from concurrent.futures.process import BrokenProcessPool
 
-    read_part = functools.partial(_read_part, tuple(paths), every)
+    read_part = functools.partial(_read_part, tuple(paths))
     waiting: deque[tuple[_Part, Future[_Found]]] = deque()
     timers = RankTimers()
     parts = _Parts(paths, PART, REACH)
@@ -117,7 +113,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
                 if timers.are_open and not part.is_sure:
                     # Do not cancel the future: if a worker is then killed, Python 3.11 reports no later part.
                     blocks = read(paths, begin=part.begin, end=part.end)
-                    yield from records_in_bulk(blocks, every=every, timers=timers)
+                    yield from records(blocks, timers)
                 else:
                     found, timers = future.result()
                     yield from found
@@ -125,37 +121,13 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
                 begin = part.end
     except BrokenProcessPool:
         # A worker was killed, perhaps for lack of memory: one process needs less.
-        blocks = read(paths, begin=begin)
-        yield from records_in_bulk(blocks, every=every, timers=timers)
+        yield from records(read(paths, begin=begin), timers)
 
 
-def _read_part(paths: tuple[Path, ...], every: bool, part: _Part) -> _Found:
-    """Return the records in a part of a log, and its timers that may continue.
-
-    To send fewer bytes between processes, most lines are dropped from steps that certainly continue their run
-    and have only finite figures: ``Run.add_steps`` does not need them. All other lines are kept, because the
-    log may have been rotated when they are needed.
-    """
+def _read_part(paths: tuple[Path, ...], part: _Part) -> _Found:
+    """Return the records in a part of a log, and its timers that may continue."""
     timers = RankTimers()
-    # The run is at this step at most; None if unknown.
-    last: int | None = None
-    blocks = read(paths, begin=part.begin, end=part.end)
-    found: list[Record | Many] = []
-    for one in records_in_bulk(blocks, every=every, timers=timers):
-        if isinstance(one, Steps):
-            begin, end = one.iterations[0], one.iterations[-1]
-            go_on = last is not None and begin > last
-            if len(one.iterations) > RECENT:
-                # Too many to be repeated lines: the run is at the last one.
-                last = end
-            elif last is not None:
-                last = max(last, end)
-            if go_on and all(math.isfinite(of.total) for of in one.ranges.values()):
-                one = one.ends(RECENT)
-        elif isinstance(one, Step) and last is not None:
-            last = max(last, one.iteration)
-        found.append(one)
-    return found, timers
+    return list(records(read(paths, begin=part.begin, end=part.end), timers)), timers
 
 
 class _Parts(Iterator[_Part]):

@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import math
-import operator
-from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rdm_log import rank_timers
-from rdm_log.bulk import Many, RankTimes, Steps
-from rdm_log.figures import Curve, Largest, Marks, RankSums, Sample, Series
+from rdm_log.figures import Curve, Largest, Marks, Sample, Series
 from rdm_log.lines import (
-    COUNTED,
     GRAD_NORM,
     MILLISECONDS,
     NAN,
@@ -33,6 +28,7 @@ from rdm_log.lines import (
     Evaluation,
     Memory,
     Milestone,
+    RankTimes,
     Record,
     Step,
     Throughput,
@@ -89,53 +85,34 @@ class Loss:
             self.lowest, self.lowest_at = value, iteration
         self.curve.add(iteration, value)
 
-    def extend(self, iterations: array[int], name: str, values: array[float], lowest: float) -> None:
-        """Add the losses of many steps.
-
-        Args:
-            iterations: The steps.
-            name: The name of the loss.
-            values: The loss at each step; all are finite.
-            lowest: The lowest of the values.
-        """
-        self.name = self.name or name
-        if self.first is None:
-            self.first = values[0]
-        self.last = values[-1]
-        if self.lowest is None or lowest < self.lowest:
-            self.lowest, self.lowest_at = lowest, iterations[values.index(lowest)]
-        self.curve.extend(iterations, values)
-
 
 @dataclass
 class TimerFigures:
-    """Statistics of a timer over a run, in milliseconds."""
+    """Statistics of a timer over a run, in milliseconds.
+
+    Attributes:
+        ranks: (sum, count) by rank, if the log has times by rank.
+    """
 
     count: int = 0
     total: float = 0.0
     longest: float = 0.0
-    _ranks: RankSums = field(default_factory=RankSums)
+    ranks: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def add(self, timer: Timer) -> None:
         """Add a time."""
         self.count += 1
         self.total += timer.milliseconds
         self.longest = max(self.longest, timer.milliseconds)
-        if timer.rank is not None:
-            self._ranks.add(timer.rank, timer.milliseconds)
 
     def extend(self, times: RankTimes) -> None:
-        """Add many times."""
+        """Add the times of many ranks."""
         self.count += len(times.milliseconds)
-        # Add them in order, so that the sum does not depend on how a log was split.
-        self.total = functools.reduce(operator.add, times.milliseconds, self.total)
         self.longest = max(self.longest, max(times.milliseconds))
-        self._ranks.extend(times.ranks, times.milliseconds)
-
-    @property
-    def ranks(self) -> dict[int, tuple[float, int]]:
-        """(sum, count) by rank, if the log has times by rank."""
-        return self._ranks.by_rank()
+        for rank, milliseconds in zip(times.ranks, times.milliseconds, strict=True):
+            summed, count = self.ranks.get(rank, (0.0, 0))
+            self.ranks[rank] = summed + milliseconds, count + 1
+            self.total += milliseconds
 
     @property
     def mean(self) -> float:
@@ -215,7 +192,6 @@ class Run:
     _recent: dict[int, Step] = field(default_factory=dict)
     _line_counts: dict[int, int] = field(default_factory=dict)
     _ranks: int = 1
-    _unread: Steps | None = None
 
     @property
     def compute_ms(self) -> dict[int, float]:
@@ -312,57 +288,6 @@ class Run:
         if not step.is_cut and MILLISECONDS in values:
             self.marks.add(iteration, values[MILLISECONDS], values.get(loss_name(values)))
 
-    def add_steps(self, steps: Steps) -> bool:
-        """Add many training lines at once, with the same result as ``add_step`` for each.
-
-        Returns:
-            False, with nothing added, if some repeat a step, begin a run, or have a figure that is not
-            finite: then add them one by one.
-        """
-        iterations, name = steps.iterations, steps.loss
-        if self.lines and iterations[0] <= self.last_iteration:
-            return False
-        counted = {key: steps.values[key] for key in (*COUNTED, name) if key in steps.values}
-        ranges = {key: steps.ranges[key] for key in counted}
-        if not all(math.isfinite(one.total) for one in ranges.values()):
-            return False
-        if self.lines == 0:
-            self.first_iteration, self.first_values = iterations[0], steps.first().values
-        self.lines += len(iterations)
-        self.last_iteration = iterations[-1]
-        self._unread = steps
-        for time in filter(None, steps.times):
-            self._add_time(time)
-        if self.series is not None:
-            for key, column in steps.values.items():
-                self.series.setdefault(key, Series()).extend(iterations, column)
-        if name:
-            self.loss.extend(iterations, name, counted[name], ranges[name].least)
-        if times := counted.get(MILLISECONDS):
-            self.marks.extend(iterations, times, counted.get(name))
-            if self.first_milliseconds is None:
-                self.first_milliseconds, times, iterations = times[0], times[1:], iterations[1:]
-            self.times.extend(times)
-            self.recent_times.extend(times[-RECENT_TIMES:])
-            self.slowest.extend(times, iterations, ranges[MILLISECONDS].most)
-        for key in _SUMS:
-            if key in ranges:
-                self.sums[key] += ranges[key].total
-        if GRAD_NORM in ranges:
-            highest = ranges[GRAD_NORM].most
-            if self.highest_grad_norm is None or highest > self.highest_grad_norm:
-                self.highest_grad_norm = highest
-        return True
-
-    def parse_last_steps(self) -> None:
-        """Parse the last lines of the steps from ``add_steps``. Delayed, because it is rarely needed."""
-        if self._unread is not None:
-            last, self._unread = self._unread.last(RECENT), None
-            self.last_values = last[-1].values
-            self.train_iterations = last[-1].train_iterations or self.train_iterations
-            self._recent = {step.iteration: step for step in last}
-            self._line_counts, self._ranks = {}, 1
-
     def _note(self, iteration: int, values: dict[str, float]) -> None:
         """Add the values that are summed up over all steps."""
         if self.series is not None:
@@ -396,6 +321,8 @@ class Run:
         match record:
             case Timer(name=name):
                 self.timer(name).add(record)
+            case RankTimes(name=name):
+                self.timer(name).extend(record)
             case Memory(rank=rank, mebibytes=sizes):
                 self._add_memory(rank, sizes)
             case Milestone(name=name, time=time):
@@ -476,35 +403,25 @@ def _begins_run(run: Run, record: Record) -> bool:
     return False
 
 
-def runs(records: Iterable[Record | Many], file: str = "", *, series: bool = False) -> list[Run]:
+def runs(records: Iterable[Record], file: str = "", *, series: bool = False) -> list[Run]:
     """Return the runs in one log, in order.
 
     Args:
-        records: The log's records. For ``series``, each ``Steps`` must have every field.
+        records: The log's records.
         file: The log's name, which is kept in the runs.
         series: Keep every field over the steps, for plots.
     """
     run = Run(file, series={} if series else None)
     found = [run]
     for record in records:
-        if isinstance(record, RankTimes):
-            run.timer(record.name).extend(record)
-            continue
-        if isinstance(record, Steps) and run.add_steps(record):
-            continue
-        each: Iterable[Record] = record.each() if isinstance(record, Steps) else (record,)
-        for one in each:
-            known = run
-            run = add_record(run, one)
-            if run is not known:
-                found.append(run)
-    run.parse_last_steps()
+        run = add_record(run, record)
+        if run is not found[-1]:
+            found.append(run)
     return [with_engine(run) for run in found if not run.is_empty]
 
 
 def add_record(run: Run, record: Record) -> Run:
     """Add the next record of a log; return the run that it belongs to, this one or a new one."""
-    run.parse_last_steps()
     if isinstance(record, Step) and not record.is_numbered:
         record = run.numbered(record)
     if _begins_run(run, record):

@@ -19,9 +19,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rdm_log.bulk import Many, RankTimes, steps_in_bulk
 from rdm_log.grammars import BAR
-from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, Record, Step, parse
+from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, RankTimes, Record, Step, parse
 
 __all__ = [
     "BLOCK",
@@ -32,7 +31,6 @@ __all__ = [
     "pieces",
     "read",
     "records",
-    "records_in_bulk",
     "regular",
     "with_pieces",
 ]
@@ -128,45 +126,17 @@ def read(paths: Sequence[Path], block: int = BLOCK, *, begin: int = 0, end: int 
                 yield data
 
 
-def records(blocks: Iterable[bytes]) -> Iterator[Record]:
+def records(blocks: Iterable[bytes], timers: RankTimers | None = None) -> Iterator[Record]:
     """Yield the records of a log, in order.
 
     Args:
         blocks: Its bytes, split anywhere. Carriage returns end lines like newlines: progress bars use them.
-    """
-    timers = RankTimers()
-    above = b""
-    for lines, whole in _lines(blocks):
-        for one in _of(lines, timers, whole=whole, above=above):
-            if isinstance(one, Many):
-                yield from one.each()
-            else:
-                yield one
-        above = (above + lines[-_NEAR:])[-_NEAR:]
-
-
-def records_in_bulk(
-    blocks: Iterable[bytes], *, every: bool, timers: RankTimers | None = None
-) -> Iterator[Record | Many]:
-    """Yield what ``records`` does, but neighbouring training lines, and a timer of all ranks, as one item.
-
-    Args:
-        blocks: As for ``records``.
-        every: As for ``steps_in_bulk``.
         timers: The timers that may continue from the bytes before.
     """
     timers = timers or RankTimers()
     above = b""
     for lines, whole in _lines(blocks):
-        position = 0
-        for begin, end, steps in steps_in_bulk(lines, every=every):
-            if position < begin:
-                yield from _of(lines[position:begin], timers, whole=True, above=above)
-            timers.pass_by(end - begin)
-            yield steps
-            position = end
-        last = lines[position:] if position else lines
-        yield from _of(last, timers, whole=whole, above=above)
+        yield from _of(lines, timers, whole=whole, above=above)
         above = (above + lines[-_NEAR:])[-_NEAR:]
 
 
@@ -193,7 +163,7 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
         yield _COLOURS.sub(b"", rest) if b"\x1b" in rest else rest, False
 
 
-def _of(data: bytes, timers: RankTimers, *, whole: bool, above: bytes) -> Iterator[Record | Many]:
+def _of(data: bytes, timers: RankTimers, *, whole: bool, above: bytes) -> Iterator[Record]:
     """Yield the records in some lines.
 
     Args:
@@ -269,15 +239,13 @@ class RankTimers:
     """
 
     def __init__(self) -> None:
-        self._tag = b""
         self._pattern: re.Pattern[bytes] | None = None
         self._name = ""
         self._silence = 0
 
     def begin(self, header: bytes) -> None:
         """Begin at the heading. A launcher's tag before it stands before each line of timers, too."""
-        self._tag = header[: header.index(TIMERS)].rstrip()
-        self._pattern = _rank_timer(self._tag)
+        self._pattern = _rank_timer(header[: header.index(TIMERS)].rstrip())
         self._name = ""
         self._silence = 0
 
@@ -297,63 +265,27 @@ class RankTimers:
         if self._pattern is None:
             return
         last = position - self._silence
-        found: list[tuple[bytes, bytes, bytes]] = []
-        if self._is_dense(data, position, end):
-            found = self._pattern.findall(data, position, end)
-            last = self._last(data, position, end, last)
-        else:
-            for match in self._pattern.finditer(data, position, end):
-                if match.start() - last > _GAP:
-                    self._pattern = None
-                    break
-                last = match.end()
-                rank, milliseconds, name = match.groups(b"")
-                found.append((rank, milliseconds, name))
-        yield from self._times(found)
+        times = RankTimes(self._name, array("q"), array("d"))
+        for match in self._pattern.finditer(data, position, end):
+            if match.start() - last > _GAP:
+                self._pattern = None
+                break
+            last = match.end()
+            rank, milliseconds, name = match.groups()
+            if name:
+                if times.ranks:
+                    yield times
+                times = RankTimes(name.decode("utf-8", "replace"), array("q"), array("d"))
+            elif times.name:
+                times.ranks.append(int(rank))
+                times.milliseconds.append(float(milliseconds))
+        if times.ranks:
+            yield times
+        self._name = times.name
         # The newline at the end is also the first byte of the next call's data.
-        self._silence = 0
-        self.pass_by(end - last - 1)
-
-    def _is_dense(self, data: bytes, position: int, end: int) -> bool:
-        """Return whether the timers' lines are too close to each other for a gap."""
-        assert self._pattern is not None
-        half = _GAP // 2
-        return self._silence < half and all(
-            self._pattern.search(data, begin, begin + half) for begin in range(position, end - half, half)
-        )
-
-    def _last(self, data: bytes, position: int, end: int, default: int) -> int:
-        """Return where the last of the timers' lines ends."""
-        assert self._pattern is not None
-        for reach in (_GAP // 16, end - position):
-            begin = max(position, end - reach)
-            if ends := [match.end() for match in self._pattern.finditer(data, begin, end)]:
-                return ends[-1]
-        return default
-
-    def _times(self, found: Sequence[tuple[bytes, bytes, bytes]]) -> Iterator[RankTimes]:
-        """Yield times by name, from lines that have either a rank and its time, or a name."""
-        begin = 0
-        names = [index for index, (_, _, name) in enumerate(found) if name]
-        for index in (*names, len(found)):
-            if self._name and index > begin:
-                ranks, times, _ = zip(*found[begin:index], strict=True)
-                yield RankTimes(self._name, _numbers(ranks), array("d", map(float, times)))
-            if index < len(found):
-                self._name = found[index][2].decode("utf-8", "replace")
-            begin = index + 1
-
-    def pass_by(self, size: int) -> None:
-        """Skip bytes without timers; too many end the timers."""
-        self._silence += size
+        self._silence = end - last - 1
         if self._silence > _GAP:
             self._pattern = None
-
-
-@functools.lru_cache(maxsize=8)
-def _numbers(texts: tuple[bytes, ...]) -> array[int]:
-    """Return ranks as numbers. The array is shared, as most timers have the same ranks: do not change it."""
-    return array("q", map(int, texts))
 
 
 @functools.lru_cache(maxsize=256)

@@ -159,8 +159,7 @@ def summarise(paths: Sequence[Path], *, series: bool = False, needs_steps: bool 
     logs: list[list[Run]] = []
     for group in pieces(files):
         try:
-            records = records_of(group, every=series)
-            found = runs(records, group[-1].name, series=series)
+            found = runs(records_of(group), group[-1].name, series=series)
             if any(run.lines and not run.train_iterations for run in found):
                 _add_steps(found, group[0])
             logs.append(found)

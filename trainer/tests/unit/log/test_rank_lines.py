@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ranks' timers read in bulk give the same results as lines read one by one."""
+"""Timers of all ranks, with other lines between them, however the log is cut into blocks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rdm_log.bulk import RankTimes
-from rdm_log.lines import Timer
-from rdm_log.runs import runs
-from rdm_log.scan import TIMERS, records, records_in_bulk
-from rdm_log.summary import plain
-from tests.unit.log.comparable import are_alike, by_kind, one_by_one
+from rdm_log.lines import RankTimes
+from rdm_log.scan import TIMERS, records
+from tests.unit.log.comparable import by_kind
 
 STEP = b" iteration        7/      99 | lm loss: 6.0E+00 | grad norm: 1.0 |"
 ODD = [
@@ -90,16 +87,10 @@ def sections(draw: st.DrawFn) -> bytes:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(sections(), min_size=1, max_size=3), st.integers(1, 60), st.integers(50, 100_000))
 @example([b"times across ranks (ms):\n  a:\n" + b"     rank  1: 0.00\n" * 3], 1, 64)
-def test_they_are_parsed_as_line_by_line(parts: list[bytes], cut: int, size: int) -> None:
-    """Each rank and timer has the same times, and the runs are the same, however the log is cut."""
+def test_blocks_give_the_records_of_the_whole_log(parts: list[bytes], cut: int, size: int) -> None:
     data = b"".join(parts)[:-cut]
     blocks = [data[begin : begin + size] for begin in range(0, len(data), size)]
-    in_bulk = list(records_in_bulk(blocks, every=True))
-    known = list(records(blocks))
-    assert by_kind(one_by_one(in_bulk)) == by_kind(known)
-    for series in (True, False):
-        parsed, alone = ([plain(run) for run in runs(found, series=series)] for found in (in_bulk, known))
-        assert are_alike(parsed, alone), (parsed, alone)
+    assert by_kind(records(blocks)) == by_kind(records([data]))
 
 
 @pytest.mark.parametrize("size", [10_000, 300])
@@ -108,11 +99,8 @@ def test_a_heading_ends_the_name_above_it(size: int) -> None:
     ranks = b"".join(b"     rank %2d: %d.25\n" % (rank, rank) for rank in range(12))
     data = TIMERS + b"\n  a:\n" + ranks + TIMERS + b"\n" + ranks + b"  b:\n" + ranks
     blocks = [data[begin : begin + size] for begin in range(0, len(data), size)]
-    parsed = one_by_one(list(records_in_bulk(blocks, every=True)))
-    assert by_kind(parsed) == by_kind(list(records(blocks)))
-    assert sorted((one.name, one.rank) for one in parsed if isinstance(one, Timer)) == [
-        (name, rank) for name in "ab" for rank in range(12)
-    ]
+    times, _ = by_kind(records(blocks))
+    assert times == [(name, rank, rank + 0.25) for name in "ab" for rank in range(12)]
 
 
 def test_a_silence_ends_them() -> None:
@@ -120,5 +108,5 @@ def test_a_silence_ends_them() -> None:
     head = b"times across ranks (ms):\n  a:\n     rank  0: 1.00\n"
     for silence, count in ((60_000, 2), (70_000, 1)):
         data = head + b"x" * silence + b"\n     rank  1: 2.00\n"
-        found = list(records_in_bulk([data], every=True))
+        found = list(records([data]))
         assert sum(len(one.ranks) for one in found if isinstance(one, RankTimes)) == count
