@@ -54,10 +54,6 @@ options:
       - A whole pair gets four times as long, besides what it measures for.
     type: float
     default: 5.0
-  gather:
-    description: Seconds that nodes wait for each other at the beginning; 0 for what their number needs.
-    type: float
-    default: 0
   slow_share:
     description: A pair is slow below this share of the usual bandwidth.
     type: float

@@ -77,10 +77,6 @@ options:
     description: Where C(/sys) and C(/dev) are in the container. Tests have trees of their own.
     type: str
     default: /
-  docker_socket:
-    description: Path of the engine's socket. Empty means E(DOCKER_HOST), else C(/var/run/docker.sock).
-    type: str
-    default: ""
 """
 
 EXAMPLES = r"""
@@ -167,7 +163,6 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "part": {"type": "dict", "default": {}},
     "wait": {"type": "float", "default": 0},
     "root": {"type": "str", "default": "/"},
-    "docker_socket": {"type": "str", "default": ""},
 }
 
 DEVICES = "/dev/infiniband"
@@ -253,7 +248,7 @@ def main() -> None:
     if module.check_mode and options["stage"] != "gather":
         module.exit_json(reason="nothing is measured in check mode", done=True, **output)
     try:
-        result = _STAGES[options["stage"]](DockerAPI(options["docker_socket"]), options)
+        result = _STAGES[options["stage"]](DockerAPI(), options)
     except (NotMeasuredError, DockerProblem) as error:
         result = {"reason": str(error), "done": True}
     module.exit_json(**result, **output)

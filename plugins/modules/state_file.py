@@ -52,10 +52,6 @@ options:
     description: Digest of what the node has for containers, as M(rdm.provision.node_facts) returned it.
     type: str
     required: true
-  docker_socket:
-    description: Path or C(unix://) address of the Docker Engine's socket; empty means the usual one.
-    type: str
-    default: ""
 """
 
 EXAMPLES = r"""
@@ -85,7 +81,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.state import node_lo
 ARGUMENT_SPEC: Dict[str, Any] = {
     **state_file.ARGUMENTS,
     "lock": {"type": "dict", "options": node_lock.ARGUMENTS},
-    "docker_socket": {"type": "str", "default": ""},
 }
 
 
@@ -93,7 +88,7 @@ def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     result: Dict[str, Any] = {"changed": False, **echo(module)}
-    api = DockerAPI(module.params["docker_socket"])
+    api = DockerAPI()
     try:
         result["kept"] = not module.check_mode and state_file.keep(module.params, api)
         if module.params["lock"] and not module.check_mode:

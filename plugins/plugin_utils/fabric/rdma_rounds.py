@@ -56,7 +56,7 @@ def parts(
     """
     schedule = chosen_rounds(list(addresses), options["most_rounds"], options["above"])
     rank = {name: number for number, name in enumerate(addresses)}
-    gather = options["gather"] or GATHER + _CALL * len(addresses) / forks
+    gather = GATHER + _CALL * len(addresses) / forks
     first = PORTS[zlib.crc32(run.encode()) % len(PORTS)]
     common = {
         "run": run,

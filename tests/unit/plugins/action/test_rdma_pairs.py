@@ -46,7 +46,6 @@ def decide(stage: str, registered: dict[str, dict[str, Any]], **more: Any) -> di
         "above": 128,
         "seconds": 1,
         "timeout": 5.0,
-        "gather": 0,
         "slow_share": 0.7,
         "rails": RAILS,
         "rail": "ib1",

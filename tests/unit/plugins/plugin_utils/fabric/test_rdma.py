@@ -19,7 +19,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma_rounds i
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import rdma_report, text
 
-OPTIONS = {"most_rounds": 16, "above": 128, "seconds": 1, "timeout": 5.0, "gather": 0}
+OPTIONS = {"most_rounds": 16, "above": 128, "seconds": 1, "timeout": 5.0}
 
 
 def of_node(**changes: Any) -> dict[str, Any]:
