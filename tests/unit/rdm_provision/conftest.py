@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
 from rdm_provision.api import cluster
+from rdm_provision.cli import main
 from rdm_provision.runner.inventory import read_inventory
 from rdm_provision.runner.run import Run
 from rdm_provision.runner.run_spec import RunSpec
@@ -28,6 +29,29 @@ LOCAL = {
 }
 NODES = ("node1", "node2", "node3")
 
+JOB = {
+    "name": "tiny",
+    "model": {"layers": 8, "hidden_size": 512, "attention_heads": 8, "seq_length": 512, "vocab_size": 1000},
+    "optimisation": {"micro_batch_size": 1, "global_batch_size": 16, "train_iterations": 4},
+    "data": {"mock": True},
+}
+VERSIONS = {"torch": "2.9.0", "deepspeed": "0.18.0"}
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def complaints(self) -> list[str]:
+        """Lines on stderr, except those about tasks over 10 s, which are normal on a busy machine."""
+        return [
+            line for line in self.err.splitlines() if not (line.startswith("    ") and line.endswith("…"))
+        ]
+
+
+Call = Callable[..., Said]
 MakeInventory = Callable[..., Path]
 Play = Callable[..., Run]
 _ANSWERS: dict[tuple[Any, ...], str] = {}
@@ -100,3 +124,38 @@ def play(tmp_path: Path, make_inventory: MakeInventory) -> Play:
         return Run(RunSpec(**{**given, "home": inventory, **spec}))
 
     return make
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Call:
+    """Run the program in this process."""
+
+    def run(*argv: str | Path) -> Said:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in argv])
+        captured = capfd.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Said(ended.value.code, captured.out, captured.err)
+
+    return run
+
+
+def profiled(gpu: str, **changed: Any) -> dict[str, Any]:
+    """Return what `rdm-trainer profile` measures of the job."""
+    from rdm_core import config as configuration
+    from rdm_planner.profile import shape_of
+
+    times = {"forward": 1e-3, "backward": 2e-3, "checkpointed": 3e-3}
+    kinds = {kind: {"1": times} for kind in ("Block", "Embedding", "Head")}
+    found = {
+        "format": 1,
+        "gpu": gpu,
+        "shape": shape_of(configuration.from_dict(JOB)),
+        "versions": dict(VERSIONS),
+        "date": "2026-11-26T11:00:00+00:00",
+        "memory_gib": 20.0,
+        "optimiser": 1e-11,
+        "layers": {"1": kinds},
+        "links": {},
+    }
+    return found | changed

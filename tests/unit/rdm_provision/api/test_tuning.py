@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import yaml
 
 from rdm_provision.api import tuning
 from rdm_provision.api.cluster import Cluster
-from rdm_provision.cli import main
 from rdm_provision.cli.render import job_view
 from rdm_provision.constants import JOB_MODULE
 from rdm_provision.errors import RunProblem
@@ -20,18 +18,10 @@ from rdm_provision.results.events import NodeRecap, RunResult
 from rdm_provision.results.job_state import JobState
 from rdm_provision.runner.run import Run
 from tests.conftest import ROOT
-from tests.unit.rdm_provision.conftest import MakeInventory
+from tests.unit.rdm_provision.conftest import JOB, VERSIONS, Call, MakeInventory, profiled
 
-JOB = {
-    "name": "tiny",
-    "model": {"layers": 8, "hidden_size": 512, "attention_heads": 8, "seq_length": 512, "vocab_size": 1000},
-    "optimisation": {"micro_batch_size": 1, "global_batch_size": 16, "train_iterations": 4},
-    "data": {"mock": True},
-}
 MIXED = {"node1": {"rdm_gpu": "A10", "rdm_gpu_price": 1}, "node2": {"rdm_gpu": "NVIDIA H100 80GB HBM3"}}
 SLOW = {"rdm_gpu_speed": 0.3}
-VERSIONS = {"torch": "2.9.0", "deepspeed": "0.18.0"}
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -39,39 +29,6 @@ def job(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(JOB), encoding="utf-8")
     return path
-
-
-@pytest.fixture
-def call(capfd: pytest.CaptureFixture[str]) -> Call:
-    def run(*argv: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in argv])
-        captured = capfd.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, captured.out, captured.err
-
-    return run
-
-
-def profiled(gpu: str, **changed: Any) -> dict[str, Any]:
-    """Return what `rdm-trainer profile` measures of the job."""
-    from rdm_core import config as configuration
-    from rdm_planner.profile import shape_of
-
-    times = {"forward": 1e-3, "backward": 2e-3, "checkpointed": 3e-3}
-    kinds = {kind: {"1": times} for kind in ("Block", "Embedding", "Head")}
-    found = {
-        "format": 1,
-        "gpu": gpu,
-        "shape": shape_of(configuration.from_dict(JOB)),
-        "versions": dict(VERSIONS),
-        "date": "2026-11-26T11:00:00+00:00",
-        "memory_gib": 20.0,
-        "optimiser": 1e-11,
-        "layers": {"1": kinds},
-        "links": {},
-    }
-    return found | changed
 
 
 def test_nodes_are_placed_by_their_gpus_and_the_file_gets_their_order(

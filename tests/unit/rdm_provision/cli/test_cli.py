@@ -9,9 +9,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import pytest
@@ -19,48 +18,18 @@ import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
 
 from rdm_provision.api.cluster import Cluster
-from rdm_provision.cli import VERBS, cli, main
+from rdm_provision.cli import VERBS, cli
 from rdm_provision.errors import RdmError
 from rdm_provision.results.events import NodeRecap, RunResult
 from rdm_provision.results.outcomes import CommandOutput
 from tests.conftest import ROOT
-from tests.unit.rdm_provision.conftest import NODES, MakeInventory
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def complaints(self) -> list[str]:
-        """Lines on stderr, except those about tasks over 10 s, which are normal on a busy machine."""
-        return [
-            line for line in self.err.splitlines() if not (line.startswith("    ") and line.endswith("…"))
-        ]
-
-
-Call = Callable[..., Said]
+from tests.unit.rdm_provision.conftest import NODES, Call, MakeInventory, Said
 
 
 def _command(verb: str) -> click.Command:
     command = cli.get_command(None, verb)  # type: ignore[arg-type]
     assert command is not None
     return command
-
-
-@pytest.fixture
-def call(capfd: pytest.CaptureFixture[str]) -> Call:
-    """Run the program in this process."""
-
-    def run(*argv: str | Path) -> Said:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in argv])
-        captured = capfd.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Said(ended.value.code, captured.out, captured.err)
-
-    return run
 
 
 # --- help and typing errors --------------------------------------------------------------------------

@@ -32,14 +32,8 @@ from rdm_provision.results.plan_table import PlanTable
 from tests.conftest import ROOT
 from tests.printed_hints import commands, follow, only_the_command
 from tests.unit.rdm_provision.cli.hints import GAP, hints
-from tests.unit.rdm_provision.conftest import MakeInventory
+from tests.unit.rdm_provision.conftest import JOB, MakeInventory, profiled
 
-TINY = {
-    "name": "tiny",
-    "model": {"layers": 4, "hidden_size": 64, "attention_heads": 4, "seq_length": 64, "vocab_size": 256},
-    "optimisation": {"micro_batch_size": 1, "global_batch_size": 16, "train_iterations": 4},
-    "data": {"mock": True},
-}
 BARE = ("-e", "rdm_runtime=host", "-e", "my_ip=10.77.0.100")
 REPORTED = {
     "version": 1,
@@ -73,7 +67,7 @@ class World:
         return ["-i", os.path.relpath(path.parent)]
 
     def config(self) -> str:
-        Path("CONFIG.yaml").write_text(yaml.safe_dump(TINY), encoding="utf-8")
+        Path("CONFIG.yaml").write_text(yaml.safe_dump(JOB), encoding="utf-8")
         return "CONFIG.yaml"
 
     def ends(
@@ -419,25 +413,6 @@ def a_cluster_is_measured(world: World) -> list[str]:
     measured = {"measured": profiled("A10")}
     world.ends(reported={"facts": {"gpu": "A10"}, "job": {**REPORTED, "progress": measured}})
     return ["profile", *world.cluster(), world.config()]
-
-
-def profiled(gpu: str) -> dict[str, Any]:
-    """What ``rdm-trainer profile`` measures of TINY."""
-    from rdm_core import config as configuration
-    from rdm_planner.profile import shape_of
-
-    times = {"forward": 1e-3, "backward": 2e-3, "checkpointed": 3e-3}
-    return {
-        "format": 1,
-        "gpu": gpu,
-        "shape": shape_of(configuration.from_dict(TINY)),
-        "versions": {},
-        "date": "2026-11-26T11:00:00+00:00",
-        "memory_gib": 20.0,
-        "optimiser": 1e-11,
-        "layers": {"1": {kind: {"1": times} for kind in ("Block", "Embedding", "Head")}},
-        "links": {},
-    }
 
 
 def logs_of_somebody() -> str:
