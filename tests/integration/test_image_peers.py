@@ -19,23 +19,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rdm_provision.environment import CALLBACKS
 from tests.image_archives import MadeImage, saved, tar
 from tests.integration.engine import Engine, wait_until
-from tests.integration.plays import ROOT
+from tests.integration.ssh_nodes import configure_ssh, ssh_environment
 
 IMAGE = "rdm-test/passed-on:1"
 SIZE = 24_000_000
 MARK = "RDM_TEST_IMAGE_PEERS"
 """Variable of all processes of a run, on the controller and on the nodes."""
-SSHD = """\
-HostKey {folder}/host
-AuthorizedKeysFile {folder}/user.pub
-PidFile none
-StrictModes no
-UsePAM no
-Subsystem sftp internal-sftp
-"""
 LATE = """\
 #!{python}
 # Until another node has all of the archive, no call reaches this one while a transfer is on.
@@ -82,20 +73,6 @@ class Nodes:
                 "rdm_become": False,
             }
         )
-        sshd = f"/usr/sbin/sshd -i -f {self.folder}/sshd"
-        environment = {
-            **os.environ,
-            **mark,
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-            "ANSIBLE_CONFIG": str(Path(__file__).with_name("no_settings.cfg")),
-            "ANSIBLE_CALLBACKS_ENABLED": CALLBACKS,
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-            "ANSIBLE_PIPELINING": "1",
-            "ANSIBLE_REMOTE_TEMP": str(self.folder / "remote"),
-            "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
-            "ANSIBLE_SSH_ARGS": f"-F none -i {self.folder}/user -o ControlMaster=no -o HostKeyAlias=node "
-            f"-o UserKnownHostsFile={self.folder}/known_hosts -o 'ProxyCommand={sshd}'",
-        }
         return subprocess.Popen(
             [
                 str(Path(sys.executable).with_name("ansible-playbook")),
@@ -103,7 +80,7 @@ class Nodes:
                 f"--extra-vars={variables}",
                 f"{self.folder}/play.yml",
             ],
-            env=environment,
+            env={**ssh_environment(self.folder), **mark},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -165,11 +142,7 @@ class Nodes:
 def nodes(engine: Engine, tmp_path: Path) -> Iterator[Nodes]:
     archive = saved(MadeImage([tar({"data": os.urandom(SIZE - 10_000)})], [IMAGE]))
     (tmp_path / "image.tar").write_bytes(archive)
-    for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
-    (tmp_path / "known_hosts").write_text("node " + (tmp_path / "host.pub").read_text())
-    (tmp_path / "sshd").write_text(SSHD.format(folder=tmp_path))
-    Path("/run/sshd").mkdir(exist_ok=True)
+    configure_ssh(tmp_path)
     nodes = Nodes(tmp_path, engine)
     yield nodes
     for process in nodes.processes():

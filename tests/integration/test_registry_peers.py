@@ -18,22 +18,14 @@ from typing import Any
 import pytest
 import yaml
 
-from rdm_provision.environment import CALLBACKS
 from tests.image_archives import MadeImage, saved, tar
 from tests.integration.engine import Engine, private_engine
-from tests.integration.plays import ROOT
+from tests.integration.ssh_nodes import configure_ssh, ssh_environment
 
 NODES = ("n1", "n2", "n3")
 REPOSITORY = "rdm-test/pulled-once"
 BASE = 16_000_000
 """Bytes of a layer that two of the nodes have from another image."""
-SSHD = """\
-HostKey {folder}/host
-AuthorizedKeysFile {folder}/user.pub
-PidFile none
-StrictModes no
-UsePAM no
-"""
 
 
 @dataclass
@@ -56,10 +48,8 @@ class Nodes:
 
     def provision(self, *flags: str, **entry: str) -> tuple[list[str], list[str]]:
         """Run the role; return the nodes that it has changed, and its warnings."""
-        given = {"ansible_host": "127.0.0.1", "ansible_python_interpreter": sys.executable}
         hosts = {
             name: {
-                **given,
                 "docker_host": f"unix://{engine.socket}",
                 "images_cache_dir": str(self.folder / name),
             }
@@ -83,23 +73,11 @@ class Nodes:
             "images_port": 0,
             "rdm_become": False,
         }
-        sshd = f"/usr/sbin/sshd -i -f {self.folder}/sshd"
-        environment = {
-            **os.environ,
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-            "ANSIBLE_CONFIG": str(Path(__file__).with_name("no_settings.cfg")),
-            "ANSIBLE_CALLBACKS_ENABLED": CALLBACKS,
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-            "ANSIBLE_PIPELINING": "1",
-            "ANSIBLE_REMOTE_TEMP": str(self.folder / "remote"),
-            "ANSIBLE_SSH_ARGS": f"-F none -i {self.folder}/user -o ControlMaster=no -o HostKeyAlias=node "
-            f"-o UserKnownHostsFile={self.folder}/known_hosts -o 'ProxyCommand={sshd}'",
-        }
         words = ["--inventory", f"{self.folder}/inventory.yml", "--extra-vars", json.dumps(variables)]
         program = Path(sys.executable).with_name("ansible-playbook")
         run = subprocess.run(
             [str(program), *words, f"{self.folder}/play.yml", *flags],
-            env=environment,
+            env=ssh_environment(self.folder),
             capture_output=True,
             text=True,
             timeout=900,  # which only a hang reaches
@@ -151,11 +129,7 @@ def nodes(engine: Engine, registry: str, tmp_path: Path) -> Iterator[Nodes]:
     docker("push", "--quiet", image)
     digest = docker("inspect", "--format", "{{index .RepoDigests 0}}", image).strip()
     docker("rmi", image)
-    for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
-    (tmp_path / "known_hosts").write_text("node " + (tmp_path / "host.pub").read_text())
-    (tmp_path / "sshd").write_text(SSHD.format(folder=tmp_path))
-    Path("/run/sshd").mkdir(exist_ok=True)
+    configure_ssh(tmp_path)
     with private_engine() as second, private_engine() as third:
         docker("load", "--input", base, on=second)
         docker("load", "--input", base, on=third)
