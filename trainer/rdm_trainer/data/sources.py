@@ -228,33 +228,25 @@ class _DataSets:
         spans: SpanCorruption,
     ) -> SampleSource | None:
         longest = self._config.model.seq_length - ADDED_TOKENS
+        name = f"{data.prefix}, split {split}"
+        arguments = (samples, longest, self._config.data.short_sequence_probability, seed)
         if windows.are_needed(data.sizes, data.document_index, longest):
             begin, end = data.document_index[[first, last]].tolist()
             if end <= begin:
                 return None
-            table = windows.load_or_build(
-                data.prefix,
-                split,
-                data.sizes,
-                np.arange(begin, end),
-                samples,
-                longest,
-                self._config.data.short_sequence_probability,
-                seed,
-                directory=self._cache,
-                maps=self._maps,
+            sequences = np.arange(begin, end)
+            table = self._maps.table(
+                name,
+                windows.map_path(data.prefix, split, *arguments, self._cache),
+                lambda _: windows.build(data.sizes, sequences, *arguments),
+                lambda table: windows.fits(table, data.sizes, sequences, samples, longest),
             )
             return WindowDataset(data, table, spans, seed, self._config.model.vocab_size)
-        table = t5_index.load_or_build(
-            data.prefix,
-            split,
-            data.sizes,
-            data.document_index[first : last + 1],
-            samples,
-            longest,
-            self._config.data.short_sequence_probability,
-            seed,
-            directory=self._cache,
-            maps=self._maps,
+        documents = data.document_index[first : last + 1]
+        table = self._maps.table(
+            name,
+            t5_index.map_path(data.prefix, split, *arguments, self._cache),
+            lambda progress: t5_index.build(data.sizes, documents, *arguments, progress),
+            lambda table: t5_index.fits(table, documents, samples, longest),
         )
         return T5Dataset(data, table, spans, seed, self._config.model.vocab_size)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rdm_core.errors import TrainerError
-from rdm_trainer.data.index_maps.files import require_writable, save
+from rdm_trainer.data.index_maps.files import misfit, read, require_writable, save
 
 __all__ = ["Build", "MapMaker", "Progress"]
 
@@ -69,6 +69,38 @@ class MapMaker:
         error = self.first_error(work.error if work is not None else None)
         if error is not None:
             raise TrainerError(error)
+
+    def table(
+        self,
+        name: str,
+        path: Path,
+        build: Callable[[Progress], npt.NDArray[np.generic]],
+        fits: Callable[[npt.NDArray[np.generic]], bool],
+    ) -> npt.NDArray[np.generic]:
+        """Read a map of samples that is one file; make it first if it is missing.
+
+        Args:
+            name: As for :meth:`make`.
+            path: The map's file.
+            build: Returns the map.
+            fits: Returns whether a map belongs to the data.
+
+        Returns:
+            The map, mapped into memory.
+
+        Raises:
+            TrainerError: It cannot be made, written or read, or does not fit the data.
+        """
+
+        def make(progress: Progress) -> Iterator[tuple[Path, npt.NDArray[np.generic]]]:
+            yield path, build(progress)
+
+        def check() -> None:
+            if not fits(read(path)):
+                raise misfit(path, "other samples")
+
+        self.make(name, [path], make, check)
+        return read(path)
 
 
 class _Work:

@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rdm_core.errors import TrainerError
-from rdm_trainer.data.index_maps.files import misfit, read
-from rdm_trainer.data.index_maps.maker import MapMaker, Progress
+from rdm_trainer.data.index_maps.maker import Progress
 from rdm_trainer.data.index_maps.mersenne import blocks, mt19937
 
-__all__ = ["build", "load_or_build", "map_path"]
+__all__ = ["build", "fits", "map_path"]
 
 # A document with a sentence of more tokens is left out.
 LONG_SENTENCE = 512
@@ -163,56 +162,10 @@ def map_path(
     )
 
 
-def load_or_build(
-    prefix: Path,
-    split: str,
-    sizes: npt.NDArray[np.int32],
-    document_index: npt.NDArray[np.int64],
-    samples: int,
-    seq_length: int,
-    short_probability: float,
-    seed: int,
-    *,
-    directory: Path | None,
-    maps: MapMaker,
-) -> npt.NDArray[np.generic]:
-    """Read the map of a split; make it first if it is missing.
-
-    Args:
-        prefix: Prefix of the data set.
-        split: ``train``, ``valid`` or ``test``.
-        sizes: As given to :func:`build`.
-        document_index: As given to :func:`build`.
-        samples: As given to :func:`build`.
-        seq_length: As given to :func:`build`.
-        short_probability: As given to :func:`build`.
-        seed: As given to :func:`build`.
-        directory: The map's directory; None: next to the data.
-        maps: Makes what is missing.
-
-    Returns:
-        The map, mapped into memory.
-
-    Raises:
-        TrainerError: It cannot be made, written or read, or does not fit the data.
-    """
-    path = map_path(prefix, split, samples, seq_length, short_probability, seed, directory)
-
-    def make(progress: Progress) -> Iterator[tuple[Path, npt.NDArray[np.generic]]]:
-        yield path, build(sizes, document_index, samples, seq_length, short_probability, seed, progress)
-
-    def check() -> None:
-        if not _fits(read(path), document_index, samples, seq_length):
-            raise misfit(path, "other samples")
-
-    maps.make(f"{prefix}, split {split}", [path], make, check)
-    return read(path)
-
-
-def _fits(
+def fits(
     table: npt.NDArray[np.generic], document_index: npt.NDArray[np.int64], samples: int, seq_length: int
 ) -> bool:
-    """Return whether each row is a run of sentences of this split."""
+    """Return whether each row is a run of sentences of this split; arguments as of :func:`build`."""
     if table.ndim != 2 or table.shape[1] != 3 or table.dtype.kind not in "iu" or len(table) < samples:
         return False
     begins, ends, lengths = table.T.astype(np.int64)

@@ -10,17 +10,14 @@ last window of a single token, which cannot make a sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from rdm_core.errors import TrainerError
-from rdm_trainer.data.index_maps.files import misfit, read
-from rdm_trainer.data.index_maps.maker import MapMaker, Progress
 
-__all__ = ["are_needed", "build", "load_or_build", "map_path"]
+__all__ = ["are_needed", "build", "fits", "map_path"]
 
 # A sample needs a token to keep and one to mask.
 SHORTEST = 2
@@ -111,60 +108,14 @@ def map_path(
     )
 
 
-def load_or_build(
-    prefix: Path,
-    split: str,
-    sizes: npt.NDArray[np.int32],
-    sequences: npt.NDArray[np.int64],
-    samples: int,
-    seq_length: int,
-    short_probability: float,
-    seed: int,
-    *,
-    directory: Path | None,
-    maps: MapMaker,
-) -> npt.NDArray[np.generic]:
-    """Read the map of a split; make it first if it is missing.
-
-    Args:
-        prefix: Prefix of the data set.
-        split: ``train``, ``valid`` or ``test``.
-        sizes: As given to :func:`build`.
-        sequences: As given to :func:`build`.
-        samples: As given to :func:`build`.
-        seq_length: As given to :func:`build`.
-        short_probability: As given to :func:`build`.
-        seed: As given to :func:`build`.
-        directory: The map's directory; None: next to the data.
-        maps: Makes what is missing.
-
-    Returns:
-        The map, mapped into memory.
-
-    Raises:
-        TrainerError: It cannot be made, written or read, or does not fit the data.
-    """
-    path = map_path(prefix, split, samples, seq_length, short_probability, seed, directory)
-
-    def make(_: Progress) -> Iterator[tuple[Path, npt.NDArray[np.generic]]]:
-        yield path, build(sizes, sequences, samples, seq_length, short_probability, seed)
-
-    def check() -> None:
-        if not _fits(read(path), sizes, sequences, samples, seq_length):
-            raise misfit(path, "other samples")
-
-    maps.make(f"{prefix}, split {split}", [path], make, check)
-    return read(path)
-
-
-def _fits(
+def fits(
     table: npt.NDArray[np.generic],
     sizes: npt.NDArray[np.int32],
     sequences: npt.NDArray[np.int64],
     samples: int,
     seq_length: int,
 ) -> bool:
-    """Return whether each row is a window of a sequence of this split."""
+    """Return whether each row is a window of a sequence of this split; arguments as of :func:`build`."""
     if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 3 or len(table) < samples:
         return False
     if not len(table):

@@ -117,10 +117,13 @@ def test_name_is_megatrons(tmp_path: Path) -> None:
 
 
 def open_map(data: IndexedDataset, ends: np.ndarray) -> np.ndarray:
-    return t5_index.load_or_build(
-        data.prefix, "train", data.sizes, ends, 10, 20, 0.1, 1,
-        directory=None, maps=MapMaker(),
-    )  # fmt: skip
+    arguments = (10, 20, 0.1, 1)
+    return MapMaker().table(
+        "corpus",
+        t5_index.map_path(data.prefix, "train", *arguments),
+        lambda progress: t5_index.build(data.sizes, ends, *arguments, progress),
+        lambda table: t5_index.fits(table, ends, 10, 20),
+    )
 
 
 def test_a_map_that_does_not_fit_is_refused(make_dataset: Callable[..., Path]) -> None:
