@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ansible import context
 from ansible.errors import AnsibleFilterError
+from ansible.plugins.loader import lookup_loader
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 
 NOBODY = "!all"
 EVERYBODY = "master:workers"
@@ -23,6 +26,7 @@ def hosts_of_play(work: Any, part: str) -> Any:
         AnsibleFilterError: the work is not known, since no facts were gathered.
     """
     if work:
+        _load_for_workers()
         return work["plays"][part] or NOBODY
     arguments = context.CLIARGS
     if any(arguments.get(name) for name in ("listhosts", "listtasks", "listtags", "syntax")):
@@ -33,6 +37,17 @@ def hosts_of_play(work: Any, part: str) -> Any:
         f"no facts were gathered, so it is not known which nodes have work: {how}, and choose "
         "parts of the run with --tags"
     )
+
+
+@functools.cache
+def _load_for_workers() -> None:
+    """Load what most tasks of these plays need.
+
+    Ansible evaluates `hosts` in the process that forks a worker for each task and node. Otherwise each worker
+    would import the desired state and parse the roles' argument_specs, which costs as much as a module call.
+    """
+    lookup_loader.get("rdm.provision.desired")
+    role_specs.options()
 
 
 _SKIPPERS = {"--start-at-task": "start_at_task", "--skip-tags": "skip_tags"}
