@@ -8,10 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.sample import lines_of_peers
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.sample import lines_of_peers, nodes_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 _PROBE = ("container", "deadline", "timeout", "tries", "ssh", "ssh_port", "ssh_peers")
@@ -109,7 +108,7 @@ def _rdma(
     limit = plan.get("limit") or 0.0
     before = observed.result("verify_rdma_result") if variables.number("__verify_rail_index") else {}
     return {
-        "address": parse_nodes(part.nodes).get(entry.node, ""),
+        "address": nodes_of(part.nodes).get(entry.node, ""),
         "part": (plan.get("parts") or {}).get(entry.node, {}),
         "wait": _RDMA_STEP_S if entry.node == plan.get("first") else limit,
         "tries": int(limit / _RDMA_STEP_S) + _MORE_TRIES,

@@ -74,8 +74,12 @@ def peers_of(node: str, nodes: Sequence[str], run: Sequence[str], peers: int, ab
 
 
 @functools.lru_cache(maxsize=1)
-def _nodes(address_map: str) -> dict[str, str]:
-    """Return MY_IP by name, cached, since every node of a run has the same address map."""
+def nodes_of(address_map: str) -> dict[str, str]:
+    """Return MY_IP by name, cached, since every node of a run has the same address map.
+
+    Raises:
+        ValueError: a line has another form.
+    """
     return parse_nodes(address_map)
 
 
@@ -102,7 +106,7 @@ def lines_of_peers(
     """
     if peers < 1:
         raise ValueError(f"a node must measure at least 1 peer, not {peers}")
-    nodes = _nodes(address_map)
+    nodes = nodes_of(address_map)
     if all_pairs or len(nodes) <= above or node not in nodes:
         return address_map  # the module reports a node that is not in it
     chosen = {node, *peers_of(node, list(nodes), run, peers, above)}
