@@ -73,8 +73,8 @@ faulty:
 fabric:
   description:
     - The result, as C(as_dict) in C(plugin_utils/fabric/fabric.py) returns it.
-    - With several rails also C(rails), the result of each. The rest is the first rail's, but for verdicts,
-      findings, warnings and slow nodes, which are those of all.
+    - With several rails also C(rails), the result of each. Verdicts, findings, warnings and slow nodes are
+      those of all rails, everything else is the first one's.
   returned: always
   type: dict
 msg:

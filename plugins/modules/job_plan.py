@@ -91,10 +91,9 @@ options:
 RETURN = r"""
 job:
   description:
-    - What is to be started, the fields of C(JobPlan) in C(plugin_utils/jobs/job_plan.py).
-    - Besides C(master), the name of the first node, C(accelerator), C(ssh_port), where the containers' sshd
-      listen, and after stage V(nodes) C(offer), the ports that the master found free, and the mark of the
-      processes.
+    - The job to start, with the fields of C(JobPlan) in C(plugin_utils/jobs/job_plan.py).
+    - Also C(master), the name of the first node; C(accelerator); C(ssh_port) of the containers' sshd; and
+      after stage V(nodes) C(offer), the ports that the master found free and the mark of the processes.
   returned: when it is not refused
   type: dict
 rdm_refused:

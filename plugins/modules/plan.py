@@ -87,6 +87,24 @@ options:
     aliases: [patience]
 """
 
+EXAMPLES = r"""
+- name: Check the inventory and plan the addresses
+  rdm.provision.plan:
+    stage: inventory
+  run_once: true
+
+- name: Gather facts of the node
+  rdm.provision.node_facts:
+  register: preflight_facts
+
+- name: Check the nodes and write the plan
+  rdm.provision.plan:
+    stage: nodes
+    write: true
+  register: preflight_plan
+  run_once: true
+"""
+
 RETURN = r"""
 cluster:
   description: Name of the cluster.
