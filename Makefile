@@ -73,9 +73,9 @@ test-gpu: ## the trainer's tests on an NVIDIA GPU, with the Python that has its 
 
 # Each busy loop ends with the shell that runs the rounds, however that ends.
 test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="e2e trainer integration unit molecule")
-	@mkdir -p $(STRESS); rm -f $(STRESS)/*.log; status=0; \
+	@rounds=$$(seq $(ROUNDS)) || exit; mkdir -p $(STRESS); rm -f $(STRESS)/*.log; status=0; \
 	for core in $$(seq $$(nproc)); do while kill -0 $$$$ 2>/dev/null; do :; done & done; \
-	for round in $$(seq $(ROUNDS)); do \
+	for round in $$rounds; do \
 	  log=$(STRESS)/round-$$round.log; \
 	  if $(MAKE) --no-print-directory --jobs=3 --keep-going $(addprefix suite-,$(SUITES)) >$$log 2>&1; \
 	  then echo "round $$round of $(ROUNDS): green"; rm $$log; \

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Give a run's tasks the temporary directory of who started it; see DOCUMENTATION."""
+"""Give a run's tasks the temporary directory of its user; see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ansible.plugins.callback import CallbackBase
 DOCUMENTATION = r"""
 name: temporary_directory
 type: aggregate
-short_description: Give a run's tasks the temporary directory of who started it
-version_added: 0.1.0
+short_description: Give a run's tasks the temporary directory of its user
+version_added: 0.6.0
 author: The rdm-provision developers
 description:
   - C(rdm-provision) starts Ansible with a temporary directory of the run's own, since ansible-core 2.21 makes
