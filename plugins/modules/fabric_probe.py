@@ -32,7 +32,7 @@ options:
   nodes:
     description:
       - This node and those that it is to measure, in the order of ranks, one line C(name MY_IP) per node.
-      - The text of the address map makes it measure the whole cluster; some lines of it, a sample.
+      - With the text of the address map it measures the whole cluster, with some of its lines a sample.
     type: str
     required: true
   container:
