@@ -46,12 +46,13 @@ class ActionModule(Decision):
         if self._task.check_mode or options["distribution"] == "direct":
             return result
         executor = RemoteExecutor(self, variables)
-        for item, hosts in self._archives(variables):
-            size = max(int(one.get("size") or 0) for one in hosts.values())
-            on_controller = not item.get("remote_src", True)
-            if distribution(options["distribution"], len(hosts), size, on_controller) == "peers":
-                Transfer(self, executor, options, variables, item, hosts).run(result)
-        if options["distribution"] == "peers":
+        if not options["registry"]:
+            for item, hosts in self._archives(variables):
+                size = max(int(one.get("size") or 0) for one in hosts.values())
+                on_controller = not item.get("remote_src", True)
+                if distribution(options["distribution"], len(hosts), size, on_controller) == "peers":
+                    Transfer(self, executor, options, variables, item, hosts).run(result)
+        elif options["distribution"] == "peers":
             lacking = registered("__images_lacking", variables, variables["ansible_play_hosts"])
             shared, warnings = shared_images(lacking)
             for warning in warnings:

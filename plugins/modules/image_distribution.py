@@ -10,13 +10,17 @@ version_added: 0.3.0
 description:
   - Reads what M(rdm.provision.image_archive) found on each host of the play, and brings the archives that are
     to be loaded on many of them, so that the source sends each about once.
-  - With O(distribution=peers), the first host that lacks an image of a registry pulls it and sends it to the
-    others. Each host's C(__images_lacking) names the images that it lacks.
+  - With O(registry=true) and O(distribution=peers), the first host that lacks an image of a registry pulls it
+    and sends it to the others. Each host's C(__images_lacking) names the images that it lacks.
   - Run it once, after the inspection and before the load. What it returns goes to the option C(brought) of
     M(rdm.provision.image_archive).
   - A host that is not reached by ssh without a password is left out. It gets an archive directly, or pulls
     the image.
 options:
+  registry:
+    description: Bring images of registries instead of archives.
+    type: bool
+    default: false
   distribution:
     description: As C(images_distribution).
     type: str

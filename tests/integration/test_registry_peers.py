@@ -85,7 +85,7 @@ class Nodes:
         assert run.returncode == 0, run.stdout + run.stderr
         report: dict[str, Any] = json.loads(run.stdout[run.stdout.index("{") :])
         tasks = {task["task"]["name"]: task["hosts"]["n1"] for task in report["plays"][0]["tasks"]}
-        transfer = tasks["rdm.provision.images : Transfer archives from node to node"]
+        transfer = tasks["rdm.provision.images : Transfer images of registries from node to node"]
         self.sent = transfer["sent"].get(self.image, 0)
         changed = [name for name in NODES if report["stats"][name]["changed"]]
         return changed, transfer.get("warnings") or []

@@ -62,12 +62,15 @@ def images_steps(
     """Return what the role's tasks read in addition to the part.
 
     The images are in `archive`, `registry` and `build`, by their source. `to_load` are archives that the node
-    needs, or those with a problem alone, so that they fail before others are loaded; and images of registries
-    that another node has sent. `pulled` are those that this node has pulled for others. `lacking` are those
-    that the engine did not have in preflight, with the node's architecture. `uninspected` is whether archives
-    were not inspected, `imageless` whether there is no image to run, `mirrored` whether mirrors are desired
-    or were added by an earlier run, `shares` whether images of registries may go from node to node, `others`
-    whether there is work before images are loaded, and `elsewhere` whether some images are not archives.
+    needs, or those with a problem alone, so that they fail before others are loaded. `uninspected` is whether
+    archives were not inspected, `imageless` whether there is no image to run, `mirrored` whether mirrors are
+    desired or were added by an earlier run, and `others` whether there is more to do than to load archives.
+    `elsewhere` is the file of tasks for images that are not archives, empty if there are none: `shared` also
+    sends images of registries from node to node.
+
+    `lacking` are the images of registries that the engine did not have in preflight, with the node's
+    architecture. `pulled` are those that this node has pulled for others, and `shared` those that another
+    node has sent to this one.
 
     Raises:
         ValueError: an image has no known source. Preflight refuses that too, but a role can be used alone.
@@ -84,29 +87,29 @@ def images_steps(
     # The results are valid if they are for exactly these archives.
     uninspected = not observed.planned or [one["item"] for one in inspected] != of["archive"]
     mirrored = bool(part.mirrors or (observed.preflight.get("docker") or {}).get("added_mirrors"))
-    shares = bool(of["registry"]) and variables.text("images_distribution") == "peers"
-    brought = observed.result("__images_brought")
-    sent = (brought.get("nodes") or {}).get(entry.node) or {}
-    pulled = (brought.get("pulled") or {}).get(entry.node) or ()
     to_load = [one["item"] for one in inspected if one["problem"]] or [
-        *(one["item"] for one in inspected if one.get("needed")),
-        *({**one, "path": name} for one in of["registry"] if (name := canonical(one["name"])) in sent),
+        one["item"] for one in inspected if one.get("needed")
     ]
+    registry = [{**image, "path": canonical(image["name"])} for image in of["registry"]]
+    peers = registry and variables.text("images_distribution") == "peers"
+    elsewhere = "shared" if peers else "elsewhere" if registry or of["build"] else ""
+    shared = observed.result("__images_shared")
+    pulled = (shared.get("pulled") or {}).get(entry.node) or ()
     return {
         **of,
         "uninspected": uninspected,
         "imageless": not part.images and not entry.image,
         "mirrored": mirrored,
-        "shares": shares,
-        "others": bool(uninspected or mirrored or shares),
-        "elsewhere": bool(of["registry"] or of["build"]),
+        "elsewhere": elsewhere,
+        "others": bool(uninspected or mirrored or elsewhere),
+        # Each with what was brought: the loop over them replaces the registered inspection.
+        "to_load": _with_brought(to_load, observed.result("__images_brought"), entry.node),
         "lacking": {
             "architecture": str(observed.facts.get("architecture") or ""),
             "images": _lacking(of["registry"], observed.engine),
         },
-        "pulled": [one["name"] for one in of["registry"] if canonical(one["name"]) in pulled],
-        # Each with what was brought: the loop over them replaces the registered inspection.
-        "to_load": _with_brought(to_load, sent, brought.get("indexes") or {}),
+        "pulled": [one["name"] for one in registry if one["path"] in pulled],
+        "shared": [one for one in _with_brought(registry, shared, entry.node) if "brought" in one],
     }
 
 
@@ -122,12 +125,13 @@ def _lacking(images: Iterable[Mapping[str, Any]], engine: Mapping[str, Any]) -> 
 
 
 def _with_brought(
-    to_load: list[dict[str, Any]], sent: Mapping[str, Any], indexes: Mapping[str, Any]
+    to_load: list[dict[str, Any]], brought: Mapping[str, Any], node: str
 ) -> list[dict[str, Any]]:
     """Return archives with what other nodes sent of them to this one; one that is loaded again is kept."""
+    sent = (brought.get("nodes") or {}).get(node) or {}
     paths = [str(one["path"]) for one in to_load]
     return [
-        {**one, "brought": {**sent[path], "index": indexes[path], "keep": path in paths[number:]}}
+        {**one, "brought": {**sent[path], "index": brought["indexes"][path], "keep": path in paths[number:]}}
         if sent.get(path)
         else one
         for number, (path, one) in enumerate(zip(paths, to_load, strict=True), start=1)

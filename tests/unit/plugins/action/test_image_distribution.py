@@ -59,7 +59,7 @@ def decide(nodes: Nodes, distribution: str = "peers", check_mode: bool = False) 
     )
     lacking = {"architecture": "x86_64", "images": [{"name": "training:1", "source": "registry"}]}
     variables = {name: {"__images_lacking": lacking} for name in NODES}
-    options = {"distribution": distribution, "network": "", "port": 7077, "bandwidth": 0.0}
+    options = {"registry": True, "distribution": distribution, "network": "", "port": 7077, "bandwidth": 0.0}
     options |= {"cluster": "c", "cache_dir": "/cache"}
     hostvars = HostVariables(variables)
     result: dict[str, Any] = action.decide(

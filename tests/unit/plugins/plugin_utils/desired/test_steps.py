@@ -204,16 +204,7 @@ def test_an_image_without_a_known_source_is_refused_and_not_left_out(image: dict
         ({"images_inspection": inspection("")}, True, True),
         ({"images_inspection": {}}, True, True),
         ({"images_inspection": inspection("", ""), "images_mirror": ["a:1"]}, False, True),
-        ({"images_inspection": inspection("", ""), "images_list": [*ARCHIVES, PULLED]}, False, False),
-        (
-            {
-                "images_inspection": inspection("", ""),
-                "images_list": [*ARCHIVES, PULLED],
-                "images_distribution": "peers",
-            },
-            False,
-            True,
-        ),
+        ({"images_inspection": inspection("", ""), "images_list": [*ARCHIVES, PULLED]}, False, True),
     ],
 )
 def test_what_preflight_has_not_done_is_done_by_the_role(
@@ -277,11 +268,26 @@ def test_an_image_of_a_registry_that_another_node_sent_is_loaded() -> None:
         "pulled": {"n1": ["d:1"], "n2": ["c:latest"]},
     }
     listed = [PULLED, {**PULLED, "name": "docker.io/library/d:1"}, {**PULLED, "name": "e"}]
-    found = steps("images", images_list=listed, __images_brought=sent)
+    found = steps("images", images_list=listed, __images_shared=sent)
     brought = {"copy": "/cache/c.tar", "index": "i", "keep": False}
-    assert found["to_load"] == [{**PULLED, "path": "c:latest", "brought": brought}]
+    assert found["shared"] == [{**PULLED, "path": "c:latest", "brought": brought}]
     assert found["pulled"] == ["docker.io/library/d:1"]
-    assert found["elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("images", "distribution", "elsewhere"),
+    [
+        (ARCHIVES, "peers", ""),
+        ([PULLED], "auto", "elsewhere"),
+        ([PULLED], "peers", "shared"),
+        ([{"name": "d", "source": "build"}], "peers", "elsewhere"),
+    ],
+)
+def test_where_images_come_from_that_are_not_archives(
+    images: list[dict[str, Any]], distribution: str, elsewhere: str
+) -> None:
+    found = steps("images", images_list=images, images_distribution=distribution)
+    assert found["elsewhere"] == elsewhere
 
 
 def test_a_cluster_has_an_image_that_is_listed_or_found() -> None:
