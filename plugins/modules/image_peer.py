@@ -32,7 +32,9 @@ options:
     description: The archive at the source.
     type: path
   image:
-    description: An image of the source's engine, which the source saves and serves instead of O(path).
+    description:
+      - An image of the source's engine, which the source saves and serves instead of O(path).
+      - With O(state=stopped), its archive is removed even if the process was killed.
     type: str
     default: ""
   sha256:
@@ -417,7 +419,8 @@ def stopped(params: Dict[str, Any]) -> Dict[str, Any]:
     with end_other(base, run_name(params)):
         with contextlib.suppress(OSError, ValueError), open(base + ".result", encoding="utf-8") as file:
             result.update(json.load(file))
-        for path in (base + ".result", base + ".lock"):
+        saved = [base + ".tar"] if params["image"] else []
+        for path in (base + ".result", base + ".lock", *saved):
             with contextlib.suppress(OSError):
                 os.unlink(path)
     return {**result, "path": base + ".tar"}

@@ -158,7 +158,9 @@ class Transfer:
         lost = self._watch(first, at, watch, result, upload)
         if upload:
             self._end_upload(first, upload, result)
-        ends, unreached = self._call_all({name: {"state": "stopped"} for name in [first, *joined]})
+        stop = {"state": "stopped"}
+        saved = {"image": self._name} if self._image else {}
+        ends, unreached = self._call_all({first: {**stop, **saved}, **dict.fromkeys(joined, stop)})
         result["indexes"][self._name] = started["index"]
         for name in joined:
             end = ends.get(name, {})

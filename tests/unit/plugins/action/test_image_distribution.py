@@ -80,6 +80,8 @@ def test_the_first_node_pulls_and_saves_an_image_for_the_others(nodes: Nodes) ->
     (name, source) = nodes.calls[1]
     assert (name, source["state"], source["image"]) == ("n1", "source", "training:1")
     assert "path" not in source
+    stopped = {name: given.get("image") for name, given in nodes.calls if given.get("state") == "stopped"}
+    assert stopped == {"n1": "training:1", "n2": None, "n3": None, "n4": None}
     assert result["pulled"] == {"n1": ["training:1"]}
     assert result["nodes"] == {name: {"training:1": {"copy": f"/cache/{name}.tar"}} for name in NODES[1:]}
     assert "training:1" in result["indexes"]

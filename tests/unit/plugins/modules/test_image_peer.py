@@ -69,13 +69,18 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return made
 
 
-def test_an_image_of_the_engine_is_saved_while_it_is_served(tmp_path: Path, engine: SimpleNamespace) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_image_of_the_engine_is_saved_while_it_is_served(
+    tmp_path: Path, engine: SimpleNamespace, killed: bool
+) -> None:
     there = parameters(tmp_path, key="s", name="s", image="test:1", network="127.0.0.0/8")
     source = image_peer.source(there)
     assert [one["tags"] for one in source["index"]["images"]] == [["test:1"]]
     (archive,) = (tmp_path / "cache" / "peers").glob("*.tar")
     assert archive.read_bytes() == engine.parts[0]
     assert archive.stat().st_mode & 0o077 == 0
+    if killed:
+        os.kill(int(image_peer.held_by(str(archive.with_suffix("")))[0]), signal.SIGKILL)
     image_peer.stopped(there)
     assert not list(archive.parent.iterdir())
 
