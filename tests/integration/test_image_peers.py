@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.ansible_playbook import TIMEOUT_S
 from tests.image_archives import MadeImage, saved, tar
 from tests.integration.engine import Engine, wait_until
 from tests.integration.ssh_nodes import configure_ssh, ssh_environment
@@ -97,10 +98,20 @@ class Nodes:
         return float(brought["sent"][str(self.folder / "image.tar")]) / SIZE
 
     def end(self, run: subprocess.Popen[str], expect: int = 0) -> str:
-        """Wait for the end of a run, and return its report."""
-        output, errors = run.communicate(timeout=300)
+        """Wait for the end of a run, and return its report. One that hangs is killed, and so fails."""
+        try:
+            output, errors = run.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            output, errors = run.communicate()
         assert run.returncode == expect, output + errors
         return output[output.index("{") :]
+
+    def kill(self) -> None:
+        """Kill the processes of all runs."""
+        for process in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def wait_half(self) -> None:
         """Wait until two nodes have half of the archive."""
@@ -145,9 +156,7 @@ def nodes(engine: Engine, tmp_path: Path) -> Iterator[Nodes]:
     configure_ssh(tmp_path)
     nodes = Nodes(tmp_path, engine)
     yield nodes
-    for process in nodes.processes():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+    nodes.kill()
     if nodes.loaded():
         engine.api.delete(f"/images/{IMAGE}")
 
@@ -169,7 +178,7 @@ def test_the_run_is_killed_at_half(nodes: Nodes) -> None:
     run = nodes.start(20)
     nodes.wait_half()
     run.kill()
-    run.communicate()
+    run.communicate(timeout=TIMEOUT_S)
     assert len(nodes.processes()) >= 3, "those of the nodes go on"
     assert wait_until(lambda: not nodes.processes(), 120), nodes.processes()
     assert nodes.left() <= {".tar", ".have", ".lock", ".result"}

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.ansible_playbook import TIMEOUT_S
 from tests.image_archives import MadeImage, saved, tar
 from tests.integration.engine import Engine, private_engine
 from tests.integration.ssh_nodes import configure_ssh, ssh_environment
@@ -75,13 +76,12 @@ class Nodes:
         }
         words = ["--inventory", f"{self.folder}/inventory.yml", "--extra-vars", json.dumps(variables)]
         program = Path(sys.executable).with_name("ansible-playbook")
-        run = subprocess.run(
-            [str(program), *words, f"{self.folder}/play.yml", *flags],
-            env=ssh_environment(self.folder),
-            capture_output=True,
-            text=True,
-            timeout=900,  # which only a hang reaches
-        )
+        command = [str(program), *words, f"{self.folder}/play.yml", *flags]
+        environment = ssh_environment(self.folder)
+        try:
+            run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired as hang:
+            pytest.fail(f"{hang}: {hang.stdout!r} {hang.stderr!r}")
         assert run.returncode == 0, run.stdout + run.stderr
         report: dict[str, Any] = json.loads(run.stdout[run.stdout.index("{") :])
         tasks = {task["task"]["name"]: task["hosts"]["n1"] for task in report["plays"][0]["tasks"]}
