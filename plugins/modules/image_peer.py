@@ -165,6 +165,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.invocation impo
 from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, ip_json
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import image_dir, image_store
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
     default_cache_dir,
@@ -289,26 +290,47 @@ def save(image: str, path: str) -> None:
     """Save an image of the engine as an archive, in constant memory.
 
     Raises:
-        CannotTakePart: there is no room for it.
+        CannotTakePart: there is no room for it, or for the engine's copy.
         DockerProblem: the engine does not have it, does not answer, or breaks off.
         OSError: the file cannot be written.
     """
     api = DockerAPI(timeout=_SAVE_S)
     name = quote(image, safe="/:@")
     size = int(api.get("/images/{0}/json".format(name))["Size"])
-    directory = os.path.dirname(path)
-    free = disk(directory)["free"]
-    if size > free:
-        raise CannotTakePart(
-            "its archive needs {0}, and {1} has {2} free: free some space there, or set "
-            "images_cache_dir".format(size_text(size), directory, size_text(free))
-        )
+    _require_room(size, os.path.dirname(path), api.get("/info"))
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             for part in api.get_stream("/images/{0}/get".format(name)):
                 file.write(part)
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from None
+
+
+def _require_room(size: int, directory: str, info: Dict[str, Any]) -> None:
+    """Raise CannotTakePart unless an image can be saved to a directory.
+
+    Args:
+        size: bytes of the image.
+        directory: for its archive.
+        info: the engine's. One with the classic store first copies the image to its own directory.
+    """
+    engine = image_dir(info)
+    copies = image_store(info) == "classic" and os.path.isdir(engine)
+    one_disk = copies and os.stat(engine).st_dev == os.stat(directory).st_dev
+    needed = {directory: 2 * size if one_disk else size}
+    if copies and not one_disk:
+        needed[engine] = size
+    for path, room in needed.items():
+        free = disk(path)["free"]
+        if room > free:
+            raise CannotTakePart(
+                "saving it needs {0}, and {1} has {2} free: free some space there{3}".format(
+                    size_text(room),
+                    path,
+                    size_text(free),
+                    ", or set images_cache_dir" if path == directory else "",
+                )
+            )
 
 
 def serve(params: Dict[str, Any], base: str) -> Dict[str, Any]:

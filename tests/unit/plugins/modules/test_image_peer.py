@@ -55,7 +55,7 @@ def test_a_node_fetches_an_archive_and_nothing_is_left_of_its_processes(tmp_path
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """An engine with one image: what it reports of it, and the parts of its archive."""
-    made = SimpleNamespace(size=1, parts=[saved(MadeImage([layer("one")], ["test:1"]))])
+    made = SimpleNamespace(size=1, root="", parts=[saved(MadeImage([layer("one")], ["test:1"]))])
 
     def get_stream(path: str) -> Iterator[bytes]:
         assert path == "/images/test:1/get"
@@ -64,7 +64,11 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
                 raise part
             yield part
 
-    api = SimpleNamespace(get=lambda _path: {"Size": made.size}, get_stream=get_stream)
+    answers = {
+        "/images/test:1/json": lambda: {"Size": made.size},
+        "/info": lambda: {"DockerRootDir": made.root},
+    }
+    api = SimpleNamespace(get=lambda path: answers[path](), get_stream=get_stream)
     monkeypatch.setattr(image_peer, "DockerAPI", lambda **_given: api)
     return made
 
@@ -88,7 +92,7 @@ def test_an_image_of_the_engine_is_saved_while_it_is_served(
 @pytest.mark.parametrize(
     ("changes", "problem", "says"),
     [
-        ({"size": 1 << 60}, CannotTakePart, r"its archive needs 1048576.0 TiB, and .*/peers has .* free"),
+        ({"size": 1 << 60}, CannotTakePart, r"saving it needs 1048576.0 TiB, and .*/peers has .* free"),
         ({"parts": [b"half", DockerUnavailable("no engine")]}, DockerUnavailable, "no engine"),
         ({"parts": [OSError(28, "No space left")]}, OSError, r"No space left: '.*/peers/s.tar'"),
         ({"parts": [b"no tar"]}, ArchiveProblem, "is not an image archive"),
@@ -101,6 +105,20 @@ def test_of_an_image_that_cannot_be_saved_nothing_is_left(
     with pytest.raises(problem, match=says):
         image_peer.source(parameters(tmp_path, key="s", name="s", image="test:1", network="127.0.0.0/8"))
     assert not [one for one in (tmp_path / "cache" / "peers").iterdir() if one.suffix != ".lock"]
+
+
+def test_the_engine_has_room_for_its_own_copy_of_an_image_that_is_saved(
+    tmp_path: Path, engine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.size, engine.root = 2 << 20, str(tmp_path)
+    monkeypatch.setattr(image_peer, "disk", lambda _path: {"free": 3 << 20})
+    there = parameters(tmp_path, key="s", name="s", image="test:1", network="127.0.0.0/8")
+    with pytest.raises(CannotTakePart, match=r"saving it needs 4\.0 MiB, and .*/peers has 3\.0 MiB free"):
+        image_peer.source(there)
+    engine.root = "/proc"
+    monkeypatch.setattr(image_peer, "disk", lambda path: {"free": 1 if path == "/proc" else 3 << 20})
+    with pytest.raises(CannotTakePart, match=r"/proc has 1 B free: free some space there$"):
+        image_peer.source(there)
 
 
 def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: Path) -> None:
