@@ -207,16 +207,19 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
     ArchiveProblem,
     Image,
     inspection,
-    new_layers,
     room_to_load,
     same_image,
     sentence,
-    skippable_members,
     wanted_images,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_load import (
     ArchiveChanged,
     load_chunks,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.images.engine_layers import (
+    inspected,
+    lacking_layers,
+    present_members,
 )
 
 ARGUMENT_SPEC: dict[str, Any] = {
@@ -346,9 +349,7 @@ class Images:
         return wrong, missing
 
     def _new_layers(self) -> dict[str, int]:
-        present = (self._inspect(image["Id"]) or {} for image in self.api.get("/images/json"))
-        chains = ((found.get("RootFS") or {}).get("Layers") or [] for found in present)
-        return new_layers([image for image, _tags in self.wanted], chains)
+        return lacking_layers(self.api, [image for image, _tags in self.wanted])
 
     def _lacking_layers(self) -> dict[str, Any]:
         new = self._new_layers()
@@ -361,8 +362,7 @@ class Images:
     def _skippable(self, new: dict[str, int]) -> frozenset[str]:
         # An archive may hold images for other architectures under the same tags.
         index = self.index._replace(images=[image for image, _tags in self.wanted])
-        classic = image_store(self.api.get("/info")) == "classic"
-        return skippable_members(index, new) if classic else frozenset()
+        return present_members(self.api, index, new)
 
     def _names(self) -> list[str]:
         return [name for image, tags in self.wanted for name in tags or image.ids[:1]]
@@ -370,28 +370,19 @@ class Images:
     def _tagged(self) -> list[tuple[Image, str]]:
         return [(image, tag) for image, tags in self.wanted for tag in tags]
 
-    def _inspect(self, name: str) -> dict[str, Any] | None:
-        try:
-            found: dict[str, Any] = self.api.get("/images/{0}/json".format(quote(name, safe="/:@")))
-        except DockerError as error:
-            if error.status == 404:
-                return None
-            raise
-        return found
-
     def _id(self, name: str) -> str:
-        found = self._inspect(name)
+        found = inspected(self.api, name)
         return NO_IMAGE if found is None else str(found["Id"])
 
     def _is(self, image: Image, name: str) -> bool:
-        found = self._inspect(name)
+        found = inspected(self.api, name)
         return found is not None and same_image(image, found)
 
     def _find(self, image: Image) -> str | None:
         """Return the image's ID in the engine, under any of its names."""
         tags = next(tags for other, tags in self.wanted if other is image)
         for name in [*tags, *image.ids]:
-            found = self._inspect(name)
+            found = inspected(self.api, name)
             if found is not None and same_image(image, found):
                 return str(found["Id"])
         return None

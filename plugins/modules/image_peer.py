@@ -53,6 +53,9 @@ options:
     type: list
     elements: str
     default: []
+  index:
+    description: What is in the archive; the node leaves out what its engine has already.
+    type: dict
   name:
     description: Name of the node.
     type: str
@@ -171,8 +174,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache
     default_cache_dir,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
+    ArchiveIndex,
     ArchiveProblem,
     sentence,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.images.engine_layers import (
+    lacking_layers,
+    present_members,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer import (
     CannotTakePart,
@@ -205,6 +213,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "pieces": {"type": "str", "no_log": True},
     "digest": {"type": "str", "default": ""},
     "left_out": {"type": "list", "elements": "str", "default": []},
+    "index": {"type": "dict"},
     "name": {"type": "str", "default": ""},
     "network": {"type": "str", "default": ""},
     "port": {"type": "int", "default": 0},
@@ -396,9 +405,22 @@ def joined(params: Dict[str, Any]) -> Dict[str, Any]:
         _PORT_S,
     )
     path = base + ".tar"
-    left_out = tuple(params["left_out"])
+    left_out = left_out_of(params["index"]) if params["index"] else tuple(params["left_out"])
     started = start(base, run_name(params), lambda: Peer(settings, params["digest"], path, left_out=left_out))
     return {**started, "path": path}
+
+
+def left_out_of(index: Dict[str, Any]) -> Tuple[str, ...]:
+    """Return the members of an archive that this node's engine has already; none if it does not answer."""
+    found = ArchiveIndex.from_json(index)
+    try:
+        api = DockerAPI()
+        architectures = ("", api.version()["Arch"])
+        images = [image for image in found.images if image.architecture in architectures]
+        new = lacking_layers(api, images)
+        return tuple(sorted(present_members(api, found._replace(images=images), new)))
+    except DockerProblem:
+        return ()
 
 
 def reported(params: Dict[str, Any]) -> Dict[str, Any]:

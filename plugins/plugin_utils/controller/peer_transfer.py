@@ -45,7 +45,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_po
 )
 
 MODULE = "rdm.provision.image_peer"
-ARCHIVE = "rdm.provision.image_archive"
 CALL_S = 60.0
 _READ_S = 3600.0
 """Timeout in seconds for a source to read its archive."""
@@ -136,22 +135,19 @@ class Transfer:
                 self._end_upload(first, upload, result)
             return
         at = [started["address"], str(started["port"])]
-        presence = self._presence(first, at)
-        if self._image:
-            present = self._present_members(others, started["index"], presence)
-        else:
-            present = {name: self._hosts[name].get("present_members") or [] for name in others}
-        joining = {
+        joining: dict[str, dict[str, Any]] = {
             name: {
                 "state": "joined",
                 "digest": started["digest"],
-                "left_out": present[name],
+                "left_out": self._hosts[name].get("present_members") or [],
+                # Nobody has compared a saved image with the nodes' engines yet.
+                **({"index": started["index"]} if self._image else {}),
                 "name": name,
                 "source": at,
             }
             for name in others
         }
-        answers, problems = self._call_all(joining, meanwhile=presence)
+        answers, problems = self._call_all(joining, meanwhile=self._presence(first, at))
         joined = [name for name in answers if not answers[name]["problem"]]
         problems.update({name: one["problem"] for name, one in answers.items() if one["problem"]})
         watch = Watch(joined, int(started["index"]["size"]), time.monotonic())
@@ -188,15 +184,6 @@ class Transfer:
             self._warn(f"{alone} with {first} as source: {why}")
         for name, why in watch.slow.items():
             self._warn(f"{name} {why} while {self._name} went from node to node; the others did without it")
-
-    def _present_members(
-        self, nodes: list[str], index: dict[str, Any], meanwhile: Callable[[], None]
-    ) -> dict[str, list[str]]:
-        """Return the members of a saved image that each node's engine has already."""
-        known = {"path": self._name, "name": self._name, "remote_src": False, "index": index}
-        arguments = {name: {**known, "state": "inspected"} for name in nodes}
-        answers, _problems = call_all(self._executor, ARCHIVE, arguments, self._threads, meanwhile=meanwhile)
-        return {name: answers.get(name, {}).get("present_members") or [] for name in nodes}
 
     def _start_upload(self, first: str) -> tuple[PieceList, _Upload]:
         """Read the archive on the controller, and start to copy it to the node that will serve it."""

@@ -37,7 +37,6 @@ class Nodes:
                 "digest": "d",
                 "index": {"size": 3},
             },
-            "inspected": lambda _name: {"present_members": []},
             "joined": lambda _name: {"port": 7077},
             "reported": lambda _name: {"nodes": dict.fromkeys(NODES[1:], ALL), "sent": 3},
             "stopped": lambda name: {"complete": True, "path": f"/cache/{name}.tar"},

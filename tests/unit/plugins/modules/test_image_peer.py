@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerUnavailable
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveProblem
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer import CannotTakePart
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED, PieceList
 from ansible_collections.rdm.provision.plugins.modules import image_peer
@@ -119,6 +120,29 @@ def test_the_engine_has_room_for_its_own_copy_of_an_image_that_is_saved(
     monkeypatch.setattr(image_peer, "disk", lambda path: {"free": 1 if path == "/proc" else 3 << 20})
     with pytest.raises(CannotTakePart, match=r"/proc has 1 B free: free some space there$"):
         image_peer.source(there)
+
+
+def test_a_node_leaves_out_the_layers_that_its_engine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "image.tar"
+    archive.write_bytes(saved(MadeImage([layer("base"), layer("top")], ["test:1"])))
+    index = index_archive(str(archive))
+    (image,) = index.images
+    answers = {
+        "/images/json": [{"Id": "sha256:1"}],
+        "/images/sha256:1/json": {"RootFS": {"Layers": image.diff_ids[:1]}},
+        "/info": {},
+    }
+    api = SimpleNamespace(get=answers.__getitem__, version=lambda: {"Arch": image.architecture})
+    monkeypatch.setattr(image_peer, "DockerAPI", lambda: api)
+    assert image_peer.left_out_of(index.to_json()) == (image.layer_paths[0],)
+
+    def silent() -> dict[str, Any]:
+        raise DockerUnavailable("no engine")
+
+    api.version = silent
+    assert image_peer.left_out_of(index.to_json()) == ()
 
 
 def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: Path) -> None:
