@@ -33,7 +33,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 @contextlib.contextmanager
 def alone(job_dir: Path) -> Iterator[None]:
     """Keep a second training out of a directory: each would take the other's checkpoints for its own."""
-    if os.environ.get("RANK", "0") != "0":
+    if not _locks():
         yield
         return
     with contextlib.ExitStack() as held:
@@ -52,9 +52,16 @@ def require_alone(job_dir: Path) -> None:
     Raises:
         TrainerError: There is one.
     """
+    if not _locks():
+        return
     # A directory that cannot be read is reported by :func:`alone`.
     with contextlib.suppress(OSError), (job_dir / _LOCK).open("r+") as file:
         _lock(file, job_dir)
+
+
+def _locks() -> bool:
+    """Tell whether this rank locks the directory; the others would only find its lock."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _lock(file: IO[str], job_dir: Path) -> None:
