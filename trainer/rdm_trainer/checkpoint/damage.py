@@ -45,8 +45,8 @@ def is_sound(path: Path) -> bool:
             return checksum_file.read_text() == str(_checksum(path))
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
-    # A damaged directory of the archive may name a compression or a feature that does not exist.
-    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError):
+    # A damaged directory of the archive may name a compression or a feature that is not there.
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError):
         return False
 
 
@@ -82,6 +82,8 @@ def naming(directory: Path, names: Iterable[str]) -> Iterator[None]:
     """
     try:
         yield
+    except TrainerError:
+        raise
     except Exception as problem:
         damaged = [name for name in names if not is_sound(directory / name)]
         if not damaged:

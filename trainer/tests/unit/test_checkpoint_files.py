@@ -310,6 +310,22 @@ def test_a_damaged_file_is_named_whatever_reading_it_raises(tmp_path: Path) -> N
         raise EOFError
 
 
+def test_an_error_of_one_sentence_is_raised_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match="in one sentence"), damage.naming(tmp_path, ["damaged.pt"]):
+        raise TrainerError("in one sentence")
+
+
+def test_a_flipped_bit_that_calls_content_compressed_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("data", b"weights" * 100)
+    content = bytearray(path.read_bytes())
+    # The method of compression in the archive's list; 8 is deflate.
+    content[content.index(b"PK\x01\x02") + 10] ^= 8
+    path.write_bytes(content)
+    assert not damage.is_sound(path)
+
+
 def test_a_jobs_directory_stands_for_its_checkpoints(tmp_path: Path) -> None:
     assert files.checkpoints_of(tmp_path) == tmp_path
     (tmp_path / "checkpoints").mkdir()
