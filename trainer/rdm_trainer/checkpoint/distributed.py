@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rdm_trainer.checkpoint.boxes import Box
-from rdm_trainer.checkpoint.partitions import PartitionReader, Range
+from rdm_trainer.checkpoint.partitions import PartitionReader, Partitions
 from rdm_trainer.checkpoint.writing import Sink
 
 __all__ = ["METADATA", "Saved", "read_metadata", "write"]
@@ -192,22 +192,27 @@ class Saved:
 
     Args:
         directory: The step's directory, which needs to have only the files of what is read.
-        metadata: Which file has which part: from :func:`read_metadata`, or that of DeepSpeed's files from
-            :func:`rdm_trainer.checkpoint.partitions.metadata_of`.
+        tensors: What they have: from :func:`read_metadata`, or DeepSpeed's.
     """
 
-    def __init__(self, directory: Path, metadata: Metadata) -> None:
-        self._metadata = metadata
-        self._stored: Mapping[MetadataIndex, Any] = metadata.storage_data
-        is_deepspeed = isinstance(next(iter(self._stored.values()), None), Range)
+    def __init__(self, directory: Path, tensors: Metadata | Partitions) -> None:
+        self._tensors = tensors
         self._reader: PartitionReader | FileSystemReader = (
-            PartitionReader(directory) if is_deepspeed else FileSystemReader(directory)
+            PartitionReader(directory) if isinstance(tensors, Partitions) else FileSystemReader(directory)
         )
-        self._reader.set_up_storage_reader(metadata, is_coordinator=True)
+
+    def _metadata(self, parts: Sequence[Box]) -> Metadata:
+        """Return which file has which part of the tensors of some parts."""
+        return self._tensors.metadata(parts) if isinstance(self._tensors, Partitions) else self._tensors
 
     def needed_files(self, parts: Sequence[Box]) -> set[str]:
-        """Return the files that contain data of some parts."""
-        return {self._stored[item.storage_index].relative_path for item in _plan(self._metadata, parts)}
+        """Return the files that contain data of some parts.
+
+        Raises:
+            KeyError: The files have no tensor with a part's key.
+        """
+        metadata = self._metadata(parts)
+        return {metadata.storage_data[item.storage_index].relative_path for item in _plan(metadata, parts)}
 
     def load(self, parts: Sequence[Box]) -> None:
         """Read parts, however the tensors were split when they were written. No rank waits for another.
@@ -218,8 +223,10 @@ class Saved:
         Raises:
             KeyError: The files have no tensor with a part's key.
         """
+        metadata = self._metadata(parts)
+        self._reader.set_up_storage_reader(metadata, is_coordinator=True)
         with torch.no_grad():
-            self._reader.read_data(LoadPlan(_plan(self._metadata, parts)), _LoadPlanner(parts)).wait()
+            self._reader.read_data(LoadPlan(_plan(metadata, parts)), _LoadPlanner(parts)).wait()
 
     def whole(self, key: str) -> torch.Tensor:
         """Return a whole tensor.
@@ -227,8 +234,11 @@ class Saved:
         Raises:
             KeyError: There is no tensor with this key.
         """
-        saved = self._metadata.state_dict_metadata[key]
-        assert isinstance(saved, TensorStorageMetadata)
-        values = torch.empty(saved.size, dtype=saved.properties.dtype)
-        self.load([Box(key, tuple(saved.size), (0,) * len(saved.size), values)])
+        if isinstance(self._tensors, Partitions):
+            values = torch.empty(self._tensors.shape(key))
+        else:
+            saved = self._tensors.state_dict_metadata[key]
+            assert isinstance(saved, TensorStorageMetadata)
+            values = torch.empty(saved.size, dtype=saved.properties.dtype)
+        self.load([Box(key, tuple(values.shape), (0,) * values.dim(), values)])
         return values

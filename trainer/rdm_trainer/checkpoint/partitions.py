@@ -31,13 +31,14 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from rdm_trainer.checkpoint import deepspeed_keys as keys
+from rdm_trainer.checkpoint.boxes import Box
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.fragments import STATES, STEP, shard_boxes, whole_shape
 from rdm_trainer.checkpoint.names import present_name
 from rdm_trainer.checkpoint.reading import load_mapped
 from rdm_trainer.distributed.parameters import ShardSpec
 
-__all__ = ["PartitionReader", "Range", "describe", "described_files", "metadata_of"]
+__all__ = ["PartitionReader", "Partitions", "Piece", "Range", "describe", "described_files"]
 
 _OPTIMISER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
@@ -133,8 +134,8 @@ def _partitioned_optimiser(name: str, content: Mapping[str, Any]) -> Iterator[Pi
                 present_name(parameter),
                 int(match[2]),
                 int(match[1]),
-                fragment.numel,
-                {state: Flat((name,), found, fragment.start) for state, found in flat.items()},
+                int(fragment.numel),
+                {state: Flat((name,), found, int(fragment.start)) for state, found in flat.items()},
                 Flat((name,), (*base, "step")),
             )
 
@@ -178,7 +179,7 @@ def _replicated(name: str, content: Mapping[str, Any], manifest: Manifest) -> It
     optimiser = content["optimizer"]
     for names, group in zip(content["optimizer_parameters"], optimiser["param_groups"], strict=True):
         for parameter, key in zip(names, group["params"], strict=True):
-            base = ("optimizer", "state", key)
+            base = ("optimizer", "state", int(key))
             weight = Flat((name,), ("module", parameter))
             if not isinstance(content.get("module"), dict):
                 # A pipeline's layers have files of their own, and names without the layer.
@@ -199,86 +200,134 @@ def _replicated(name: str, content: Mapping[str, Any], manifest: Manifest) -> It
             )
 
 
-def metadata_of(
-    pieces: Iterable[Piece],
-    layout: Mapping[str, Any],
-    shard_specs: Mapping[str, ShardSpec],
-    vocabulary: int,
-) -> Metadata:
-    """Return which file has which part of some parameters, for ``torch.distributed.checkpoint``.
+class Partitions:
+    """The parts of whole tensors that DeepSpeed's files of a step have.
 
     Args:
         pieces: What the files have of all parameters.
         layout: The layout that wrote them.
-        shard_specs: The parameters to read, by name; any shard of each.
+        shard_specs: The parameters that may be read, by name; any shard of each.
         vocabulary: Number of tokens, without padding.
-
-    Raises:
-        ValueError: The pieces of a parameter are not all of it.
     """
-    tensor, expert = int(layout["tensor"]), int(layout.get("expert", 1))
-    found: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        if piece.name in shard_specs:
-            found.setdefault(piece.name, []).append(piece)
-    chunks: dict[str, dict[MetadataIndex, Range]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, current in shard_specs.items():
-        of_name = sorted(found.get(name, []), key=lambda piece: piece.replica)
+
+    def __init__(
+        self,
+        pieces: Iterable[Piece],
+        layout: Mapping[str, Any],
+        shard_specs: Mapping[str, ShardSpec],
+        vocabulary: int,
+    ) -> None:
+        self._layout, self._shard_specs, self._vocabulary = layout, shard_specs, vocabulary
+        self._tensor, self._expert = int(layout["tensor"]), int(layout.get("expert", 1))
+        # By name, and then by the rank on the pipeline, expert and tensor axes.
+        self._pieces: dict[str, dict[int, list[Piece]]] = {}
+        for piece in sorted(pieces, key=lambda piece: piece.replica):
+            if piece.name in shard_specs:
+                self._pieces.setdefault(piece.name, {}).setdefault(piece.mp_rank, []).append(piece)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor.
+
+        Raises:
+            KeyError: There is no tensor with this key.
+        """
+        if key == STEP:
+            return (1,)
+        return whole_shape(self._shard_specs[key.partition(".")[2]], self._vocabulary)
+
+    def metadata(self, parts: Iterable[Box]) -> Metadata:
+        """Return which files have the rows of some parts, for ``torch.distributed.checkpoint``.
+
+        A rank keeps little of a large model; ranges that it does not read would fill its memory.
+
+        Raises:
+            KeyError: There is no tensor with a part's key.
+            ValueError: The files do not have all of a parameter.
+        """
+        wanted: dict[str, list[Box]] = {}
+        chunks: dict[str, dict[MetadataIndex, Range]] = {}
+        for part in parts:
+            chunks[part.key] = {}
+            if part.key != STEP:
+                wanted.setdefault(part.key.partition(".")[2], []).append(part)
+        # All pieces have the same number of updates, so it is read from a file that is read anyway.
+        step: tuple[Piece, int] | None = None
+        for name, of_name in wanted.items():
+            low = min(part.offsets[0] for part in of_name)
+            high = max(part.offsets[0] + part.values.shape[0] for part in of_name)
+            states = {part.key.partition(".")[0] for part in of_name}
+            for piece, number, offsets, sizes, begin in self._ranges(name, low, high):
+                step = step or (piece, number)
+                for state in states:
+                    key, flat = f"{state}.{name}", piece.states[state]
+                    chunks[key][MetadataIndex(key, offsets)] = Range(
+                        flat.files[number], flat.keys, flat.begin + begin, sizes
+                    )
+        if STEP in chunks:
+            piece, number = step or (self._any(), 0)
+            found = Range(piece.step.files[number], piece.step.keys, 0, (1,))
+            chunks[STEP] = {MetadataIndex(STEP, (0,)): found}
+        tensors: dict[str, Any] = {
+            key: TensorStorageMetadata(
+                TensorProperties(dtype=torch.float32),
+                torch.Size(self.shape(key)),
+                [
+                    ChunkStorageMetadata(index.offset or torch.Size(), torch.Size(one.shape))
+                    for index, one in of_key.items()
+                ],
+            )
+            for key, of_key in chunks.items()
+        }
+        return Metadata(
+            tensors, storage_data={index: one for of_key in chunks.values() for index, one in of_key.items()}
+        )
+
+    def _any(self) -> Piece:
+        return next(piece for ranks in self._pieces.values() for some in ranks.values() for piece in some)
+
+    def _ranges(
+        self, name: str, low: int, high: int
+    ) -> Iterator[tuple[Piece, int, tuple[int, ...], tuple[int, ...], int]]:
+        """Find the boxes of a parameter with some of its rows.
+
+        Args:
+            name: The parameter's name.
+            low: The first row.
+            high: The row after the last.
+
+        Yields:
+            The piece with the box, the number of its file, the box's offsets in the whole tensor, its sizes,
+            and its first element in the part that the file has of the piece.
+        """
+        current, found = self._shard_specs[name], self._pieces.get(name, {})
+        model = self._tensor * self._expert
         # Several stages have a tied parameter; the first one's is read.
-        stage = min((piece.mp_rank // (tensor * expert) for piece in of_name), default=0)
-        parts = 1 if current.dimension is None else tensor * (expert if current.experts else 1)
+        stage = min((mp_rank // model for mp_rank in found), default=0)
+        parts = 1 if current.dimension is None else model if current.experts else self._tensor
         for part in range(parts):
-            saved = _saved(current, layout, parts, part)
-            own = [piece for piece in of_name if piece.mp_rank == stage * tensor * expert + part]
+            saved, own = self._saved(current, parts, part), found.get(stage * model + part, ())
             count, whole = sum(piece.size for piece in own), math.prod(saved.local_shape)
             if count != whole:
                 raise ValueError(f"the files have {count} of {whole} elements of {name}")
-            for state in STATES:
-                key = f"{state}.{name}"
-                shapes[key] = whole_shape(saved, vocabulary)
-                chunks.setdefault(key, {}).update(_ranges(key, state, own, saved, vocabulary))
-        # All pieces have the same number of updates.
-        step = of_name[0].step
-        chunks[STEP] = {MetadataIndex(STEP, (0,)): Range(step.files[0], step.keys, 0, (1,))}
-        shapes[STEP] = (1,)
-    tensors: dict[str, Any] = {
-        key: TensorStorageMetadata(
-            TensorProperties(dtype=torch.float32),
-            torch.Size(shapes[key]),
-            [
-                ChunkStorageMetadata(index.offset or torch.Size(), torch.Size(one.shape))
-                for index, one in of_key.items()
-            ],
-        )
-        for key, of_key in chunks.items()
-    }
-    return Metadata(
-        tensors, storage_data={index: one for of_key in chunks.values() for index, one in of_key.items()}
-    )
+            row = math.prod(saved.local_shape[1:])
+            first = saved.index * saved.local_shape[0] if saved.dimension == 0 else 0
+            begin = 0
+            for piece in own:
+                end = begin + piece.size
+                size = -(-piece.size // len(piece.step.files))
+                for number in range(len(piece.step.files)):
+                    after = min(begin + size, end)
+                    if first + begin // row < high and low * row < first * row + after:
+                        for offsets, sizes, skipped in shard_boxes(saved, self._vocabulary, begin, after):
+                            yield piece, number, offsets, sizes, skipped
+                    begin = after
 
-
-def _ranges(
-    key: str, state: str, pieces: Iterable[Piece], shard_spec: ShardSpec, vocabulary: int
-) -> Iterator[tuple[MetadataIndex, Range]]:
-    """Yield the boxes of a state of a shard, and where they are."""
-    begin = 0
-    for piece in pieces:
-        flat, end = piece.states[state], begin + piece.size
-        size = -(-piece.size // len(flat.files))
-        for file in flat.files:
-            boxes = shard_boxes(shard_spec, vocabulary, begin, min(begin + size, end))
-            for offsets, sizes, skipped in boxes:
-                yield MetadataIndex(key, offsets), Range(file, flat.keys, flat.begin + skipped, sizes)
-            begin = min(begin + size, end)
-
-
-def _saved(shard_spec: ShardSpec, layout: Mapping[str, Any], parts: int, part: int) -> ShardSpec:
-    """Return the shard spec of one of a parameter's parts in the layout that wrote it."""
-    shape = shard_spec.shape
-    if shard_spec.vocabulary:
-        shape = (int(layout["padded_vocab_size"]), *shape[1:])
-    return replace(shard_spec, shape=shape, parts=parts, index=part)
+    def _saved(self, shard_spec: ShardSpec, parts: int, part: int) -> ShardSpec:
+        """Return the shard spec of one of a parameter's parts in the layout that wrote it."""
+        shape = shard_spec.shape
+        if shard_spec.vocabulary:
+            shape = (int(self._layout["padded_vocab_size"]), *shape[1:])
+        return replace(shard_spec, shape=shape, parts=parts, index=part)
 
 
 class PartitionReader:
@@ -296,7 +345,7 @@ class PartitionReader:
         self._ranges: Mapping[MetadataIndex, Range] = {}
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:  # noqa: ARG002  # torch's
-        """Take the metadata from :func:`metadata_of`."""
+        """Take the metadata from :meth:`Partitions.metadata`."""
         self._ranges = metadata.storage_data
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

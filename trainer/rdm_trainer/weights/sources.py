@@ -229,9 +229,8 @@ def _saved(directory: Path, manifest: Manifest, config: Config) -> Saved:
     described = partitions.described_files(manifest)
     pieces = [piece for name in described for piece in partitions.describe(directory, name, manifest)]
     shard_specs = models.shard_specs(config.model)
-    return Saved(
-        directory, partitions.metadata_of(pieces, manifest.layout, shard_specs, config.spec.vocabulary)
-    )
+    tensors = partitions.Partitions(pieces, manifest.layout, shard_specs, config.spec.vocabulary)
+    return Saved(directory, tensors)
 
 
 def require_model(source: Source, config: Config) -> None:
