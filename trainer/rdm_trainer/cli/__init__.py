@@ -33,7 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "rendezvous:rendezvous",
         "Let hosts that know no inventory find each other, and run a command.",
     ),
-    "checkpoint": ("checkpoint:checkpoint", "Look into checkpoints, convert and repair them."),
+    "checkpoint": ("checkpoint:checkpoint", "Look into checkpoints, and repair them."),
     "export": ("weights:export", "Write a checkpoint's weights for Hugging Face or Megatron."),
     "import": ("weights:import_", "Write the configuration that trains a published model."),
     "generate": ("weights:generate", "Let a checkpoint or a published model go on with a text."),

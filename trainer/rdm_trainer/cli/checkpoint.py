@@ -198,5 +198,15 @@ def repair(directory: Path, as_json: bool, iteration: int | None) -> int:
     return DONE
 
 
+@checkpoint.command(hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def convert(arguments: tuple[str, ...]) -> int:  # noqa: ARG001
+    """Say what took the place of this verb of earlier releases."""
+    raise TrainerError(
+        "Checkpoints are no longer converted: a training reads them in every layout as they are; leave this "
+        "command out."
+    )
+
+
 def _print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -310,6 +310,13 @@ def test_a_damaged_file_is_named_whatever_reading_it_raises(tmp_path: Path) -> N
         raise EOFError
 
 
+def test_a_conversion_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    refused = run_verb("convert", tmp_path, "--iteration", 4, "--json").exception
+    assert isinstance(refused, TrainerError)
+    assert "reads them in every layout as they are" in str(refused)
+    assert "convert" not in run_verb("--help").output
+
+
 def test_an_error_of_one_sentence_is_raised_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="in one sentence"), damage.naming(tmp_path, ["damaged.pt"]):
         raise TrainerError("in one sentence")
