@@ -39,9 +39,9 @@ T5 = _small(
 # (which checkpoint, the job, the layout that resumes)
 CASES = {
     "gpt": ("gpt", GPT, parallel()),
-    "gpt-converted": ("gpt", GPT, parallel(tensor=2)),
+    "gpt-tensor": ("gpt", GPT, parallel(tensor=2)),
     "t5": ("t5", T5, parallel(pipeline=2)),
-    "t5-converted": ("t5", T5, parallel(zero_stage=2)),
+    "t5-stage-two": ("t5", T5, parallel(zero_stage=2)),
 }
 
 

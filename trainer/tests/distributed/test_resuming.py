@@ -108,7 +108,7 @@ def unbroken(root: str) -> dict[str, dict[int, float]]:
         name: resuming.train(job, Path(root) / f"unbroken-{name}").losses() for name, job in jobs.items()
     }
     found["alone"] = resuming.train(GPT, Path(root) / "for-one-rank").losses()
-    # Without ZeRO, every replica has everything, so nothing needs to be converted.
+    # Without ZeRO, every replica has everything, so DeepSpeed itself loads it on another number of them.
     whole = training.configure(GPT, parallel(zero_stage=0))
     found["alone, whole"] = resuming.train(whole, Path(root) / "whole-for-one-rank").losses()
     return found

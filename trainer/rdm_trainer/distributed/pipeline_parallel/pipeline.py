@@ -2,7 +2,7 @@
 """A list of layers as a model: whole on one stage, or cut into the stages of a pipeline.
 
 Parameters have the same names in both forms (``3.self_attention.qkv_proj.weight``,
-``tied_modules.embed.weight``), so that checkpoints can be converted between them.
+``tied_modules.embed.weight``), so that each form reads the checkpoints of the other.
 """
 
 from __future__ import annotations
