@@ -7,10 +7,10 @@ import contextlib
 import heapq
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.checkpoint import damage, files
@@ -19,6 +19,8 @@ from rdm_trainer.distributed.collective import CHUNK, Collective
 from rdm_trainer.distributed.leaders import find_leaders
 
 __all__ = ["Storage", "shares"]
+
+_T = TypeVar("_T")
 
 # Bytes sent between two barriers of all ranks.
 _MEETING = 4 * 1024**3
@@ -113,6 +115,35 @@ class Storage:
         if found:
             raise damage.error(self.directory / name, found)
 
+    def alike(self, name: str, read: Iterable[str], action: Callable[[], _T]) -> _T:
+        """Run an action on every rank, and return its result if it succeeded on all.
+
+        Args:
+            name: The step's directory.
+            read: Names of the step's files that the action reads.
+            action: It calls no collective operation.
+
+        Raises:
+            TrainerError: On all ranks: the action failed on any of them.
+        """
+        result: Any = None
+        cause: Exception | None = None
+        damaged: set[str] = set()
+        try:
+            result = action()
+        except Exception as problem:  # The other ranks wait, and must not go on without this one.
+            cause = problem
+            damaged = {file for file in read if not damage.is_sound(self.directory / name / file)}
+        try:
+            self.refuse_damaged(name, damaged)
+            error = self.first_error(None if cause is None else _reason(cause))
+            if error is not None:
+                raise TrainerError(f"{self.directory / name} cannot be read: {error}.", exit_code=FAILED)
+        except TrainerError as refused:
+            raise refused from cause
+        found: _T = result
+        return found
+
     def clear_leftovers(self) -> None:
         """Remove what interrupted writes left in every directory."""
         self.each(lambda: files.clear_leftovers(self.directory))
@@ -183,6 +214,12 @@ class Storage:
                 manifest.write(self.directory / name)
         self._refuse(error, f"The checkpoint {name} could not be brought to every node")
         return sum(size for _, size, _, _ in moves)
+
+
+def _reason(problem: Exception) -> str:
+    if isinstance(problem, TrainerError):
+        return str(problem).removesuffix(".")
+    return f"{type(problem).__name__}: {problem}"
 
 
 def _sizes(inventory: Inventory, name: str) -> dict[str, int]:

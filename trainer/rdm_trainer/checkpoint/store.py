@@ -14,10 +14,11 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from rdm_core.config import Config
 from rdm_core.errors import FAILED, TrainerError
-from rdm_trainer.checkpoint import damage, files, identity, partitions, reading
+from rdm_trainer.checkpoint import damage, files, identity, reading
 from rdm_trainer.checkpoint.damage import CHECKSUM
 from rdm_trainer.checkpoint.distributed import METADATA, Saved, read_metadata
 from rdm_trainer.checkpoint.files import Inventory, Manifest
+from rdm_trainer.checkpoint.partitions import Partitions, describe, described_files
 from rdm_trainer.checkpoint.storage import Storage
 from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.distributed.parameters import shard_spec_of
@@ -234,9 +235,9 @@ class Checkpoints:
         directory = storage.directory / name
         saved = None
         if not self._states.can_load(manifest.layout):
-            saved = Saved(directory, self._metadata(storage, manifest, inventories))
+            saved = Saved(directory, self._tensors(storage, manifest, inventories))
             inventories = storage.inventories()
-        own = _with_checksums({_RANDOM, *self._states.needed_files(manifest, saved)}, manifest)
+        own = storage.alike(name, (), lambda: self._own(manifest, saved))
         needed = self._needed(storage, own)
         self._spread(storage, name, manifest, needed, inventories)
         if saved is not None:
@@ -254,29 +255,26 @@ class Checkpoints:
             + (f" (saved as {_short(manifest.layout)}, now {_short(self._layout)})" if other else "")
         )
 
-    def _metadata(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> Metadata:
-        """Return which file has which part of this rank's parameters."""
+    def _tensors(
+        self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]
+    ) -> Metadata | Partitions:
+        """Return which file has which part of the tensors."""
         name = files.tag(manifest.iteration)
         directory = storage.directory / name
         if METADATA in manifest.files:
             every = [_with_checksums(set(), manifest)] * self._collective.size
             self._spread(storage, name, manifest, every, inventories)
-            with damage.naming(directory, {METADATA}):
-                return read_metadata(directory)
-        pieces: list[partitions.Piece] = []
-        damaged: set[str] = set()
-        for file in self._described(storage, manifest, inventories):
-            try:
-                pieces += partitions.describe(directory, file, manifest)
-            except Exception:
-                if damage.is_sound(directory / file):
-                    raise
-                damaged.add(file)
-        storage.refuse_damaged(name, damaged)
-        every_piece = [piece for some in self._collective.gather(pieces) for piece in some or ()]
+            return storage.alike(name, {METADATA}, lambda: _sound_metadata(directory))
+        described = self._described(storage, manifest, inventories)
+        pieces = storage.alike(
+            name,
+            described,
+            lambda: [piece for file in described for piece in describe(directory, file, manifest)],
+        )
+        every_piece = [piece for some in self._collective.gather(pieces) for piece in some]
         weights = self._engine.module.named_parameters()
         shard_specs = {parameter: shard_spec_of(weight) for parameter, weight in weights}
-        return partitions.metadata_of(every_piece, manifest.layout, shard_specs, self._config.spec.vocabulary)
+        return Partitions(every_piece, manifest.layout, shard_specs, self._config.spec.vocabulary)
 
     def _described(
         self, storage: Storage, manifest: Manifest, inventories: Mapping[int, Inventory]
@@ -293,12 +291,19 @@ class Checkpoints:
             if step is not None and step.manifest == manifest
         }
         own = []
-        for number, file in enumerate(partitions.described_files(manifest)):
-            size = manifest.files[file]
-            among = next(ranks[leader] for leader, sizes in have.items() if sizes.get(file) == size)
-            if among[number % len(among)] == rank:
+        for number, file in enumerate(described_files(manifest)):
+            leaders = [leader for leader, sizes in have.items() if sizes.get(file) == manifest.files[file]]
+            among = ranks[leaders[number % len(leaders)]]
+            if among[number // len(leaders) % len(among)] == rank:
                 own.append(file)
         return own
+
+    def _own(self, manifest: Manifest, saved: Saved | None) -> set[str]:
+        """Return the files that this rank reads."""
+        names = self._states.needed_files(manifest, saved)
+        if unknown := names - manifest.files.keys():
+            raise ValueError(f"{min(unknown)} is none of its files")
+        return _with_checksums({_RANDOM, *names}, manifest)
 
     def _needed(self, storage: Storage, own: set[str]) -> list[set[str]]:
         """Return the files that each rank reads; with a shared directory, only those of this rank."""
@@ -345,6 +350,12 @@ def _newest(
         if newest is not None and iteration > newest:
             log(f"the checkpoint of iteration {iteration} is not complete and is not taken")
     return None if newest is None else whole[newest]
+
+
+def _sound_metadata(directory: Path) -> Metadata:
+    """Read the metadata, unless it is damaged: its content would be believed."""
+    damage.refuse(directory, {METADATA})
+    return read_metadata(directory)
 
 
 def _with_checksums(names: set[str], manifest: Manifest) -> set[str]:

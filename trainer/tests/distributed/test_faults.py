@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint import files
+from rdm_trainer.checkpoint.storage import Storage
 from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.train import Training
 from tests.distributed import processes, resuming, training
@@ -310,6 +311,31 @@ def test_a_flipped_bit_is_not_loaded(tmp_path: Path) -> None:
             folder, _, inner = file.partition("/")
             assert f"checkpoints/{folder} is damaged in {inner}; " in said[name]
         assert "--iteration N" in said["weights"]
+
+
+def refused_by_one(root: str) -> str | None:
+    """Let the last rank fail where the others do not."""
+    collective = Collective(datetime.timedelta(minutes=5))
+    storage = Storage(Path(root), collective, create=False)
+
+    def described() -> int:
+        if collective.rank == 1:
+            raise ValueError("the files have 8 of 16 elements of 0.weight")
+        return collective.rank
+
+    assert storage.alike("global_step4", (), lambda: collective.rank) == collective.rank
+    try:
+        storage.alike("global_step4", (), described)
+    except TrainerError as error:
+        return str(error)
+    return None
+
+
+def test_what_one_rank_cannot_read_is_refused_by_all(tmp_path: Path) -> None:
+    for said in processes.run(2, refused_by_one, str(tmp_path)):
+        assert said is not None
+        assert said.startswith(f"{tmp_path}/global_step4 cannot be read: rank 1: node ")
+        assert said.endswith(": ValueError: the files have 8 of 16 elements of 0.weight.")
 
 
 def not_finite(root: str) -> dict[str, Any]:
