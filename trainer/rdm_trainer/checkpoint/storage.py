@@ -219,6 +219,8 @@ class Storage:
 def _reason(problem: Exception) -> str:
     if isinstance(problem, TrainerError):
         return str(problem).removesuffix(".")
+    if isinstance(problem, OSError) and problem.filename:
+        return f"{problem.filename}: {problem.strerror}"
     return f"{type(problem).__name__}: {problem}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from rdm_core.config import Config
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.checkpoint import damage, files, identity, reading
+from rdm_trainer.checkpoint.boxes import Box
 from rdm_trainer.checkpoint.damage import CHECKSUM
 from rdm_trainer.checkpoint.distributed import METADATA, Saved, read_metadata
 from rdm_trainer.checkpoint.files import Inventory, Manifest
@@ -235,7 +236,7 @@ class Checkpoints:
         directory = storage.directory / name
         saved = None
         if not self._states.can_load(manifest.layout):
-            saved = Saved(directory, self._tensors(storage, manifest, inventories))
+            saved = _Saved(storage, name, self._tensors(storage, manifest, inventories))
             inventories = storage.inventories()
         own = storage.alike(name, (), lambda: self._own(manifest, saved))
         needed = self._needed(storage, own)
@@ -330,6 +331,30 @@ class Checkpoints:
         sent = storage.spread(name, manifest, needed, inventories)
         if sent:
             self._log(f"brought {sent / 1e6:.1f} MB of {name} to nodes that did not have it")
+
+
+class _Saved(Saved):
+    """The tensors in the files of a step, which all ranks read, or none.
+
+    Args:
+        storage: The checkpoints directory.
+        name: The step's directory.
+        tensors: As for :class:`Saved`.
+    """
+
+    def __init__(self, storage: Storage, name: str, tensors: Metadata | Partitions) -> None:
+        super().__init__(storage.directory / name, tensors)
+        self._storage, self._name = storage, name
+
+    def load(self, parts: Sequence[Box]) -> None:
+        """Read parts. All ranks call this once.
+
+        Raises:
+            TrainerError: On all ranks: any of them could not read its parts.
+        """
+        read = super().load
+        # The files are verified before, and reading all of them again would take long.
+        self._storage.alike(self._name, (), lambda: read(parts))
 
 
 def _newest(

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import os
+import re
 import resource
 import shutil
 import signal
@@ -18,6 +21,7 @@ import torch.distributed as dist
 
 from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint import files
+from rdm_trainer.checkpoint.partitions import PartitionReader
 from rdm_trainer.checkpoint.storage import Storage
 from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.train import Training
@@ -300,17 +304,40 @@ def flipped_bits(root: str) -> dict[str, str]:
             resuming.train(training.configure(GPT, layout), job_dir)
         except TrainerError as error:
             said[name] = str(error)
+    said["unreadable"] = unreadable(root)
     return said
+
+
+def unreadable(root: str) -> str:
+    """Resume under another layout where the files cannot be read on the second rank."""
+    job_dir = Path(root) / "unreadable"
+    alone(shutil.copytree, Path(root) / "saved", job_dir)
+    read = PartitionReader.read_data
+
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "a.pt")
+
+    if dist.get_rank() == 1:
+        PartitionReader.read_data = fail  # type: ignore[method-assign]
+    try:
+        resuming.train(training.configure(GPT, parallel(tensor=2)), job_dir)
+    except TrainerError as error:
+        return str(error)
+    finally:
+        PartitionReader.read_data = read  # type: ignore[method-assign]
+    return ""
 
 
 def test_a_flipped_bit_is_not_loaded(tmp_path: Path) -> None:
     ranks = processes.run(2, flipped_bits, str(tmp_path))
     for said in ranks:
-        assert said.keys() == FLIPPED.keys()
+        assert said.keys() == {*FLIPPED, "unreadable"}
         for name, (file, _) in FLIPPED.items():
             folder, _, inner = file.partition("/")
             assert f"checkpoints/{folder} is damaged in {inner}; " in said[name]
         assert "--iteration N" in said["weights"]
+        expected = r"/global_step4 cannot be read: rank 1: node .+: a\.pt: Input/output error\.$"
+        assert re.search(expected, said["unreadable"])
 
 
 def refused_by_one(root: str) -> str | None:
