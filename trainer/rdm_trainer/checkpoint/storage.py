@@ -115,7 +115,7 @@ class Storage:
         if found:
             raise damage.error(self.directory / name, found)
 
-    def alike(self, name: str, read: Iterable[str], action: Callable[[], _T]) -> _T:
+    def all_or_none(self, name: str, read: Iterable[str], action: Callable[[], _T]) -> _T:
         """Run an action on every rank, and return its result if it succeeded on all.
 
         Args:

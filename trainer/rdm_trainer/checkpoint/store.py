@@ -238,7 +238,7 @@ class Checkpoints:
         if not self._states.can_load(manifest.layout):
             saved = _Saved(storage, name, self._tensors(storage, manifest, inventories))
             inventories = storage.inventories()
-        own = storage.alike(name, (), lambda: self._own(manifest, saved))
+        own = storage.all_or_none(name, (), lambda: self._own(manifest, saved))
         needed = self._needed(storage, own)
         self._spread(storage, name, manifest, needed, inventories)
         if saved is not None:
@@ -265,9 +265,9 @@ class Checkpoints:
         if METADATA in manifest.files:
             every = [_with_checksums(set(), manifest)] * self._collective.size
             self._spread(storage, name, manifest, every, inventories)
-            return storage.alike(name, {METADATA}, lambda: _sound_metadata(directory))
+            return storage.all_or_none(name, {METADATA}, lambda: _sound_metadata(directory))
         described = self._described(storage, manifest, inventories)
-        pieces = storage.alike(
+        pieces = storage.all_or_none(
             name,
             described,
             lambda: [piece for file in described for piece in describe(directory, file, manifest)],
@@ -354,7 +354,7 @@ class _Saved(Saved):
         """
         read = super().load
         # The files are verified before, and reading all of them again would take long.
-        self._storage.alike(self._name, (), lambda: read(parts))
+        self._storage.all_or_none(self._name, (), lambda: read(parts))
 
 
 def _newest(

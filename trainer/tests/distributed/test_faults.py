@@ -350,9 +350,9 @@ def refused_by_one(root: str) -> str | None:
             raise ValueError("the files have 8 of 16 elements of 0.weight")
         return collective.rank
 
-    assert storage.alike("global_step4", (), lambda: collective.rank) == collective.rank
+    assert storage.all_or_none("global_step4", (), lambda: collective.rank) == collective.rank
     try:
-        storage.alike("global_step4", (), described)
+        storage.all_or_none("global_step4", (), described)
     except TrainerError as error:
         return str(error)
     return None
