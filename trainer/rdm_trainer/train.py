@@ -279,6 +279,14 @@ class Training:
             raise TrainerError(error)
         if source is None:
             return None
+        # On disks that nodes do not share, each node takes the newest checkpoint that it has.
+        steps = self._collective.gather(source.iteration if isinstance(source, CheckpointSource) else None)
+        if len(set(steps)) > 1:
+            found = " and ".join(str(step) for step in sorted({step or 0 for step in steps}))
+            raise TrainerError(
+                f"checkpoint.init_from is {self.config.checkpoint.init_from}, whose newest checkpoints on "
+                f"the nodes are of iterations {found}; bring the same one to all nodes."
+            )
         storage = Storage(source.where.parent, self._collective, create=False)
         # Only our own checkpoints have checksums.
         storage.verify(source.where.name, source.sizes if isinstance(source, CheckpointSource) else {})
