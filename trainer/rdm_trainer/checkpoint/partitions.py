@@ -38,7 +38,7 @@ from rdm_trainer.checkpoint.names import present_name
 from rdm_trainer.checkpoint.reading import load_mapped
 from rdm_trainer.distributed.parameters import ShardSpec
 
-__all__ = ["PartitionReader", "Partitions", "Piece", "Range", "describe", "described_files"]
+__all__ = ["Flat", "PartitionReader", "Partitions", "Piece", "describe", "described_files"]
 
 _OPTIMISER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
