@@ -288,8 +288,11 @@ class Training:
                 f"the nodes are of iterations {found}; bring the same one to all nodes."
             )
         storage = Storage(source.where.parent, self._collective, create=False)
-        # Only our own checkpoints have checksums.
-        storage.verify(source.where.name, source.sizes if isinstance(source, CheckpointSource) else {})
+        if isinstance(source, CheckpointSource):
+            # Only our own checkpoints have checksums.
+            storage.verify(source.where.name, source.sizes)
+            own = source
+            storage.all_or_none(source.where.name, (), lambda: own.saved)
         self._announce(f"  the weights are those of {source.where}")
         return fill(source)
 

@@ -8,6 +8,7 @@ read, no process ever holds more than its own part and one parameter.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -207,19 +208,23 @@ class CheckpointSource:
                 "its training for a step, which writes a new one."
             )
         config = from_dict(saved)
+        self._config, self._manifest = config, steps[chosen]
         self.model, self.tokenizer = config.model, config.data.tokenizer
         precision = str(steps[chosen].layout["precision"])
         self.dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[precision]
         self.sizes = steps[chosen].files
         if verify:
             damage.refuse(self.where, self.sizes)
-        with damage.naming(self.where, self.sizes):
-            self._saved = _saved(self.where, steps[chosen], config)
+
+    @functools.cached_property
+    def saved(self) -> Saved:
+        """The tensors in the files. The files' descriptions are read at the first use."""
+        return _saved(self.where, self._manifest, self._config)
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter, float32."""
         with damage.naming(self.where, self.sizes):
-            return self._saved.whole(f"{STATES[0]}.{name}")
+            return self.saved.whole(f"{STATES[0]}.{name}")
 
 
 def _saved(directory: Path, manifest: Manifest, config: Config) -> Saved:
