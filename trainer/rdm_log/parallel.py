@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["of_each", "records_of"]
 
 PART = 8 * BLOCK
-"""Bytes that a process reads at a time. Together with the parts that wait, this limits the memory."""
+"""Bytes that a process reads at a time. It limits the memory."""
 REACH = 2 * BLOCK
 """Bytes after the earliest start of a part in which the heading of timers is searched for…"""
 _SHORT_REACH = 64 * 1024
@@ -40,7 +41,6 @@ _FEW = 32
 
 _One = TypeVar("_One")
 _Result = TypeVar("_Result")
-_Found = tuple[list[Record], RankTimers]
 
 
 def _workers(work: int) -> int:
@@ -97,7 +97,7 @@ def records_of(paths: Sequence[Path]) -> Iterator[Record]:
     from concurrent.futures.process import BrokenProcessPool
 
     read_part = functools.partial(_read_part, tuple(paths))
-    waiting: deque[tuple[_Part, Future[_Found]]] = deque()
+    waiting: deque[tuple[_Part, Future[bytes]]] = deque()
     timers = RankTimers()
     parts = _Parts(paths, PART, REACH)
     begin = 0
@@ -115,8 +115,10 @@ def records_of(paths: Sequence[Path]) -> Iterator[Record]:
                     blocks = read(paths, begin=part.begin, end=part.end)
                     yield from records(blocks, timers)
                 else:
-                    found, timers = future.result()
+                    found, timers = pickle.loads(future.result())  # noqa: S301  # of our own process
                     yield from found
+                    # Before the next part is unpickled.
+                    del found
                 parts.has_timers |= timers.are_open
                 begin = part.end
     except BrokenProcessPool:
@@ -124,10 +126,14 @@ def records_of(paths: Sequence[Path]) -> Iterator[Record]:
         yield from records(read(paths, begin=begin), timers)
 
 
-def _read_part(paths: tuple[Path, ...], part: _Part) -> _Found:
-    """Return the records in a part of a log, and its timers that may continue."""
+def _read_part(paths: tuple[Path, ...], part: _Part) -> bytes:
+    """Return the records in a part of a log, and its timers that may continue, pickled.
+
+    Records of training lines alone take five times the memory of their pickle, and several parts may wait.
+    """
     timers = RankTimers()
-    return list(records(read(paths, begin=part.begin, end=part.end), timers)), timers
+    found = list(records(read(paths, begin=part.begin, end=part.end), timers))
+    return pickle.dumps((found, timers))
 
 
 class _Parts(Iterator[_Part]):

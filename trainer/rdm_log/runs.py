@@ -36,13 +36,13 @@ from rdm_log.lines import (
     loss_name,
 )
 
-__all__ = ["OUTLIERS", "RECENT", "Loss", "Run", "TimerFigures", "add_record", "merged", "runs", "with_engine"]
+__all__ = ["Loss", "Run", "TimerFigures", "add_record", "merged", "runs", "with_engine"]
 
-OUTLIERS = 20
+_OUTLIERS = 20
 """The number of slowest steps that are kept."""
-RECENT_TIMES = 10
+_RECENT_TIMES = 10
 """The number of last step times that are kept, in order."""
-RECENT = 8
+_RECENT = 8
 """Another rank's copy of a line comes at most this many lines later."""
 _SAME_TIME = 0.01
 """The relative difference between two ranks' times of the same step."""
@@ -171,8 +171,8 @@ class Run:
     loss: Loss = field(default_factory=Loss)
     first_milliseconds: float | None = None
     times: Sample = field(default_factory=Sample)
-    recent_times: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_TIMES))
-    slowest: Largest = field(default_factory=lambda: Largest(OUTLIERS))
+    recent_times: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_TIMES))
+    slowest: Largest = field(default_factory=lambda: Largest(_OUTLIERS))
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
     highest_grad_norm: float | None = None
     memory: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -185,8 +185,8 @@ class Run:
     series: dict[str, Series] | None = None
     checkpoints: deque[int] = field(default_factory=lambda: deque(maxlen=_EVALUATIONS))
     engine: Run | None = None
-    _clock: _Clock = field(default_factory=lambda: _Clock())
-    _engine_clock: _Clock = field(default_factory=lambda: _Clock())
+    _clock: _Clock = field(default_factory=_Clock)
+    _engine_clock: _Clock = field(default_factory=_Clock)
     _engine_logs_times: bool = False
     marks: Marks = field(default_factory=Marks)
     _recent: dict[int, Step] = field(default_factory=dict)
@@ -278,7 +278,7 @@ class Run:
             if MILLISECONDS not in values and len(step.time) > _SECONDS:
                 values = self._clock.timed(iteration, values, step.time)
         self._recent[iteration] = step
-        if len(self._recent) > RECENT:
+        if len(self._recent) > _RECENT:
             oldest = next(iter(self._recent))
             del self._recent[oldest]
             if self._line_counts.pop(oldest, 1) < self._ranks:
