@@ -267,6 +267,21 @@ class Evil:
 
 @pytest.mark.usefixtures("_megatron_core")
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
+@pytest.mark.parametrize("kind", ["t5", "bert"])
+def test_another_distributed_model_is_not_taken_for_a_gpt(kind: str, tmp_path: Path) -> None:
+    step = tmp_path / "iter_0000007"
+    torch_dist(shaken(MODELS["gpt"]), step, numbered=False)
+    metadata = read_metadata(step)
+    stored = metadata.state_dict_metadata
+    encoder = {key.replace("decoder.", "encoder."): value for key, value in stored.items()}
+    metadata.state_dict_metadata = {**stored, **encoder} if kind == "t5" else encoder
+    (step / METADATA).write_bytes(pickle.dumps(metadata))
+    with pytest.raises(TrainerError, match=r"has encoder.* as a T5 or a BERT has it"):
+        open_source(tmp_path)
+
+
+@pytest.mark.usefixtures("_megatron_core")
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
 def test_what_is_no_distributed_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     step = tmp_path / "iter_0000007"
     torch_dist(shaken(MODELS["gpt"]), step, numbered=False)

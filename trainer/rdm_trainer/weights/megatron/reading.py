@@ -18,7 +18,16 @@ from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.weights.megatron.arguments import expert_ranks, model_of
 from rdm_trainer.weights.megatron.tensors import EXPERTS, Placed, placed
 
-__all__ = ["FILE", "LATEST", "RELEASE", "MegatronSource", "is_checkpoint", "load", "step_directory"]
+__all__ = [
+    "FILE",
+    "LATEST",
+    "RELEASE",
+    "MegatronSource",
+    "is_checkpoint",
+    "load",
+    "require_gpt",
+    "step_directory",
+]
 
 LATEST = "latest_checkpointed_iteration.txt"
 FILE = "model_optim_rng.pt"
@@ -83,7 +92,7 @@ class MegatronSource:
                 f"{self.where} is of an interleaved pipeline, which is not read in Megatron's format torch; "
                 "save it with --ckpt-format torch_dist, or without virtual stages."
             )
-        _require_gpt(first["model"], self.where)
+        require_gpt(first["model"], self.where)
         self.model = model_of(arguments, str(self.where))
         self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
         tensor = int(arguments["tensor_model_parallel_size"])
@@ -215,8 +224,16 @@ _FUSED = (
 )
 
 
-def _require_gpt(state: Mapping[str, Any], where: Path) -> None:
-    """Reject other models: a GPT's names also occur in a T5 and in a BERT of earlier releases."""
+def require_gpt(state: Mapping[str, Any], where: Path) -> None:
+    """Reject other models: a GPT's names also occur in a T5 and in a BERT of earlier releases.
+
+    Args:
+        state: The weights of a rank, or of all ranks, by name.
+        where: The step's directory.
+
+    Raises:
+        TrainerError: The model is a T5 or a BERT.
+    """
     others = [name for name in state if name.startswith(("encoder.", "lm_head", "binary_head"))]
     others += [name for name in state.get("language_model", {}) if name in ("decoder", "pooler")]
     if others:

@@ -77,6 +77,9 @@ class TorchDistSource:
         }
         names = ("embedding.word_embeddings.weight",)
         self._prefix = next((one for one in _PREFIXES if one + names[0] in self._sizes), "")
+        reading.require_gpt(
+            {key.removeprefix(self._prefix): size for key, size in self._sizes.items()}, where
+        )
         self._by_name = {one.ours: self._found(one) for one in placed(self.model)}
         self._placed = {one.ours: one for one in placed(self.model)}
         self._require_layers()
@@ -161,7 +164,7 @@ class TorchDistSource:
     def _require_known(self) -> None:
         """Reject weights that no parameter here takes: the model is another one."""
         taken = {found.key for parts in self._by_name.values() for found in parts}
-        kinds = tuple(f"{self._prefix}{kind}." for kind in ("decoder", "encoder", "mtp"))
+        kinds = tuple(f"{self._prefix}{kind}." for kind in ("decoder", "mtp"))
         for key in self._sizes:
             if key.startswith(kinds) and key not in taken and "_extra_state" not in key:
                 raise TrainerError(f"{self.where} has {key}, which models here have not.")
