@@ -42,11 +42,11 @@ class Drawn:
 
     def __init__(self, model: ModelConfig) -> None:
         self.model = model
-        self._shapes = models.parameter_shapes(model)
+        self._shard_specs = models.shard_specs(model)
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter."""
-        return torch.randn(self._shapes[name], dtype=torch.bfloat16)
+        return torch.randn(self._shard_specs[name].shape, dtype=torch.bfloat16)
 
 
 def peaks(work: Callable[[], object]) -> tuple[int, int]:
