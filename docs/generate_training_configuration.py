@@ -33,7 +33,8 @@ see [Megatron's flags, and our keys](megatron-flags.md).
 An integer is at most 2147483647 unless the table says otherwise. YAML 1.1 reads `010` and `1:30` as 8 and 90.
 Here they are no numbers: a key for a number refuses them, and a key for text keeps them unchanged. Write a
 blend in Megatron's order, `[0.3, a, 0.7, b]`, as `[{prefix: a, weight: 0.3}, {prefix: b, weight: 0.7}]`.
-In a path, `~` is the home directory on the node, and under Slurm on the host that submits the job.
+In a path, `~` is the home directory where the job runs, such as in its container; under Slurm, on the host
+that submits the job.
 """
 OTHERS = """## workload: command
 
@@ -47,7 +48,8 @@ FINETUNE_HEAD = """# A fine-tuning's configuration
 This page has every key of a job's YAML file with `workload: finetune`. `make docs` writes it from the
 trainer's dataclasses (`trainer/rdm_core/config/finetune.py`). A key that you leave out has its default; an
 unknown key is an error. On the command line, `key.sub=value` overrides the file; values are YAML.
-In a path, `~` is the home directory on the node. [Fine-tuning](finetune.md) is the guide.
+In a path, `~` is the home directory where the job runs, such as in its container; under Slurm, on the host
+that submits the job. [Fine-tuning](finetune.md) is the guide.
 """
 WORDS = {"int": "integer", "float": "number", "str": "text", "bool": "true or false"}
 

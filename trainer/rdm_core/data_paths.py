@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Translate the data paths in a configuration to this node's paths."""
+"""Translate the paths of a configuration's files to this node's paths."""
 
 from __future__ import annotations
 
