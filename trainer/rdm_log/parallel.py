@@ -13,6 +13,7 @@ import functools
 import itertools
 import os
 import pickle
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from rdm_log.lines import Record
-from rdm_log.scan import BLOCK, END, TIMERS, RankTimers, read, records
+from rdm_log.scan import BLOCK, END, NEAR, TIMERS, RankTimers, read, records
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor
@@ -38,6 +39,8 @@ _MOST = 4
 
 _FEW = 32
 """Files per process: fewer than twice as many are read by one process."""
+
+_END = re.compile(rb"[\n\r]")
 
 _One = TypeVar("_One")
 _Result = TypeVar("_Result")
@@ -92,7 +95,7 @@ def records_of(paths: Sequence[Path]) -> Iterator[Record]:
     size = sum(path.stat().st_size for path in paths)
     workers = _workers(size // (4 * PART))
     if workers < 2:
-        yield from records(read(paths))
+        yield from _records(paths)
         return
     from concurrent.futures.process import BrokenProcessPool
 
@@ -112,8 +115,7 @@ def records_of(paths: Sequence[Path]) -> Iterator[Record]:
                 part, future = waiting.popleft()
                 if timers.are_open and not part.is_sure:
                     # Do not cancel the future: if a worker is then killed, Python 3.11 reports no later part.
-                    blocks = read(paths, begin=part.begin, end=part.end)
-                    yield from records(blocks, timers)
+                    yield from _records(paths, timers, part.begin, part.end)
                 else:
                     found, timers = pickle.loads(future.result())  # noqa: S301  # of our own process
                     yield from found
@@ -123,7 +125,15 @@ def records_of(paths: Sequence[Path]) -> Iterator[Record]:
                 begin = part.end
     except BrokenProcessPool:
         # A worker was killed, perhaps for lack of memory: one process needs less.
-        yield from records(read(paths, begin=begin), timers)
+        yield from _records(paths, timers, begin)
+
+
+def _records(
+    paths: Sequence[Path], timers: RankTimers | None = None, begin: int = 0, end: int = END
+) -> Iterator[Record]:
+    """Return the records between two positions of a log."""
+    above = b"".join(read(paths, begin=max(0, begin - NEAR), end=begin))
+    return records(read(paths, begin=begin, end=end), timers, above)
 
 
 def _read_part(paths: tuple[Path, ...], part: _Part) -> bytes:
@@ -132,7 +142,7 @@ def _read_part(paths: tuple[Path, ...], part: _Part) -> bytes:
     Records of training lines alone take five times the memory of their pickle, and several parts may wait.
     """
     timers = RankTimers()
-    found = list(records(read(paths, begin=part.begin, end=part.end), timers))
+    found = list(_records(paths, timers, part.begin, part.end))
     return pickle.dumps((found, timers))
 
 
@@ -171,6 +181,9 @@ def _border(paths: Sequence[Path], position: int, reach: int) -> tuple[int, bool
         newline = max(seen.rfind(b"\n", 0, heading), seen.rfind(b"\r", 0, heading)) if heading > 0 else -1
         if newline >= 0:
             return position + newline + 1, True
-        if len(seen) >= reach and b"\n" in seen:
-            return position + seen.index(b"\n") + 1, False
+        if len(seen) >= reach:
+            if end := _END.search(seen):
+                return position + end.end(), False
+            # Forget the beginning of a line that may be longer than the memory.
+            position, seen = position + len(seen), b""
     return None

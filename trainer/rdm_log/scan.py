@@ -25,6 +25,7 @@ from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, RankTimes, Record, Step, 
 __all__ = [
     "BLOCK",
     "END",
+    "NEAR",
     "TIMERS",
     "RankTimers",
     "piece",
@@ -43,9 +44,7 @@ _LONGEST = 4 * BLOCK
 """The most bytes of a line. A longer one is read in parts."""
 _GAP = 64 * 1024
 """The most bytes of other output between two lines of the timers of all ranks."""
-
-
-_NEAR = 4 * 1024
+NEAR = 4 * 1024
 """Bytes before a line in which a progress bar gives its step."""
 
 _BAR_WORD = b"%|"
@@ -126,18 +125,21 @@ def read(paths: Sequence[Path], block: int = BLOCK, *, begin: int = 0, end: int 
                 yield data
 
 
-def records(blocks: Iterable[bytes], timers: RankTimers | None = None) -> Iterator[Record]:
+def records(
+    blocks: Iterable[bytes], timers: RankTimers | None = None, above: bytes = b""
+) -> Iterator[Record]:
     """Yield the records of a log, in order.
 
     Args:
         blocks: Its bytes, split anywhere. Carriage returns end lines like newlines: progress bars use them.
         timers: The timers that may continue from the bytes before.
+        above: The last bytes before, up to ``NEAR``.
     """
     timers = timers or RankTimers()
-    above = b""
+    above = b"".join(lines for lines, _ in _lines([above]))
     for lines, whole in _lines(blocks):
         yield from _of(lines, timers, whole=whole, above=above)
-        above = (above + lines[-_NEAR:])[-_NEAR:]
+        above = (above + lines[-NEAR:])[-NEAR:]
 
 
 def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
@@ -198,7 +200,7 @@ def _of(data: bytes, timers: RankTimers, *, whole: bool, above: bytes) -> Iterat
             yield from timers.go_on(data, end, next(ends))
         for one in parse(line, whole=whole or end < len(data)):
             if isinstance(one, Step) and not one.is_numbered:
-                yield _by_bar(one, (above + data[max(0, start - _NEAR) : end])[-_NEAR:])
+                yield _by_bar(one, (above + data[max(0, start - NEAR) : end])[-NEAR:])
             else:
                 yield one
 

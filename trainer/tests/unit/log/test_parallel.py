@@ -6,8 +6,10 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import pickle
 import random
 import signal
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -159,3 +161,25 @@ def test_parts_are_the_whole_log(tmp_path: Path) -> None:
         == path.read_bytes()
     )
     assert all(later.begin == earlier.end for earlier, later in itertools.pairwise(parts))
+
+
+def test_a_part_that_begins_below_a_progress_bar_has_its_step(tmp_path: Path) -> None:
+    """Hugging Face's Trainer logs no number of a step."""
+    path = tmp_path / "n1.out"
+    bar = "\r  1%|          | {}/99999 [00:17<01:06,  1.25s/it]\r{{'loss': 2.5, 'epoch': 0.{}}}\r\n"
+    path.write_text("".join(bar.format(number, number) for number in range(1000, 1100)))
+    parts = list(parallel._Parts([path], 460, 100))
+    assert any(path.read_bytes()[part.begin :].startswith(b"{") for part in parts)
+    read = [pickle.loads(parallel._read_part((path,), part))[0] for part in parts]
+    assert list(itertools.chain(*read)) == list(scan.records([path.read_bytes()]))
+
+
+def test_the_border_of_a_part_takes_no_memory_for_a_long_line(tmp_path: Path) -> None:
+    path = tmp_path / "n1.out"
+    path.write_bytes(b"a word " * 500_000 + b"\n" + log(2))
+    tracemalloc.start()
+    parts = list(parallel._Parts([path], 5000, 10_000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert parts[1].begin == path.read_bytes().index(b"\n") + 1
+    assert peak < 1_000_000
