@@ -40,7 +40,7 @@ _MOST = 4
 _FEW = 32
 """Files per process: fewer than twice as many are read by one process."""
 
-_END = re.compile(rb"[\n\r]")
+_LINE_END = re.compile(rb"[\n\r]")
 
 _One = TypeVar("_One")
 _Result = TypeVar("_Result")
@@ -182,7 +182,7 @@ def _border(paths: Sequence[Path], position: int, reach: int) -> tuple[int, bool
         if newline >= 0:
             return position + newline + 1, True
         if len(seen) >= reach:
-            if end := _END.search(seen):
+            if end := _LINE_END.search(seen):
                 return position + end.end(), False
             # Forget the beginning of a line that may be longer than the memory.
             position, seen = position + len(seen), b""
