@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import os
@@ -15,6 +16,7 @@ import time
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -312,19 +314,13 @@ def unreadable(root: str) -> str:
     """Resume under another layout where the files cannot be read on the second rank."""
     job_dir = Path(root) / "unreadable"
     alone(shutil.copytree, Path(root) / "saved", job_dir)
-    read = PartitionReader.read_data
-
-    def fail(*_: Any) -> Any:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), "a.pt")
-
-    if dist.get_rank() == 1:
-        PartitionReader.read_data = fail  # type: ignore[method-assign]
-    try:
-        resuming.train(training.configure(GPT, parallel(tensor=2)), job_dir)
-    except TrainerError as error:
-        return str(error)
-    finally:
-        PartitionReader.read_data = read  # type: ignore[method-assign]
+    failure = OSError(errno.EIO, os.strerror(errno.EIO), "a.pt")
+    fails = mock.patch.object(PartitionReader, "read_data", side_effect=failure)
+    with fails if dist.get_rank() == 1 else contextlib.nullcontext():
+        try:
+            resuming.train(training.configure(GPT, parallel(tensor=2)), job_dir)
+        except TrainerError as error:
+            return str(error)
     return ""
 
 
