@@ -46,6 +46,9 @@ GATHER_S = 60.0
 _GATHER_NODE_S = 0.25
 RETURN_S = 600.0
 """How long a job with restarts left waits for a lost node or master, in seconds."""
+LAUNCHER_S = 60.0
+"""Seconds for a launcher to end after all of its processes. Slurm 22.05's srun sometimes never does, if it
+has started them on two components of a job."""
 _TICK_S = 0.25
 _LOCK_S = 2.0
 _FILES = 256
@@ -237,6 +240,7 @@ class Master:
         self._inquiry = root_cause.Inquiry(self._replies)
         self._health = health.Health(request, agent.part.config)
         self._written_at = 0.0
+        self._processes_done_at: float | None = None
 
     def run(self) -> None:
         """Run attempts until one finishes or none is left."""
@@ -309,7 +313,8 @@ class Master:
                 self._kill_everywhere()
                 return False
             if self._done():
-                self._end("finished")
+                hung = "" if self._launchers_done() else "A launcher outlived its processes, and was killed."
+                self._end("finished", hung)
                 return True
 
     def _send(self, order: dict[str, Any]) -> None:
@@ -459,9 +464,17 @@ class Master:
         return all(name in self._reports and self._reports[name]["launcher"] == 0 for name in required)
 
     def _done(self) -> bool:
-        """Return whether all launchers and all processes on all nodes have ended without an error."""
+        """Return whether all launchers and all processes on all nodes have ended without an error.
+
+        A launcher that still runs LAUNCHER_S after its processes hangs, and counts as ended.
+        """
         ranks = [state for report in self._reports.values() for state in report["ranks"].values()]
-        return self._launchers_done() and ranks == ["done"] * self._world
+        if ranks != ["done"] * self._world:
+            self._processes_done_at = None
+            return False
+        if self._processes_done_at is None:
+            self._processes_done_at = time.monotonic()
+        return self._launchers_done() or time.monotonic() - self._processes_done_at > LAUNCHER_S
 
     def _kill_everywhere(self) -> None:
         """End this attempt's processes on all nodes, and wait until all but the lost nodes confirm it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The state with which a restarted agent continues its job, and a stop while processes begin."""
+"""The state with which a restarted agent continues its job, a stop while processes begin, and the end."""
 
 from __future__ import annotations
 
@@ -41,6 +41,21 @@ class Beginning(Part):
         self.process = "done"
 
 
+class Hanging(Part):
+    """Stands in for a node whose process is done, and whose launcher runs on; it is stopped later."""
+
+    reports = 0
+
+    def start(self, number: int, port: int, network_cidr: str) -> None:
+        self.attempt = number
+
+    def report(self) -> dict[str, Any]:
+        self.reports += 1
+        if self.reports == 4:
+            self.directory.request_stop(0.0)
+        return {**super().report(), "ranks": {"0": "done"}, "launcher": None}
+
+
 def test_the_master_s_restart_is_one_more_failure_and_all_others_are_kept() -> None:
     failure = Failure("n2", 1, "Rank 1 on n2 failed.", ("ValueError",))
     known = replace(STATE, master="n1", failures=[failure], restarts=1)
@@ -53,9 +68,9 @@ def test_the_master_s_restart_is_one_more_failure_and_all_others_are_kept() -> N
     assert after_restart(known, "n2") == known
 
 
-def test_a_process_that_began_after_the_last_report_may_still_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    """The agent of a job on one node with one process."""
     (tmp_path / "key").write_text("shared by the nodes")
     monkeypatch.setenv("RDM_CLUSTER_KEY", str(tmp_path / "key"))
     ports = network.take_free_ports("127.0.0.1", 1, zlib.crc32(f"{os.getpid()} agent".encode()))
@@ -63,7 +78,21 @@ def test_a_process_that_began_after_the_last_report_may_still_save(
     job = JobDirectory(tmp_path / "gpt", "n1")
     job.make(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),), offer=Offer(agent_port=ports[0], mark="x")))
     job.write_resolved(configuration.dump(config(tmp_path)))
-    agent = Agent(job)
-    agent.part = Beginning(job)
+    return Agent(job)
+
+
+def test_a_process_that_began_after_the_last_report_may_still_save(agent: Agent) -> None:
+    agent.part = Beginning(agent.directory)
     agent.run()
     assert (agent.state.state, agent.state.reason) == ("stopped", "It saved and ended, as requested.")
+
+
+@pytest.mark.parametrize(("limit", "state"), [(0.0, "finished"), (3600.0, "stopped")])
+def test_a_job_ends_though_its_launcher_does_not(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, limit: float, state: str
+) -> None:
+    monkeypatch.setattr("rdm_job.agent.LAUNCHER_S", limit)
+    agent.part = Hanging(agent.directory)
+    agent.run()
+    assert agent.state.state == state
+    assert ("A launcher outlived" in agent.state.reason) == (state == "finished")
