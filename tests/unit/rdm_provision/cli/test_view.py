@@ -298,7 +298,7 @@ def test_what_was_measured_is_shown_in_the_order_of_the_run() -> None:
     ]
     assert lines[5:8] == ["  Not in this run: n3", "  failed: n2: no answer", "  warning: odd"]
     assert ["n1", "181", "--", "2.07", "200", "ok"] in [line.split() for line in lines]
-    assert ["64", "MiB", "12.34", "ms", "5.40", "8.10"] in [line.split() for line in lines]
+    assert ["64.0", "MiB", "12.34", "ms", "5.40", "8.10"] in [line.split() for line in lines]
     assert lines[-1] == "  No node makes it slow."
 
 
