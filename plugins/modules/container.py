@@ -154,7 +154,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan impor
     Plan,
     with_owner_marker,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.container import etc_hosts
 from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady
 from ansible_collections.rdm.provision.plugins.module_utils.container.request import NEEDED, ends, settings_of
@@ -203,7 +203,10 @@ _TIMEOUT = 60.0
 """Seconds that the engine may be silent, besides the container's stop timeout."""
 
 
-def run(module: AnsibleModule) -> Dict[str, Any]:
+@as_module(
+    ARGUMENT_SPEC, DockerProblem, NotReady, PluginProblem, FilePlanError, RdmaProblem, PreconditionFailed
+)
+def main(module: AnsibleModule) -> Dict[str, Any]:
     """Bring the container into its desired state.
 
     Raises:
@@ -294,26 +297,6 @@ def _renew(lock: Dict[str, Any]) -> None:
 
 def _runs(found: Dict[str, Any]) -> bool:
     return bool(found["State"]["Running"] and not found["State"]["Paused"])
-
-
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    try:
-        result = run(module)
-    except (
-        DockerProblem,
-        NotReady,
-        PluginProblem,
-        FilePlanError,
-        RdmaProblem,
-        PreconditionFailed,
-    ) as problem:
-        module.fail_json(msg=str(problem), **echo(module))
-    except OSError as error:
-        where = error.filename or "cannot write"
-        module.fail_json(msg="{0}: {1}".format(where, error.strerror or error), **echo(module))
-    module.exit_json(**{**result, **echo(module)})
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ import time
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import (
     NotReady,
     refuse_taken,
@@ -103,27 +104,24 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+@as_module(ARGUMENT_SPEC, DockerProblem, NotReady, PluginProblem)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Wait for the container, and return the module's result."""
     params = module.params
     began = time.monotonic()
     restored = networks.Restored([], [])
-    try:
-        api = DockerAPI()
-        if params["state"] == "unclaimed":
-            refuse_taken(api, params["name"], params["cluster"], params["socket"])
-        else:
-            if not module.check_mode:
-                wait_ready(api, params["name"], params["socket"], params["ready_line"], params["timeout"])
-            if params["socket"]:
-                restored = networks.restore(api, params["socket"], params["cluster"], module.check_mode)
-    except (DockerProblem, NotReady, PluginProblem) as problem:
-        module.fail_json(msg=str(problem))
+    api = DockerAPI()
+    if params["state"] == "unclaimed":
+        refuse_taken(api, params["name"], params["cluster"], params["socket"])
+    else:
+        if not module.check_mode:
+            wait_ready(api, params["name"], params["socket"], params["ready_line"], params["timeout"])
+        if params["socket"]:
+            restored = networks.restore(api, params["socket"], params["cluster"], module.check_mode)
     for warning in restored.warnings:
         module.warn(warning)
     waited = round(time.monotonic() - began, 3)
-    module.exit_json(changed=bool(restored.names), waited=waited, taught=restored.names)
+    return {"changed": bool(restored.names), "waited": waited, "taught": restored.names}
 
 
 if __name__ == "__main__":

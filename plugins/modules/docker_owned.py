@@ -93,6 +93,7 @@ from typing import Any, Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import FilePlanError
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
@@ -229,29 +230,24 @@ def _gone(request: Any, path: str, **query: Any) -> None:
             raise
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+@as_module(ARGUMENT_SPEC, DockerProblem, FilePlanError, PreconditionFailed)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Remove what is the cluster's, and return the module's result."""
     remove = remove_networks if module.params["role"] == "network" else remove_containers
     removed: List[str] = []
+    # The engine is silent while it waits for a container to stop.
+    api = DockerAPI(timeout=_TIMEOUT + module.params["stop_timeout"])
     try:
-        # The engine is silent while it waits for a container to stop.
-        api = DockerAPI(timeout=_TIMEOUT + module.params["stop_timeout"])
-        try:
-            if not module.check_mode and module.params["role"] != "plugin":
-                wake_plugin(api, module.params["cluster"], module.params["socket"])
-            removed = remove(api, module.params, module.check_mode)
-        except DockerUnavailable:
-            if not no_engine_here(api):
-                raise
-    except (DockerProblem, FilePlanError, PreconditionFailed) as problem:
-        module.fail_json(msg=str(problem))
-    except OSError as error:
-        module.fail_json(msg="{0}: {1}".format(error.filename or "cannot remove", error.strerror or error))
+        if not module.check_mode and module.params["role"] != "plugin":
+            wake_plugin(api, module.params["cluster"], module.params["socket"])
+        removed = remove(api, module.params, module.check_mode)
+    except DockerUnavailable:
+        if not no_engine_here(api):
+            raise
     result: Dict[str, Any] = {"changed": bool(removed), "removed": removed}
     if module._diff:
         result["diff"] = {"before": "".join(name + "\n" for name in removed), "after": ""}
-    module.exit_json(**result)
+    return result
 
 
 if __name__ == "__main__":

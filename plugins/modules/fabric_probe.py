@@ -164,7 +164,7 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.docker import container_program
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.docker.container_program import NotMeasuredError
@@ -185,17 +185,6 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "rails": {"type": "dict", "default": {}},
     "docker_socket": {"type": "str", "default": ""},
 }
-
-
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    parameters = module.params
-    try:
-        result = all_rails(parameters, checked(parameters))
-    except ValueError as error:
-        module.fail_json(msg=str(error), **echo(module))
-    module.exit_json(changed=False, **result, **echo(module))
 
 
 def checked(parameters: dict[str, Any]) -> dict[str, str]:
@@ -296,6 +285,12 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
         "ssh": {peers[int(index)]: text for index, text in result["ssh"].items()},
         "login": {login[address]: text for address, text in result["login"].items()},
     }
+
+
+@as_module(ARGUMENT_SPEC, ValueError)
+def main(module: AnsibleModule) -> dict[str, Any]:
+    """Return the module's result."""
+    return all_rails(module.params, checked(module.params))
 
 
 if __name__ == "__main__":

@@ -42,15 +42,16 @@ amd:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs import gpu_driver
 
 ARGUMENT_SPEC: Dict[str, Any] = {"sysfs_root": {"type": "str", "default": "/sys"}}
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    module.exit_json(changed=False, **gpu_driver(module.params["sysfs_root"]))
+@as_module(ARGUMENT_SPEC)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the module's result."""
+    return gpu_driver(module.params["sysfs_root"])
 
 
 if __name__ == "__main__":

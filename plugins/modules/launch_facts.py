@@ -39,6 +39,7 @@ programs:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.jobs import launch_requirements
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -51,11 +52,11 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+@as_module(ARGUMENT_SPEC)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the module's result."""
     programs = {name: launch_requirements.program(name)._asdict() for name in module.params["programs"]}
-    module.exit_json(changed=False, programs=programs)
+    return {"programs": programs}
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ removed:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.python_env import megatron_helpers
 from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import (
     EnvironmentProblem,
@@ -77,7 +78,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-def run(module: AnsibleModule) -> Dict[str, Any]:
+@as_module(ARGUMENT_SPEC, EnvironmentProblem)
+def main(module: AnsibleModule) -> Dict[str, Any]:
     """Build or remove the helpers, and return the module's result."""
     options = module.params
     checkout = absolute_path(options["checkout"], "python_env_megatron")
@@ -92,16 +94,6 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     if changed and not module.check_mode:
         megatron_helpers.build(what, environment)
     return {"changed": changed, "built": what.target}
-
-
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    try:
-        result = run(module)
-    except EnvironmentProblem as problem:
-        module.fail_json(msg=str(problem))
-    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -379,6 +379,7 @@ from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base import host, shell_variable
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, ip_json
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, CONFIG_DIR
@@ -762,10 +763,10 @@ def _check_infiniband(findings: Findings, infiniband: list[dict[str, Any]]) -> N
         findings.add("warning", "uverbs-missing", text.format(", ".join(without)))
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    module.exit_json(changed=False, node=node_facts(**module.params))
+@as_module(ARGUMENT_SPEC)
+def main(module: AnsibleModule) -> dict[str, Any]:
+    """Return the module's result."""
+    return {"node": node_facts(**module.params)}
 
 
 if __name__ == "__main__":

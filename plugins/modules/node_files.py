@@ -108,7 +108,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan impor
     Plan,
     with_owner_marker,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     **FILE_ARGUMENTS,
@@ -122,24 +122,18 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    try:
-        marker = module.params["owner_marker"]
-        plan = Plan(with_owner_marker(module.params, [marker] if marker else []))
-        result: Dict[str, Any] = {"paths": plan.changes(), "made": plan.made, "kept": plan.kept}
-        result["changed"] = bool(result["paths"])
-        if module._diff:
-            result["diff"] = plan.diff()
-        if not module.check_mode:
-            plan.apply(module)
-    except FilePlanError as problem:
-        module.fail_json(msg=str(problem), **echo(module))
-    except OSError as error:
-        where = error.filename or "cannot write"
-        module.fail_json(msg="{0}: {1}".format(where, error.strerror or error), **echo(module))
-    module.exit_json(**result, **echo(module))
+@as_module(ARGUMENT_SPEC, FilePlanError)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Write or remove the files, and return the module's result."""
+    marker = module.params["owner_marker"]
+    plan = Plan(with_owner_marker(module.params, [marker] if marker else []))
+    result: Dict[str, Any] = {"paths": plan.changes(), "made": plan.made, "kept": plan.kept}
+    result["changed"] = bool(result["paths"])
+    if module._diff:
+        result["diff"] = plan.diff()
+    if not module.check_mode:
+        plan.apply(module)
+    return result
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ origin:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.state import node_lock
 from ansible_collections.rdm.provision.plugins.module_utils.state.cluster_files import origin_of
 
@@ -76,23 +76,18 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    wanted = module.params["lock"]
+@as_module(ARGUMENT_SPEC)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Read, take or release the lock, and return the module's result."""
+    wanted, directory = module.params["lock"], module.params["config_dir"]
     found: Dict[str, Any] = {}
-    try:
-        if module.check_mode or module.params["state"] == "seen":
-            found = node_lock.holder(wanted["cluster"])
-        elif module.params["state"] == "held":
-            found = node_lock.take(wanted, module.params["ended"])
-        else:
-            node_lock.release(wanted)
-    except OSError as error:
-        msg = "{0}: {1}".format(error.filename or "the lock", error.strerror or error)
-        module.fail_json(msg=msg, **echo(module))
-    origin = origin_of(wanted["cluster"], module.params["config_dir"]) if module.params["config_dir"] else {}
-    module.exit_json(changed=False, holder=found, origin=origin, **echo(module))
+    if module.check_mode or module.params["state"] == "seen":
+        found = node_lock.holder(wanted["cluster"])
+    elif module.params["state"] == "held":
+        found = node_lock.take(wanted, module.params["ended"])
+    else:
+        node_lock.release(wanted)
+    return {"holder": found, "origin": origin_of(wanted["cluster"], directory) if directory else {}}
 
 
 if __name__ == "__main__":

@@ -73,6 +73,7 @@ ways:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -99,14 +100,10 @@ def find(name: str, must: Any = None, root: str = "/sys", dev_root: str = "/dev"
     return {**found._asdict(), **what._asdict()}
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    try:
-        found = find(module.params["function"], module.params["required"])
-    except rdma.RdmaProblem as problem:
-        module.fail_json(msg=str(problem))
-    module.exit_json(changed=False, **found)
+@as_module(ARGUMENT_SPEC, rdma.RdmaProblem)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the module's result."""
+    return find(module.params["function"], module.params["required"])
 
 
 if __name__ == "__main__":

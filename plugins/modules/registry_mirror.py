@@ -52,30 +52,22 @@ mirrors:
   sample: ["http://cache.example.com:5000"]
 """
 
+from typing import Any, Dict
+
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.docker.registry_mirrors import configure
 
 ARGUMENT_SPEC = {"mirrors": {"type": "list", "elements": "str", "required": True}}
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    try:
-        result = configure(DockerAPI(), module.params["mirrors"], change=not module.check_mode)
-    except DockerProblem as problem:
-        module.fail_json(msg=str(problem), **echo(module))
-    module.exit_json(
-        changed=result["changed"],
-        mirrors=result["after"],
-        diff={
-            "before": "".join(url + "\n" for url in result["before"]),
-            "after": "".join(url + "\n" for url in result["after"]),
-        },
-        **echo(module),
-    )
+@as_module(ARGUMENT_SPEC, DockerProblem)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Configure the mirrors, and return the module's result."""
+    result = configure(DockerAPI(), module.params["mirrors"], change=not module.check_mode)
+    diff = {state: "".join(url + "\n" for url in result[state]) for state in ("before", "after")}
+    return {"changed": result["changed"], "mirrors": result["after"], "diff": diff}
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ actions:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.programs import ProgramProblem
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons
 
@@ -101,26 +102,21 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+@as_module(ARGUMENT_SPEC, daemons.SlurmProblem, ProgramProblem)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Make or remove the daemons, and return the module's result."""
     options = module.params
-    try:
-        if options["state"] == "absent":
-            actions = daemons.absent(options, module.check_mode)
-        else:
-            actions = daemons.make_directories(options["directories"], module.check_mode)
-            if options["token_key"]:
-                actions += daemons.make_key(options["token_key"], module.check_mode)
-            actions += daemons.present(options, module.check_mode)
-    except (daemons.SlurmProblem, ProgramProblem) as problem:
-        module.fail_json(msg=str(problem))
-    except OSError as error:
-        module.fail_json(msg="{0}: {1}".format(error.filename or "cannot write", error.strerror or error))
+    if options["state"] == "absent":
+        actions = daemons.absent(options, module.check_mode)
+    else:
+        actions = daemons.make_directories(options["directories"], module.check_mode)
+        if options["token_key"]:
+            actions += daemons.make_key(options["token_key"], module.check_mode)
+        actions += daemons.present(options, module.check_mode)
     result: Dict[str, Any] = {"changed": bool(actions), "actions": actions}
     if module._diff:
         result["diff"] = {"before": "", "after": "".join("{0}\n".format(action) for action in actions)}
-    module.exit_json(**result)
+    return result
 
 
 if __name__ == "__main__":

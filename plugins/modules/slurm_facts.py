@@ -62,15 +62,16 @@ slurm:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.host_facts import gather
 
 ARGUMENT_SPEC: Dict[str, Any] = {"devices": {"type": "list", "elements": "str", "default": []}}
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    module.exit_json(changed=False, slurm=gather(module.params["devices"]))
+@as_module(ARGUMENT_SPEC)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the module's result."""
+    return {"slurm": gather(module.params["devices"])}
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ jobs:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.programs import ProgramProblem, find_program
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons, host_facts
 
@@ -55,23 +56,20 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+@as_module(ARGUMENT_SPEC, daemons.SlurmProblem, ProgramProblem)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the module's result."""
     options = module.params
     if not find_program("sinfo"):
         module.fail_json(msg="Slurm is not installed here: rdm-provision slurm up makes a cluster")
-    try:
-        if options["wait_for"]:
-            nodes = daemons.wait_for_nodes(options["wait_for"], options["timeout"])
-        else:
-            nodes = daemons.nodes()
-    except (daemons.SlurmProblem, ProgramProblem) as problem:
-        module.fail_json(msg=str(problem))
+    if options["wait_for"]:
+        nodes = daemons.wait_for_nodes(options["wait_for"], options["timeout"])
+    else:
+        nodes = daemons.nodes()
     jobs = host_facts.queue()
     if jobs is None:
         module.fail_json(msg="squeue cannot read the queue: see {0}".format(daemons.LOGS["slurmctld"]))
-    module.exit_json(changed=False, nodes=nodes, jobs=jobs)
+    return {"nodes": nodes, "jobs": jobs}
 
 
 if __name__ == "__main__":

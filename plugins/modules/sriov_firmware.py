@@ -67,6 +67,7 @@ reasons:
 from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.programs import ProgramProblem
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma_tools
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import pf
@@ -103,19 +104,16 @@ def _text(one: Dict[str, Any], sriov: Any, vfs: Any) -> str:
     return "{0[name]} ({0[pci]}): SRIOV_EN={1} NUM_OF_VFS={2}\n".format(one, sriov, vfs)
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+@as_module(ARGUMENT_SPEC, ProgramProblem)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the module's result."""
     vfs = module.params["vfs"]
     if vfs < 1:
         module.fail_json(msg="vfs {0} is not a number of VFs: give 1 or more".format(vfs))
-    try:
-        found = adapters(module.params["parents"], module.params["sysfs_root"])
-        lacking = [one for one in found if not rdma_tools.allows(one["next"], vfs)]
-        for one in [] if module.check_mode else lacking:
-            rdma_tools.set_firmware(one["pci"], max(vfs, one["next"]["vfs"] or 0))
-    except ProgramProblem as problem:
-        module.fail_json(msg="{0}".format(problem))
+    found = adapters(module.params["parents"], module.params["sysfs_root"])
+    lacking = [one for one in found if not rdma_tools.allows(one["next"], vfs)]
+    for one in [] if module.check_mode else lacking:
+        rdma_tools.set_firmware(one["pci"], max(vfs, one["next"]["vfs"] or 0))
     waiting = [one for one in found if one["total_vfs"] < vfs]
     sentence = "{0[name]} ({0[pci]}) offers {0[total_vfs]} of {1} VFs"
     result: Dict[str, Any] = {
@@ -128,7 +126,7 @@ def main() -> None:
             "before": "".join(_text(one, one["next"]["sriov"], one["next"]["vfs"]) for one in lacking),
             "after": "".join(_text(one, True, max(vfs, one["next"]["vfs"] or 0)) for one in lacking),
         }
-    module.exit_json(**result)
+    return result
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
 from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest, from_argument
 from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady, refuse_served
@@ -286,24 +286,18 @@ def _text(path: str) -> str:
         return ""
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+@as_module(ARGUMENT_SPEC, DockerProblem, InstallationProblem, NotReady, PluginProblem, PreconditionFailed)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Install or remove the plugin, and return the module's result."""
     params = module.params
     paths = Paths(params["program"], params["unit"], params["socket"], params["state_directory"])
     act = install if params["state"] == "present" else remove
-    try:
-        result = act(params, paths, module.check_mode)
-    except (DockerProblem, InstallationProblem, NotReady, PluginProblem, PreconditionFailed) as problem:
-        module.fail_json(msg=str(problem), **echo(module))
-    except OSError as error:
-        what = error.filename or "the plugin"
-        module.fail_json(msg="{0}: {1}".format(what, error.strerror or error), **echo(module))
+    result = act(params, paths, module.check_mode)
     for warning in result.pop("warnings"):
         module.warn(warning)
     if not module._diff:
         del result["diff"]
-    module.exit_json(**result, **echo(module))
+    return result
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
 from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import from_argument
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CLUSTER
@@ -376,13 +376,14 @@ def _content(path: str) -> bytes:
         return b""
 
 
-def run(module: AnsibleModule, kernel: Kernel) -> Dict[str, Any]:
+@as_module(ARGUMENT_SPEC, VfProblem)
+def main(module: AnsibleModule) -> Dict[str, Any]:
     """Return the module's result.
 
     Raises:
         VfProblem: it failed. Nothing was changed, unless the kernel refused a change.
     """
-    change = Change(module, kernel)
+    change = Change(module, Kernel(module.params["sysfs_root"]))
     result: Dict[str, Any] = {"changed": change.changes, "kept": change.kept, "note": change.note}
     if module._diff:
         result["diff"] = change.diff()
@@ -392,22 +393,9 @@ def run(module: AnsibleModule, kernel: Kernel) -> Dict[str, Any]:
             found = change.apply()
     if module.params["state"] == "present":
         result["functions"] = [to_fact(one) for one in found]
-    return result
-
-
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    try:
-        result = run(module, Kernel(module.params["sysfs_root"]))
-    except VfProblem as problem:
-        module.fail_json(msg=str(problem), **echo(module))
-    except OSError as error:
-        what = error.filename or "cannot write"
-        module.fail_json(msg="{0}: {1}".format(what, error.strerror or error), **echo(module))
-    for sentence in (*result["kept"], *filter(None, [result["note"]])):
+    for sentence in (*change.kept, *filter(None, [change.note])):
         module.warn(sentence)
-    module.exit_json(**result, **echo(module))
+    return result
 
 
 if __name__ == "__main__":

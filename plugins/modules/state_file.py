@@ -74,7 +74,7 @@ kept:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.state import node_lock, state_file
 
@@ -84,21 +84,13 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    result: Dict[str, Any] = {"changed": False, **echo(module)}
-    api = DockerAPI()
-    try:
-        result["kept"] = not module.check_mode and state_file.keep(module.params, api)
-        if module.params["lock"] and not module.check_mode:
-            node_lock.release(module.params["lock"])
-    except (DockerProblem, ValueError) as problem:
-        module.fail_json(msg=str(problem), **echo(module))
-    except OSError as error:
-        msg = "{0}: {1}".format(error.filename or "cannot write", error.strerror or error)
-        module.fail_json(msg=msg, **echo(module))
-    module.exit_json(**result)
+@as_module(ARGUMENT_SPEC, DockerProblem, ValueError)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Keep the state file, and return the module's result."""
+    kept = not module.check_mode and state_file.keep(module.params, DockerAPI())
+    if module.params["lock"] and not module.check_mode:
+        node_lock.release(module.params["lock"])
+    return {"kept": kept}
 
 
 if __name__ == "__main__":

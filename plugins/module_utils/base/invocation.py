@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Leaves a module's arguments out of its result.
+"""Runs a module, and leaves its arguments out of its result.
 
 Ansible keeps the results of all nodes until the last one has ended, and shows the arguments with -vvv only.
 One argument is the list of all nodes: the controller would keep N times N lines.
@@ -9,7 +9,9 @@ This runs on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Callable, Dict, Type
+
+from ansible.module_utils.basic import AnsibleModule
 
 DEBUGGING = 3  # with -vvv Ansible shows the arguments
 
@@ -17,3 +19,30 @@ DEBUGGING = 3  # with -vvv Ansible shows the arguments
 def echo(module: Any) -> Dict[str, Any]:
     """Return the further arguments of exit_json and fail_json."""
     return {} if module._verbosity >= DEBUGGING else {"invocation": {}}
+
+
+def as_module(
+    arguments: Dict[str, Any], *problems: Type[Exception]
+) -> Callable[[Callable[[AnsibleModule], Dict[str, Any]]], Callable[[], None]]:
+    """Make a function the `main` of a module, which exits with its result or fails with one sentence.
+
+    Args:
+        arguments: the module's argument_spec.
+        problems: exceptions whose text is a sentence. An OSError becomes one.
+    """
+
+    def decorate(run: Callable[[AnsibleModule], Dict[str, Any]]) -> Callable[[], None]:
+        def main() -> None:
+            module = AnsibleModule(argument_spec=arguments, supports_check_mode=True)
+            try:
+                result = run(module)
+            except problems as problem:
+                module.fail_json(msg=str(problem), **echo(module))
+            except OSError as error:
+                where = error.filename or "cannot write"
+                module.fail_json(msg="{0}: {1}".format(where, error.strerror or error), **echo(module))
+            module.exit_json(**{"changed": False, **result, **echo(module)})
+
+        return main
+
+    return decorate
