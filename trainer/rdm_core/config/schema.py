@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
@@ -200,8 +201,9 @@ class ParallelConfig:
     """Chunks of layers on each stage: with 2 or more the schedule is interleaved 1F1B, whose stages wait less
     and send more. It needs `engine: native`, and micro-batches in multiples of `pipeline`."""
     expert: Positive = 1
-    """Of the `data` ranks, so many share the experts of each layer; with `tensor`, which shares them as well,
-    a divisor of `model.experts`. DeepSpeed's ZeRO shares the rest over `data / expert` replicas."""
+    """Of the `data * context` ranks, so many share the experts of each layer; with `tensor`, which shares
+    them as well, a divisor of `model.experts`. DeepSpeed's ZeRO shares the rest over `data / expert`
+    replicas."""
     context: Positive = 1
     """Ranks that share the tokens of each sample, for long sequences; attention gathers the keys and values
     of all. It needs `engine: native`."""
@@ -583,7 +585,7 @@ class Config(JobConfig):
         """The number of ranks in the configuration; the smallest valid one if it leaves that open."""
         parallel, launcher = self.parallel, self.launcher
         replica = parallel.ranks_of_replica
-        smallest = replica * parallel.expert
+        smallest = replica * parallel.expert // math.gcd(parallel.expert, parallel.context)
         if parallel.data is not None:
             return replica * parallel.data
         if launcher.nodes is not None and launcher.devices_per_node is not None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rdm_core import float8
-from rdm_core.config.schema import Config
+from rdm_core.config.schema import Config, ParallelConfig
 from rdm_core.errors import TrainerError, Unfit, as_far_as_it_fits, divisors
 
 __all__ = ["MOST_TRACED", "check", "check_program", "has_sound_data", "unsupported"]
@@ -133,7 +133,7 @@ def _experts(config: Config) -> Iterator[str]:
             f"parallel.tensor {parallel.tensor} = {sharing}, and each rank has whole experts."
         )
     if parallel.data is not None:
-        yield from _sharing_replicas(parallel.expert, parallel.data)
+        yield from _sharing_replicas(parallel, parallel.data)
 
 
 def _context(config: Config) -> Iterator[str]:
@@ -143,11 +143,6 @@ def _context(config: Config) -> Iterator[str]:
         return
     if model.kind != "gpt":
         yield f"parallel.context {ranks} is for a decoder, but model.kind is {model.kind}; take context 1."
-    if model.experts:
-        yield (
-            f"parallel.context {ranks} is not combined with model.experts: their load would be balanced over "
-            "a part of each sample; take context 1."
-        )
     if model.seq_length % (2 * ranks):
         lower = model.seq_length // (2 * ranks) * 2 * ranks
         near = " or ".join(str(length) for length in (lower, lower + 2 * ranks) if length)
@@ -185,11 +180,13 @@ def _sequence_parallel(config: Config) -> Iterator[str]:
             )
 
 
-def _sharing_replicas(expert: int, data: int) -> Iterator[str]:
-    if data % expert:
+def _sharing_replicas(parallel: ParallelConfig, data: int) -> Iterator[str]:
+    ranks, context = data * parallel.context, parallel.context
+    if ranks % parallel.expert:
+        more = f" x parallel.context {context} = {ranks}" if context > 1 else ""
         yield (
-            f"{data} data-parallel ranks are not a multiple of parallel.expert {expert}, and as many share "
-            "the experts; change one."
+            f"{data} data-parallel ranks{more} are not a multiple of parallel.expert {parallel.expert}, and "
+            "as many share the experts; change one."
         )
 
 
@@ -327,13 +324,8 @@ def _layout(config: Config) -> Iterator[str]:
 
 
 def unsupported(config: Config) -> Iterator[str]:
-    """Yield the problems of keys that the engine, or a model with experts, has in no layout."""
+    """Yield the problems of keys that the engine has in no layout."""
     parallel = config.parallel
-    if parallel.sequence_parallel and config.model.experts:
-        yield (
-            "parallel.sequence_parallel is not combined with model.experts, whose router takes all tokens; "
-            "set it to false."
-        )
     if config.engine != "native":
         for key, value, other in (
             ("context", parallel.context, 1),
@@ -567,5 +559,5 @@ def _world(config: Config, world: int) -> Iterator[str]:
             "multiple of them, or change parallel."
         )
     else:
-        yield from _sharing_replicas(parallel.expert, world // layout)
+        yield from _sharing_replicas(parallel, world // layout)
         yield from _batch(config, world // layout)

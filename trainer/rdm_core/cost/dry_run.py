@@ -340,14 +340,16 @@ def _block_activations(config: Config, name: str) -> int:
         size * width for size in (spec.hidden_size, spec.attention_size, spec.key_value_size)
     )
     sides = (3 if spec.ffn == "gated" else 2) * spec.ffn_size * width
-    hidden //= config.parallel.token_shards
+    state, hidden = hidden, hidden // config.parallel.token_shards
     dropout = (spec.hidden_size if spec.hidden_dropout else 0) // config.parallel.token_shards
     per_head = 4 * spec.heads
     shared *= spec.ranks_of_key_value_head(tensor)
     attention = 2 * hidden + (2 * inner + 2 * shared + per_head) // tensor + dropout
     if spec.experts:
-        # For each of a token's experts, also the input and the output; and the router's probabilities.
-        sides = spec.router_top_k * (sides + 2 * hidden) + 4 * spec.experts * tensor
+        # For each of a token's experts, also the input and the output; and the router's probabilities of all
+        # tokens that a tensor rank routes.
+        router = 4 * spec.experts * tensor // config.parallel.token_shards
+        sides = spec.router_top_k * (sides + 2 * state) + router
     block = tokens * (attention + 2 * hidden + sides // tensor + dropout)
     # The gathered keys and values of the other ranks' tokens.
     block += (spec.seq_length - tokens) * 2 * shared // tensor if config.parallel.context > 1 else 0

@@ -2,7 +2,8 @@
 """The axes of a job: tensor, context, expert, pipeline and data, with their process groups.
 
 The context axis is the inner part of the data axis; its ranks have different tokens of the same samples. The
-expert axis is an inner part of it too; its ranks have different samples, and different experts of each layer.
+expert axis is an inner part of it too; its ranks have different tokens, of the same or of other samples, and
+different experts of each layer. Either of the two axes may be longer.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,10 +50,11 @@ def replicas(world: int, tensor: int, pipeline: int, expert: int = 1, context: i
     Raises:
         TrainerError: The world size does not fit the axes.
     """
-    smallest = tensor * pipeline * expert * context
+    smallest = tensor * pipeline * math.lcm(expert, context)
     if world % smallest:
         inner = {"expert": expert, "context": context}
-        more = "".join(f" times parallel.{axis} {size}" for axis, size in inner.items() if size > 1)
+        factors = [f"parallel.{axis} {size}" for axis, size in inner.items() if size > 1]
+        more = f" times a multiple of {' and '.join(factors)}" if factors else ""
         raise TrainerError(
             f"A world of {world} cannot be divided into replicas of parallel.tensor {tensor} times "
             f"parallel.pipeline {pipeline}{more}; start a multiple of {smallest} processes."

@@ -3,7 +3,11 @@
 
 The ranks of the tensor and expert axes share the experts; each expert is whole on one rank. A rank sends the
 rows of its tokens to the ranks with their experts and gets them back (two all-to-alls). Tensor ranks have the
-same tokens, so each sends a part of them. No row is padded, and none is dropped unless there is a capacity.
+same tokens unless they are sequence parallel, so each sends a part of them. No row is padded, and none is
+dropped unless there is a capacity.
+
+Load and capacity are those of a whole micro-batch. Ranks with different tokens of it, on the context axis and
+with sequence parallelism on the tensor axis, route only their own, and gather the chosen experts.
 
 Source: Switch Transformer (Fedus et al. 2021) for the load-balancing loss and the capacity; Mixtral (Jiang
 et al. 2024) and Qwen3 (2025) for the router; MegaBlocks (Gale et al. 2022) for products without padding.
@@ -21,9 +25,11 @@ from torch.nn import functional
 
 from rdm_core.model_spec import ModelSpec
 from rdm_trainer.compute_time import waiting
+from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.distributed.parameters import ShardSpec, parameter
 from rdm_trainer.distributed.tensor_parallel.layers import (
     VocabParallelEmbedding,
+    gathered,
     shared_tensor,
     summed_output,
 )
@@ -51,15 +57,18 @@ States = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 def load_balancing_loss(probabilities: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
     """Return how unevenly tokens are routed to experts; it is top-k for even routing.
 
+    The mean over ranks with equal parts of the tokens is the loss of all tokens, and so is its gradient.
+
     Args:
-        probabilities: The router's probabilities of all experts, float32 [tokens, experts].
-        experts: The chosen experts, int64 [tokens, top-k].
+        probabilities: The router's probabilities of all experts for this rank's tokens, float32
+            [own tokens, experts].
+        experts: The chosen experts of all tokens, int64 [tokens, top-k].
 
     Source: Fedus et al. 2021, equation 4, and for k > 1 ``load_balancing_loss_func`` of transformers, which
     joins all layers before the product; for one layer it is the same.
     """
-    tokens, count = probabilities.shape
-    shares = _counts(experts, count).to(probabilities.dtype) / tokens
+    count = probabilities.shape[1]
+    shares = _counts(experts, count).to(probabilities.dtype) / len(experts)
     return count * (shares * probabilities.mean(dim=0)).sum()
 
 
@@ -228,21 +237,28 @@ class MoE(nn.Module):
         self.experts = Experts(spec, topology)
         self.tensor, self.tensor_rank = topology.tensor, topology.tensor_rank
         self.tensor_group = topology.tensor_group if topology.tensor > 1 else None
+        self.sequence_parallel = topology.sequence_parallel
+        self.part = SequencePart.of(topology)
         self.group = topology.model_group if topology.model > 1 else None
         self.ranks = topology.model
 
     # The number of an expert's rows varies, which does not suit a compiler of fixed shapes.
     @torch.compiler.disable
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map [..., hidden] to the same shape, and return the load-balancing loss too."""
+        """Map [batch, sequence, hidden] to the same shape, and return the load-balancing loss too.
+
+        The loss's mean over ranks with different tokens is that of the micro-batch.
+        """
         tokens = hidden_states.flatten(0, -2)
         probabilities, weights, experts = self.router(tokens)
-        loss = load_balancing_loss(probabilities, experts)
+        chosen = self._of_all(experts.unflatten(0, hidden_states.shape[:-1]))
+        loss = load_balancing_loss(probabilities, chosen.flatten(0, 1))
         if self.capacity_factor is not None:
-            capacity = math.ceil(self.capacity_factor * experts.numel() / self.count)
+            capacity = math.ceil(self.capacity_factor * chosen.numel() / self.count)
+            taken = within_capacity(chosen.flatten(0, 1), self.count, capacity)
             # Dropped choices go to an expert that does not exist.
-            experts = experts.where(within_capacity(experts, self.count, capacity), self.count)
-        if self.tensor_group is None:
+            experts = experts.where(self._own(taken.view_as(chosen)).flatten(0, 1), self.count)
+        if self.tensor_group is None or self.sequence_parallel:
             return self._mixed(tokens, weights, experts).view_as(hidden_states), loss
         first, last = (len(tokens) * rank // self.tensor for rank in (self.tensor_rank, self.tensor_rank + 1))
         mixed = self._mixed(
@@ -252,6 +268,18 @@ class MoE(nn.Module):
         )
         whole = functional.pad(mixed, (0, 0, first, len(tokens) - last))
         return summed_output(whole, self.tensor_group).view_as(hidden_states), loss
+
+    def _of_all(self, own: torch.Tensor) -> torch.Tensor:
+        """Return a micro-batch's [batch, sequence, ...] of the ranks' [batch, own tokens, ...]."""
+        if self.sequence_parallel:
+            own = gathered(own, self.tensor_group, 1)
+        return own if self.part is None else self.part.gathered(own)
+
+    def _own(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's [batch, own tokens, ...] of a micro-batch's [batch, sequence, ...]."""
+        if self.part is not None:
+            whole = self.part.own(whole)
+        return whole.chunk(self.tensor, dim=1)[self.tensor_rank] if self.sequence_parallel else whole
 
     def _mixed(self, tokens: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the outputs of each token's experts, [tokens, hidden]."""
@@ -367,6 +395,9 @@ class MoEEmbedding(VocabParallelEmbedding):
         if labels is None or not torch.is_grad_enabled():
             return result
         balance = summed / self.blocks
+        if self.sequence_parallel:
+            # The mean over the tensor ranks; each adds the gradient of its own tokens to it.
+            balance = summed_output(balance / dist.get_world_size(self.group), self.group)
         detached = balance.detach()
         self.balance = detached if self.balance is None else self.balance + detached
         return result + self.coefficient * balance

@@ -23,6 +23,8 @@ FULL = {"parallel.activation_checkpointing": "full"}
 SOME = {**FULL, "parallel.activation_checkpointing_blocks": 1}
 # The busiest experts drop tokens.
 DROPPING = configure(MOE, {"model.moe_expert_capacity_factor": 1.0})
+# Most of each step is for the balance.
+BALANCING = configure(MOE, {"model.moe_aux_loss_coeff": 2.0})
 # T5 1.1, as Hugging Face has it: with a table of relative positions for each stack, and an untied head.
 RELATIVE = {
     "model.tied_embeddings": False,
@@ -154,8 +156,15 @@ BERT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     4: {"native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE}},
 }
 EXPERT = {"parallel.expert": 2}
+SHARDED = {**NATIVE, **TENSOR, "parallel.sequence_parallel": True}
 MOE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
-    2: {"ep 2, checkpointing": {**EXPERT, **FULL}, "native, interleaved": INTERLEAVED},
+    2: {
+        "ep 2, checkpointing": {**EXPERT, **FULL},
+        "native, interleaved": INTERLEAVED,
+        "native, cp 2": CONTEXT,
+        "native, cp 2, ep 2, checkpointing": {**CONTEXT, **EXPERT, **FULL},
+        "native, sp 2, checkpointing": {**SHARDED, **FULL},
+    },
     4: {
         "ep 2, dp 2": EXPERT,
         "ep 4, zero 0": {"parallel.expert": 4, **zero(0)},
@@ -165,6 +174,22 @@ MOE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "native, ep 2, dp 2": {**NATIVE, **EXPERT},
         "native, ep 2, tp 2": {**NATIVE, **EXPERT, **TENSOR},
         "native, ep 2, pp 2": {**NATIVE, **EXPERT, **PIPELINE},
+        "native, cp 2, dp 2, ep 4": {**CONTEXT, "parallel.expert": 4},
+        "native, cp 4, ep 2": {**CONTEXT, **EXPERT, "parallel.context": 4},
+        "native, cp 2, ep 2, tp 2": {**CONTEXT, **EXPERT, **TENSOR},
+        "native, cp 2, ep 2, interleaved": {**CONTEXT, **EXPERT, **INTERLEAVED},
+        "native, sp 2, interleaved": {**SHARDED, **INTERLEAVED},
+        "native, sp 2, cp 2, ep 2": {**SHARDED, **CONTEXT, **EXPERT},
+    },
+}
+# Ranks with different tokens of a micro-batch agree on its load and on the experts' capacity.
+SHARDED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"native, cp 2": CONTEXT, "native, sp 2": SHARDED},
+    4: {
+        "ep 2, tp 2": {**EXPERT, **TENSOR},
+        "native, cp 2, dp 2, ep 2": {**CONTEXT, **EXPERT},
+        "native, sp 2, pp 2": {**SHARDED, **PIPELINE},
+        "native, sp 2, cp 2, ep 2": {**SHARDED, **CONTEXT, **EXPERT},
     },
 }
 # Layouts that do not depend on the model, and so need no test with a T5.
@@ -194,8 +219,12 @@ MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     "qwen, shared heads": (SHARED, SHARED_LAYOUTS),
     "qwen, documents": (configure(QWEN, DOCUMENTS), DOCUMENT_LAYOUTS),
     "moe": (MOE, MOE_LAYOUTS),
-    "moe, documents": (configure(MOE, DOCUMENTS), {2: {"ep 2": EXPERT, "pp 2": PIPELINE}}),
-    "moe, dropping": (DROPPING, {4: {"ep 2, tp 2": {**EXPERT, **TENSOR}}}),
+    "moe, documents": (
+        configure(MOE, DOCUMENTS),
+        {2: {"ep 2": EXPERT, "pp 2": PIPELINE, "native, cp 2": CONTEXT, "native, sp 2": SHARDED}},
+    ),
+    "moe, dropping": (DROPPING, SHARDED_LAYOUTS),
+    "moe, balancing": (BALANCING, SHARDED_LAYOUTS),
     "bert": (BERT, BERT_LAYOUTS),
     "t5 relative": (configure(T5, RELATIVE), RELATIVE_LAYOUTS),
     "gpt of 8 blocks": (

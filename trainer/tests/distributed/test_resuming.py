@@ -57,6 +57,12 @@ CASES = [
         {**NATIVE, **parallel(expert=2, pipeline=2)},
         {**NATIVE, **parallel(expert=2, tensor=2)},
     ),
+    Case(
+        "experts-context",
+        MOE,
+        {**NATIVE, **parallel(expert=4, context=2)},
+        {**NATIVE, **parallel(expert=2, tensor=2, sequence_parallel=True)},
+    ),
     Case("context", QWEN, {**NATIVE, **parallel(context=2, pipeline=2)}, {**NATIVE, **parallel(context=4)}),
     Case(
         "sequence-parallel",

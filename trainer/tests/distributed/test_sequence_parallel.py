@@ -15,7 +15,7 @@ from rdm_trainer import models
 from rdm_trainer.engines import create
 from rdm_trainer.models.transformer import Norm, PositionEmbedding
 from tests.distributed import processes, training
-from tests.distributed.training import BERT, GPT, QWEN, T5, configure
+from tests.distributed.training import BERT, GPT, MOE, QWEN, T5, configure
 
 # An epsilon that keeps AdamW from turning rounding errors into steps: the gradient of a key's bias is 0.
 TENSOR = {"engine": "native", "parallel.tensor": 2, "optimisation.adam_epsilon": 1e-3}
@@ -32,6 +32,8 @@ JOBS: dict[int, dict[str, Config]] = {
         "gpt, documents": configure(GPT, {**TENSOR, **DOCUMENTS}),
         "llama": configure(QWEN, {**TENSOR, **FULL}),
         "bert": configure(BERT, TENSOR),
+        "moe": configure(MOE, TENSOR),
+        "moe, dropping": configure(MOE, {**TENSOR, **FULL, "model.moe_expert_capacity_factor": 1.0}),
         "t5": configure(T5, TENSOR),
         "t5, relative": configure(T5, {**TENSOR, **RELATIVE, **FULL}),
     },
@@ -159,10 +161,12 @@ def kept(jobs: Mapping[str, Config]) -> dict[str, int]:
     return found
 
 
-def test_a_rank_keeps_less_by_what_the_dry_run_says() -> None:
-    plain = configure(GPT, {**FOUR, **ONE_SAMPLE, "model.hidden_size": 64, "model.seq_length": 64})
+@pytest.mark.parametrize(("experts", "most"), [(None, 0.6), (4, 0.7)])
+def test_a_rank_keeps_less_by_what_the_dry_run_says(experts: int | None, most: float) -> None:
+    sizes = {"model.hidden_size": 64, "model.seq_length": 64, "model.experts": experts}
+    plain = configure(GPT, {**FOUR, **ONE_SAMPLE, **sizes})
     jobs = {"whole": plain, "shared": configure(plain, SHARDED)}
     said = {name: dry_run(job, 4).peak.memory.activations for name, job in jobs.items()}
-    assert said["shared"] < 0.6 * said["whole"]
+    assert said["shared"] < most * said["whole"]
     for rank in processes.run(4, kept, jobs):
         assert rank["whole"] - rank["shared"] == pytest.approx(said["whole"] - said["shared"], rel=0.1)

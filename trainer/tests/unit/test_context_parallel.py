@@ -58,7 +58,7 @@ def test_the_parts_of_attention_are_those_of_the_whole() -> None:
 
 def test_what_cannot_be_is_one_sentence() -> None:
     assert check(JOB, 2) == []
-    experts = {"model.experts": 4, "model.biases": "none"}
+    experts = {"model.experts": 6, "model.biases": "none", "parallel.expert": 3}
     means = {"data.eod_mask_loss": True, "optimisation.calculate_per_token_loss": False}
     for changes, world, words in (
         ({"engine": "deepspeed"}, 2, "parallel.context 2 needs the native engine"),
@@ -67,11 +67,19 @@ def test_what_cannot_be_is_one_sentence() -> None:
         (means, 2, "needs optimisation.calculate_per_token_loss"),
         ({}, 3, "A world of 3 is not a multiple of parallel tensor 1 x context 2 x pipeline 1 = 2"),
         ({"parallel.data": 2}, 2, "context 2 x pipeline 1 x data 2 = 4, but the world is 2"),
-        (experts, 2, "not combined with model.experts"),
+        (experts, 4, "2 data-parallel ranks x parallel.context 2 = 4 are not a multiple"),
     ):
         found = check(configure(JOB, changes), world)
         assert len(found) == 1, found
         assert words in found[0]
+
+
+def test_context_ranks_may_share_experts() -> None:
+    experts = {"model.experts": 4, "model.biases": "none"}
+    for context, expert, world in ((2, 4, 4), (4, 2, 4), (2, 2, 2)):
+        job = configure(JOB, {**experts, "parallel.context": context, "parallel.expert": expert})
+        assert job.written_world_size == world
+        assert check(job, world) == []
 
 
 def test_a_rank_keeps_its_own_tokens_and_all_keys_and_values() -> None:

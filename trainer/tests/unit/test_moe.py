@@ -95,6 +95,18 @@ def test_the_load_balancing_loss_is_that_of_transformers() -> None:
     assert load_balancing_loss(torch.full((6, 6), 1 / 6), even) == pytest.approx(2.0)
 
 
+def test_the_mean_loss_of_equal_parts_is_that_of_all_tokens() -> None:
+    logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    probabilities = logits.softmax(dim=-1)
+    experts = probabilities.topk(2).indices
+    whole = load_balancing_loss(probabilities, experts)
+    parts = [load_balancing_loss(part, experts) for part in probabilities.chunk(4)]
+    mean = torch.stack(parts).mean()
+    torch.testing.assert_close(mean, whole)
+    gradients = [torch.autograd.grad(loss, logits, retain_graph=True) for loss in (mean, whole)]
+    torch.testing.assert_close(*gradients)
+
+
 def test_an_expert_takes_its_capacity_and_first_choices_before_second_ones() -> None:
     experts = torch.tensor([[0, 1], [0, 1], [1, 0], [0, 2]])
     expected = torch.tensor([[True, True], [True, False], [True, False], [False, True]])

@@ -24,7 +24,6 @@ def test_what_cannot_be_is_one_sentence() -> None:
     for changes, words in (
         ({"engine": "deepspeed"}, "parallel.sequence_parallel true needs the native engine"),
         ({"parallel.tensor": 1}, "but parallel.tensor is 1"),
-        ({"model.experts": 4, "model.biases": "none"}, "not combined with model.experts"),
         ({"model.seq_length": 17}, "model.seq_length 17 is not a multiple of parallel.tensor 2,"),
         (
             {"model.seq_length": 20, "parallel.tensor": 4, "parallel.context": 2},

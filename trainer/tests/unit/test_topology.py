@@ -39,6 +39,8 @@ def world_of(size: int, rank: int) -> Iterator[None]:
         {"tensor": 16, "pipeline": 1},
         {"tensor": 4, "pipeline": 2, "context": 2, "sharing": 2},
         {"tensor": 2, "pipeline": 2, "expert": 2},
+        {"tensor": 2, "pipeline": 2, "expert": 2, "context": 4},
+        {"tensor": 2, "pipeline": 1, "expert": 4, "context": 2},
     ],
     ids=str,
 )

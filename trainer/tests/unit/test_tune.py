@@ -362,8 +362,9 @@ def test_the_blocks_that_compute_again_are_kept_where_they_have_a_meaning(tmp_pa
         assert (parallel.activation_checkpointing, parallel.activation_checkpointing_blocks) == (held, blocks)
 
 
-def test_a_layout_without_tensor_ranks_is_given_without_sequence_parallelism() -> None:
-    job = str(CONFIGS / "llama3-8b.yaml")
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b"])
+def test_a_layout_without_tensor_ranks_is_given_without_sequence_parallelism(name: str) -> None:
+    job = str(CONFIGS / f"{name}.yaml")
     keys = ["engine=native", "parallel.sequence_parallel=true", "--json", "--top", "6"]
     code, output = _tune(job, "--nodes", "1xH100:8", *keys)
     assert code == 0
@@ -371,13 +372,6 @@ def test_a_layout_without_tensor_ranks_is_given_without_sequence_parallelism() -
     assert len({row["tensor"] for row in best}) > 1
     for row in best:
         assert ("parallel.sequence_parallel=false" in row["overrides"]) == (row["tensor"] == 1)
-
-
-def test_sequence_parallelism_of_a_model_with_experts_is_refused() -> None:
-    keys = ["--nodes", "1xH100:8", "engine=native", "parallel.sequence_parallel=true"]
-    code, output = _tune(str(CONFIGS / "qwen3-30b-a3b.yaml"), *keys)
-    assert code == 3
-    assert "parallel.sequence_parallel is not combined with model.experts" in output
 
 
 def test_zero_and_checkpointing_make_room() -> None:
