@@ -54,10 +54,10 @@ test: packages ## everything that CI runs
 	@# One environment is made beside the other; it is ready when its lint begins.
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint lint-trainer
 	@# Three at a time on two cores, since each waits for a fifth of its time. Each that ends makes room for the next, the
-	@# longest first: many short ones at the end leave neither core idle for long.
+	@# longest first: several short ones at the end leave neither core idle for long.
 	@# Two virtual machines need both cores: alone, and also where something else was red.
 	@status=0; \
-	$(MAKE) --no-print-directory --jobs=3 --keep-going suite-e2e suite-trainer suite-integration suite-unit suite-molecule || status=$$?; \
+	$(MAKE) --no-print-directory --jobs=3 --keep-going $(addprefix suite-,$(SUITES)) || status=$$?; \
 	$(MAKE) --no-print-directory suite-machines || status=$$?; \
 	exit $$status
 
@@ -72,7 +72,7 @@ test-gpu: ## the trainer's tests on an NVIDIA GPU, with the Python that has its 
 	cd trainer && $(PYTHON) -m pytest -m gpu tests/gpu
 
 # Each busy loop ends with the shell that runs the rounds, however that ends.
-test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="e2e trainer integration unit molecule")
+test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="e2e unit")
 	@rounds=$$(seq $(ROUNDS)) || exit; mkdir -p $(STRESS); rm -f $(STRESS)/*.log; status=0; \
 	for core in $$(seq $$(nproc)); do while kill -0 $$$$ 2>/dev/null; do :; done & done; \
 	for round in $$rounds; do \
@@ -85,17 +85,23 @@ test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner
 
 STRESS := .artifacts/stress
 ROUNDS ?= 10
-SUITES ?= e2e trainer integration unit molecule
+# The longest first.
+SUITES ?= distributed integration e2e demo plugins unit trainer molecule
 MACHINES := tests/e2e/test_vm.py
+# They share the lab of `make demo`.
+DEMO := $(addprefix tests/e2e/,test_demo.py test_train.py test_demo_down.py)
 # What each suite leaves for `make test-times`.
 TIMES := .artifacts/times
 
-suite-e2e: SUITE = pytest tests/e2e --ignore=$(MACHINES)
+suite-demo: SUITE = pytest $(DEMO)
+suite-distributed: SUITE = $(TRAINER)/bin/pytest trainer/tests/distributed
+suite-e2e: SUITE = pytest tests/e2e $(addprefix --ignore=,$(MACHINES) $(DEMO))
 suite-integration: SUITE = pytest tests/integration
 suite-machines: SUITE = pytest $(MACHINES)
 suite-molecule: SUITE = pytest tests/molecule
-suite-trainer: SUITE = $(TRAINER)/bin/pytest trainer/tests
-suite-unit: SUITE = pytest tests/unit
+suite-plugins: SUITE = pytest tests/unit/plugins
+suite-trainer: SUITE = $(TRAINER)/bin/pytest trainer/tests --ignore=trainer/tests/distributed
+suite-unit: SUITE = pytest tests/unit --ignore=tests/unit/plugins
 
 # Each line with the name of its suite.
 suite-%: setup-dev setup-trainer

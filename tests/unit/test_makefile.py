@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-NAMES = ("e2e", "integration", "machines", "molecule", "trainer", "unit")
+NAMES = ("demo", "distributed", "e2e", "integration", "machines", "molecule", "plugins", "trainer", "unit")
 SUITES = [f"suite-{name}" for name in NAMES]
 SHELL = """#!/bin/bash
 case "$2" in
