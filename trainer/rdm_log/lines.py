@@ -15,7 +15,7 @@ import contextlib
 import math
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rdm_log.grammars import GRAD_NORM, GRAMMARS, MEMORY, MILLISECONDS, NAMES, OWN, SECONDS, Grammar
@@ -252,6 +252,23 @@ _MOST_NAMES = 4096
 _names: dict[bytes, str] = {}
 
 
+class _Layout(NamedTuple):
+    """A training line with these fields in this order, which a program writes at every step.
+
+    Attributes:
+        pattern: Matches the line from ``iteration`` on. Its groups are the two numbers and the values.
+        names: The names of the values.
+    """
+
+    pattern: re.Pattern[bytes]
+    names: tuple[str, ...]
+
+
+_MOST_LAYOUTS = 8
+"""The most layouts that are compiled and tried: a log has one or two."""
+_layouts: list[_Layout] = []
+
+
 def parse(line: bytes, *, whole: bool = True) -> list[Record]:
     """Return the records in a line; most lines have none.
 
@@ -262,6 +279,8 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
     >>> parse(b" iteration        2/       6 | lm loss: 9.9E+00 | TFLO")
     [Step(iteration=2, train_iterations=6, values={'lm loss': 9.9}, tag='', time='', is_cut=False)]
     """
+    if whole and (known := _of_layout(line)):
+        return [known]
     if whole and (table := _OF_TABLE.fullmatch(line)):
         return [Timer(_text(table[1]), float(table[3]), least=float(table[2]))]
     step = _STEP.search(line)
@@ -273,7 +292,9 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
         and not line.count(b"|", 0, step.start())
     ):
         # By far the most frequent line, and no other rank wrote into it.
-        return list(_steps(line, step, whole))
+        steps = list(_steps(line, step, whole))
+        _add_layout(line[step.end() :], steps)
+        return [*steps]
     found: list[Record] = []
     if step is not None:
         found += _steps(line, step, whole)
@@ -304,6 +325,43 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
     if step is None and b"loss" in line:
         found += _of_others(line, whole)
     return found
+
+
+def _of_layout(line: bytes) -> Step | None:
+    """Return the training line in a line, if an earlier one had the same fields; else None."""
+    start = line.find(b"iteration ")
+    if start < 0 or b"|" in line[:start]:
+        return None
+    for pattern, names in _layouts:
+        match = pattern.fullmatch(line, start)
+        if match is None:
+            continue
+        number, total, *texts = match.groups()
+        iteration, train_iterations = int(number), int(total)
+        if iteration > train_iterations:
+            return None
+        try:
+            values = dict(zip(names, map(float, texts), strict=True))
+        except ValueError:
+            return None
+        tag, time = _prefix(line[:start]) if start > 1 else ("", "")
+        return Step(iteration, train_iterations, values, tag, time)
+    return None
+
+
+def _add_layout(text: bytes, found: Sequence[Step | Memory]) -> None:
+    """Remember the layout of a training line, if each field became one value.
+
+    Args:
+        text: The line after the number of its step.
+        found: Its records.
+    """
+    keys = [part.rpartition(b":")[0] for part in text.split(b"|")[:-1]]
+    names = tuple(_field_name(key) for key in keys)
+    steps = [tuple(one.values) for one in found if isinstance(one, Step)]
+    if len(_layouts) < _MOST_LAYOUTS and len(found) == 1 and steps == [names]:
+        fields = b"".join(re.escape(key) + rb": *+([^ |:]++) *+\|" for key in keys)
+        _layouts.append(_Layout(re.compile(rb"iteration +(\d{1,15})/ *(\d{1,15}) *\|" + fields), names))
 
 
 def loss_name(values: dict[str, float]) -> str:

@@ -205,6 +205,35 @@ def _is_part_of(part: Record, record: Record) -> None:
             assert mine == its
 
 
+@pytest.mark.parametrize(("text", "expected"), list(entries()))
+def test_a_layout_that_is_known_reads_the_same(
+    text: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_layouts", [])
+    for line in text.encode().split(b"\n"):
+        # NaN is not equal to itself, so compare the text.
+        first, cut = repr(lines.parse(line)), repr(lines.parse(line, whole=False))
+        assert (repr(lines.parse(line)), repr(lines.parse(line, whole=False))) == (first, cut)
+
+
+def test_only_whole_lines_of_a_known_layout_are_taken_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts: list[object] = []
+    monkeypatch.setattr(lines, "_layouts", layouts)
+    line = "[default7]: iteration {} | lm loss: {} | grad norm: 1.0 |"
+    for _ in range(2):
+        (step,) = lines.parse(line.format("2/6", "9.9E+00").encode())
+        assert step == Step(2, 6, {"lm loss": 9.9, "grad norm": 1.0}, "[default7]")
+    assert len(layouts) == 1
+    assert lines.parse(line.format("7/6", "9.9").encode()) == []
+    (odd,) = lines.parse(line.format("3/6", "262,144.5").encode())
+    assert odd == Step(3, 6, {"lm loss": 262144.5, "grad norm": 1.0}, "[default7]")
+    (torn,) = lines.parse(line.format("3/6", "2.0").encode(), whole=False)
+    assert isinstance(torn, Step)
+    assert torn.is_torn
+    both = f"{line.format('4/6', '2.0')}{line.format('5/6', '1.0')}"
+    assert [step.iteration for step in lines.parse(both.encode()) if isinstance(step, Step)] == [4, 5]
+
+
 @given(st.lists(steps(), min_size=2, max_size=4))
 def test_lines_that_lost_their_newline_are_both_read(wrote: list[tuple[str, Step]]) -> None:
     found = read("".join(line for line, _ in wrote) + "\n")
