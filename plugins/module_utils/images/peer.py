@@ -48,11 +48,16 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import
 )
 
 _CHANCE = random.Random()  # noqa: S311  # who asks whom is no secret
-DIRECT = 4
-"""Nodes that fetch from the source; the others get its pieces from them."""
+DIRECT = 8
+"""Pieces that nodes fetch from the source at a time; the other nodes get its pieces from them.
+
+Each of these nodes is the only one with its pieces for a while, and sends them to all others. With few such
+nodes their links are the bottleneck.
+"""
 _FETCHES = 4
 _FETCHES_OF_ONE = 2
 _DIRECT_FETCHES = 2
+"""Where few nodes fetch from the source, each verifies a piece while it receives the next."""
 _UPLOADS = 3
 """Pieces that are sent at a time: with few, each arrives soon and is passed on."""
 _CONNECTIONS = 64
@@ -198,10 +203,11 @@ class _Members:
             alive = self._alive()
             turn = int((time.monotonic() - self.began) / max(TURN_S, self.every_s))
             chosen = [self.known[other] for other in neighbours(list(alive), name, turn)]
-            fetching = [other for other, one in alive.items() if one["missing"]]
+            fetching = [other for other, one in alive.items() if one["missing"]][:DIRECT]
+            direct = name in fetching and bool(self._unsent(alive))
             return {
                 "neighbours": [[one["name"], one["address"], one["port"]] for one in chosen],
-                "direct": name in fetching[:DIRECT] and bool(self._unsent(alive)),
+                "direct": DIRECT // len(fetching) if direct else 0,
                 "finish": self.finish,
                 "every_s": self.every_s,
             }
@@ -293,7 +299,7 @@ class Peer:
         self._fetches: List[_Fetch] = []
         self._times: List[float] = []
         self._news = threading.Condition()
-        self._direct = False
+        self._direct = 0
         self._every_s = 0.5
         self._source = _Neighbour("the source", *settings.source) if settings.source else None
         self._moved = time.monotonic()
@@ -396,8 +402,8 @@ class Peer:
         _thread(self.file.check_claimed)
         for _number in range(_FETCHES):
             _thread(self._work)
-        for _number in range(_DIRECT_FETCHES):
-            _thread(self._work_direct)
+        for number in range(_DIRECT_FETCHES):
+            _thread(self._work_direct, number)
         heard = noted = time.monotonic()
         announced = 0.0
         while not self.ended.is_set():
@@ -489,11 +495,11 @@ class Peer:
             else:
                 self._fetch(fetch, "/piece/{0}".format(fetch.number))
 
-    def _work_direct(self) -> None:
-        """Fetch new pieces from the source, while this node is one of those that may."""
+    def _work_direct(self, worker: int) -> None:
+        """Fetch new pieces from the source, while it lets this node fetch more than `worker` at a time."""
         assert self._source is not None
         while self._wants():
-            if not self._direct:
+            if worker >= self._direct:
                 self.ended.wait(0.1)
                 continue
             with self._news:

@@ -169,7 +169,12 @@ def lies_with(answer: Callable[[Any, Any, int], bool]) -> dict[str, Any]:
     def meet(self: Any, _neighbours: Any) -> None:
         self.file.have = self.wanted
 
-    return {"_meet": meet, "_send": answer, "_work": lambda _self: None, "_work_direct": lambda _self: None}
+    return {
+        "_meet": meet,
+        "_send": answer,
+        "_work": lambda _self: None,
+        "_work_direct": lambda *_arguments: None,
+    }
 
 
 def flips(_self: Any, request: Any, number: int) -> bool:
@@ -521,6 +526,18 @@ def test_nodes_that_cannot_go_on_are_in_nobodys_way(tmp_path: Path, archive: Pat
     answer = members.announce(HOME, announced("a"))
     assert answer["direct"]
     assert answer["neighbours"] == []
+
+
+def test_many_nodes_fetch_one_piece_each_from_the_source_and_few_fetch_more(
+    tmp_path: Path, archive: Path
+) -> None:
+    members = alone(tmp_path, archive).members
+    assert members is not None
+    names = [f"n{number}" for number in range(peers.DIRECT + 1)]
+    fetches = [members.announce(HOME, announced(name))["direct"] for name in names]
+    assert fetches == [8, 4, 2, 2, 1, 1, 1, 1, 0]
+    assert members.announce(HOME, announced(names[0], missing=0))["direct"] == 0
+    assert members.announce(HOME, announced(names[-1]))["direct"] == 1
 
 
 def test_neighbours_may_be_met_while_a_piece_is_chosen(tmp_path: Path, archive: Path) -> None:
