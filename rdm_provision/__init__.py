@@ -12,7 +12,6 @@ Names are loaded when first used, so that ``import rdm_provision`` costs nothing
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
         InputError,
         InventoryError,
         RdmError,
-        RunProblem,
         ToolMissingError,
     )
+    from rdm_provision.problem import Problem
     from rdm_provision.results.events import (
         Event,
         NodeRecap,
@@ -61,11 +60,11 @@ __all__ = [
     "NodeResult",
     "Notice",
     "PhaseStarted",
+    "Problem",
     "Progress",
     "RdmError",
     "Run",
     "RunFinished",
-    "RunProblem",
     "RunResult",
     "RunStarted",
     "Status",
@@ -88,20 +87,13 @@ _HOME = {
     "ClusterBusyError": "errors",
     "InputError": "errors",
     "InventoryError": "errors",
-    "RunProblem": "errors",
+    "Problem": "problem",
     "RdmError": "errors",
     "ToolMissingError": "errors",
 }
 
-_RENAMED = {"Problem": "RunProblem"}
-"""Former name -> new name, for one release."""
-
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        notice = f"rdm_provision.{name} is called {_RENAMED[name]} now; the next release does not know it"
-        warnings.warn(notice, DeprecationWarning, stacklevel=2)
-        name = _RENAMED[name]
     if name not in __all__:
         raise AttributeError(f"module 'rdm_provision' has no attribute {name!r}")
     return getattr(importlib.import_module(f"rdm_provision.{_HOME.get(name, 'results.events')}"), name)

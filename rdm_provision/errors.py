@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 __all__ = [
     "BAD_INPUT",
@@ -15,7 +18,6 @@ __all__ = [
     "InputError",
     "InventoryError",
     "RdmError",
-    "RunProblem",
     "ToolMissingError",
 ]
 
@@ -29,29 +31,6 @@ BAD_INPUT = 3
 """Exit code: the inventory or the command line is wrong; nothing was changed."""
 CANCELLED = 130
 """Exit code: stopped by the user, as shells report Ctrl-C."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunProblem:
-    """One reason why a run was refused or failed, as the run reports it.
-
-    Attributes:
-        node: the node, or None for the whole cluster.
-        value: the wrong value, as it was written or found; may be empty.
-        reason: what is wrong with it.
-        hint: what would work.
-    """
-
-    node: str | None
-    value: str
-    reason: str
-    hint: str
-
-    def __str__(self) -> str:
-        """The problem as one sentence: ``node: value reason: hint``."""
-        what = " ".join(part for part in (self.value, self.reason) if part)
-        head = f"{self.node}: {what}" if self.node else what
-        return f"{head}: {self.hint}" if self.hint else head
 
 
 class RdmError(Exception):
@@ -74,7 +53,7 @@ class RdmError(Exception):
         message: str,
         *,
         hint: str = "",
-        problems: Sequence[RunProblem] = (),
+        problems: Sequence[Problem] = (),
         warnings: Sequence[str] = (),
     ) -> None:
         super().__init__(message)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rdm_provision.environment import make_importable, make_planner_importable
-from rdm_provision.errors import InputError, InventoryError, RunProblem
+from rdm_provision.errors import InputError, InventoryError
 
 if TYPE_CHECKING:
     from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import Gpus
@@ -194,7 +194,7 @@ def _checked_gpus(nodes: Sequence[Node]) -> dict[str, Gpus]:
     )
 
     checked = {node.name: check_gpus(Host(node.name, node.variables)) for node in nodes}
-    if problems := [RunProblem(*one) for _gpus, found in checked.values() for one in found]:
+    if problems := [one for _gpus, found in checked.values() for one in found]:
         raise InventoryError("the inventory has values that cannot be used", problems=problems)
     return {name: gpus for name, (gpus, _found) in checked.items()}
 

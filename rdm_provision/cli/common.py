@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -331,7 +331,7 @@ def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
             except RdmError as error:
                 error.hint = with_inventory(error.hint)
                 error.problems = tuple(
-                    replace(problem, hint=with_inventory(problem.hint)) for problem in error.problems
+                    problem._replace(hint=with_inventory(problem.hint)) for problem in error.problems
                 )
                 raise
 

@@ -13,7 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rdm_provision.errors import BAD_INPUT, CANCELLED, DONE, FAILED, REFUSED, RunProblem
+from rdm_provision.errors import BAD_INPUT, CANCELLED, DONE, FAILED, REFUSED
+from rdm_provision.problem import Problem
 
 __all__ = [
     "Change",
@@ -56,6 +57,8 @@ def to_json(value: Any) -> Any:
         return value.to_json()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _fields(value)
+    if isinstance(value, Problem):
+        return value._asdict()
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -268,7 +271,7 @@ class RunResult:
     check: bool = False
     nodes: Mapping[str, NodeRecap] = field(default_factory=dict)
     refused: str = ""
-    problems: Sequence[RunProblem] = ()
+    problems: Sequence[Problem] = ()
     message: str = ""
     phases: Sequence[PhaseTime] = ()
     warnings: Sequence[str] = ()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rdm_provision.constants import LABEL_CLUSTER, LABEL_ROLE
-from rdm_provision.errors import RunProblem
+from rdm_provision.problem import Problem
 
 __all__ = ["NodeState", "node_state"]
 
@@ -53,7 +53,7 @@ def node_state(
     plan: Mapping[str, Any],
     why: str,
     facts: Mapping[str, Any] | None,
-    problems: Iterable[RunProblem] = (),
+    problems: Iterable[Problem] = (),
 ) -> NodeState:
     """Compare a node's facts with the plan; a new node has no address until the plan is saved.
 
@@ -91,7 +91,7 @@ def node_state(
         accelerator=accelerator,
         remarks=(
             *_remarks(planned, found, container, network, plugin),
-            *(str(replace(problem, node=None)) for problem in problems if problem.node in (None, name)),
+            *(problem.sentence for problem in problems if problem.node in (None, name)),
         ),
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdm_provision import environment
 from rdm_provision.constants import JOB_MODULE
-from rdm_provision.errors import RunProblem
+from rdm_provision.problem import Problem
 from rdm_provision.results.diffs import environment_values, unified_diff
 from rdm_provision.results.events import (
     Change,
@@ -96,7 +96,7 @@ class Translator:
         self.warnings: dict[str, list[str]] = {}
         self.hidden: set[str] = set()
         self.refused = ""
-        self.problems: list[RunProblem] = []
+        self.problems: list[Problem] = []
         self.message = ""
         self.work: dict[str, dict[str, list[str]]] = {}
         self.plan: dict[str, Any] | None = None
@@ -279,19 +279,11 @@ class Translator:
         """Keep results of the collection's own modules."""
         if res.get("rdm_refused"):
             self.refused = str(res["rdm_refused"])
-            found = [
-                RunProblem(
-                    node=item.get("node"),
-                    value=str(item.get("value", "")),
-                    reason=str(item.get("reason", "")),
-                    hint=str(item.get("hint", "")),
-                )
-                for item in res.get("problems") or []
-            ]
+            found = [Problem(**problem) for problem in res.get("problems") or []]
             # Several nodes may refuse for the same reason.
             self.problems += [problem for problem in found if problem not in self.problems]
             if not self.problems:
-                self.problems.append(RunProblem(None, "", _why(res, unreachable=False), ""))
+                self.problems.append(Problem(None, "", _why(res, unreachable=False), ""))
         elif action == PLAN_ACTION and "nodes" in res:
             hidden = (
                 "changed",
@@ -320,7 +312,7 @@ class Translator:
         errors = res.get("argument_errors") or [_why(res, unreachable=False)]
         self.refused = "inventory"
         for error in errors:
-            problem = RunProblem(
+            problem = Problem(
                 node, "", _one_line(str(error)), "every variable is described in docs/variables.md"
             )
             if problem not in self.problems:
@@ -399,12 +391,12 @@ class Translator:
         if _NO_HOSTS in output:
             self.refused = "input"
             self.problems.append(
-                RunProblem(None, self.spec.limit, "matches no node of this inventory", "check --limit")
+                Problem(None, self.spec.limit, "matches no node of this inventory", "check --limit")
             )
         elif not self.playing:
             self.refused = "input"
             self.problems.append(
-                RunProblem(None, "", error_sentence(output) or f"ansible-playbook ended with {rc}", "")
+                Problem(None, "", error_sentence(output) or f"ansible-playbook ended with {rc}", "")
             )
         else:
             self.message = error_sentence(output) or f"ansible-playbook ended with {rc}"

@@ -202,6 +202,7 @@ LAYERS = {
         "environment",
         "constants",
         "wording",
+        "problem",
         "results",
         "runner",
         "api",

@@ -34,6 +34,10 @@ class Problem(NamedTuple):
         what = " ".join(part for part in (self.value, self.reason) if part)
         return f"{what}: {self.hint}" if self.hint else what
 
+    def __str__(self) -> str:
+        """The problem as one sentence: ``node: value reason: hint``."""
+        return f"{self.node}: {self.sentence}" if self.node else self.sentence
+
 
 class PreconditionFailed(Exception):  # noqa: N818
     """Raised instead of a change, with every problem that was found.

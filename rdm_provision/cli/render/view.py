@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rdm_provision.cli.render.commands import with_inventory
 from rdm_provision.cli.render.printable import printable
-from rdm_provision.errors import RunProblem
+from rdm_provision.problem import Problem
 from rdm_provision.results.events import InProgress, RunResult, Status
 from rdm_provision.wording import names
 
@@ -188,7 +188,7 @@ def complain(message: str) -> None:
     err().print(Text.assemble(("Error: ", "bold red"), message), soft_wrap=True)
 
 
-def problems(console: Console, found: Iterable[RunProblem]) -> None:
+def problems(console: Console, found: Iterable[Problem]) -> None:
     """Print each problem on a line; nodes with the same problem share the line."""
     for (value, reason, hint), nodes in _shared(found).items():
         line = Text()
@@ -202,7 +202,7 @@ def problems(console: Console, found: Iterable[RunProblem]) -> None:
         bullet(console, line)
 
 
-def _shared(found: Iterable[RunProblem]) -> dict[tuple[str, str, str], list[str]]:
+def _shared(found: Iterable[Problem]) -> dict[tuple[str, str, str], list[str]]:
     """The nodes of each different problem."""
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for problem in found:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import rdm_provision
 from rdm_provision import environment
 from rdm_provision.errors import InputError, ToolMissingError
 
@@ -84,9 +83,3 @@ def test_playbooks_by_name_and_by_path(tmp_path: Path) -> None:
     assert environment.playbook(str(tmp_path / "x.yml")) == str(tmp_path / "x.yml")
     with pytest.raises(ToolMissingError, match="nonsense"):
         environment.playbook("nonsense")
-
-
-def test_a_former_name_of_the_api_is_known_with_a_notice() -> None:
-    with pytest.warns(DeprecationWarning, match=r"rdm_provision\.Problem is called RunProblem now"):
-        former = rdm_provision.Problem
-    assert former is rdm_provision.RunProblem

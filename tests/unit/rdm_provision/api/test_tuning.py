@@ -13,7 +13,7 @@ from rdm_provision.api import tuning
 from rdm_provision.api.cluster import Cluster
 from rdm_provision.cli.render import job_view
 from rdm_provision.constants import JOB_MODULE
-from rdm_provision.errors import RunProblem
+from rdm_provision.problem import Problem
 from rdm_provision.results.events import NodeRecap, RunResult
 from rdm_provision.results.job_state import JobState
 from rdm_provision.runner.run import Run
@@ -463,7 +463,7 @@ def test_a_layout_that_was_not_measured_says_why(
     pruned: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    refused = RunResult(verb="train", problems=(RunProblem(None, "", "another job runs there", ""),))
+    refused = RunResult(verb="train", problems=(Problem(None, "", "another job runs there", ""),))
     ends: list[JobState | None] = [
         JobState("a", "failed", "rank 1 on node2 was killed"),
         JobState("b", "finished", iteration=3),

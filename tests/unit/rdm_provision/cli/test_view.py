@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rdm_provision.cli.render import live, view
 from rdm_provision.cli.render.fabric import show_measured
-from rdm_provision.errors import RunProblem
+from rdm_provision.problem import Problem
 from rdm_provision.results.events import (
     Change,
     Event,
@@ -194,13 +194,13 @@ def test_a_large_recap_lists_only_what_went_wrong() -> None:
 
 def test_problems_shared_by_nodes_share_a_line() -> None:
     made = console()
-    shared = [RunProblem(node, "x", "is bad", "repair it") for node in "abc"]
-    view.problems(made, [*shared, RunProblem(None, "y", "is worse", "")])
+    shared = [Problem(node, "x", "is bad", "repair it") for node in "abc"]
+    view.problems(made, [*shared, Problem(None, "y", "is worse", "")])
     assert text(made).splitlines() == ["  - a, b, c: x is bad: repair it", "  - y is worse"]
 
 
 def test_a_terminal_gets_hanging_lines_and_a_log_whole_ones() -> None:
-    problem = [RunProblem("a", "x", "is " + "very " * 20 + "bad", "repair it")]
+    problem = [Problem("a", "x", "is " + "very " * 20 + "bad", "repair it")]
     log, screen = console(60), console(60, terminal=True)
     view.problems(log, problem)
     view.problems(screen, problem)
@@ -214,7 +214,7 @@ def test_a_terminal_gets_hanging_lines_and_a_log_whole_ones() -> None:
         (RunResult(verb="up", cancelled=True), ["Stopped", "go on"]),
         (
             RunResult(
-                verb="up", refused="nodes", problems=tuple(RunProblem(n, "x", "is bad", "") for n in "ab")
+                verb="up", refused="nodes", problems=tuple(Problem(n, "x", "is bad", "") for n in "ab")
             ),
             ["Refused", "1 problem\n", "a, b: x is bad"],
         ),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rdm_provision.errors import RunProblem
+from rdm_provision.problem import Problem
 from rdm_provision.results.events import (
     Change,
     NodeRecap,
@@ -56,7 +56,7 @@ def test_a_result_turns_into_json() -> None:
     result = RunResult(
         verb="up",
         nodes={"a": CHANGED, "b": FAILED, "c": GONE},
-        problems=(RunProblem("a", "x", "is bad", "repair it"),),
+        problems=(Problem("a", "x", "is bad", "repair it"),),
         record=Path("/srv/x"),
         returned={"m": {"a": [{"secret": 1}]}},
     )
@@ -78,9 +78,9 @@ def test_events_turn_into_json_with_their_kind() -> None:
 @pytest.mark.parametrize(
     ("problem", "sentence"),
     [
-        (RunProblem("a", "my_ip x", "is no address", "choose one"), "a: my_ip x is no address: choose one"),
-        (RunProblem(None, "", "is no address", ""), "is no address"),
+        (Problem("a", "my_ip x", "is no address", "choose one"), "a: my_ip x is no address: choose one"),
+        (Problem(None, "", "is no address", ""), "is no address"),
     ],
 )
-def test_a_problem_is_one_sentence(problem: RunProblem, sentence: str) -> None:
+def test_a_problem_is_one_sentence(problem: Problem, sentence: str) -> None:
     assert str(problem) == sentence
