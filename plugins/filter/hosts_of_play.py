@@ -15,11 +15,11 @@ NOBODY = "!all"
 EVERYBODY = "master:workers"
 
 
-def hosts_of_play(work: Any, part: str) -> Any:
+def hosts_of_play(work: Any, part: str = "") -> Any:
     """Return the value of a play's `hosts`, or a pattern that no host matches.
 
     Args:
-        work: the result of the action `work`; undefined if no facts were gathered.
+        work: the result of the action `work`, undefined if no facts were gathered; or the hosts themselves.
         part: which play: a role's name, `absent`, `state_file`, `release` or `verify`.
 
     Raises:
@@ -27,7 +27,7 @@ def hosts_of_play(work: Any, part: str) -> Any:
     """
     if work:
         _load_for_workers()
-        return work["plays"][part] or NOBODY
+        return work if isinstance(work, str) else work["plays"][part] or NOBODY
     arguments = context.CLIARGS
     if any(arguments.get(name) for name in ("listhosts", "listtasks", "listtags", "syntax")):
         return EVERYBODY
