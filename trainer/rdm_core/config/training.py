@@ -141,24 +141,31 @@ def _context(config: Config) -> Iterator[str]:
     ranks = parallel.context
     if ranks == 1:
         return
-    if model.kind != "gpt":
-        yield f"parallel.context {ranks} is for a decoder, but model.kind is {model.kind}; take context 1."
-    if model.seq_length % (2 * ranks):
-        lower = model.seq_length // (2 * ranks) * 2 * ranks
-        near = " or ".join(str(length) for length in (lower, lower + 2 * ranks) if length)
+    for key, length in _lengths(config).items():
+        if length % (2 * ranks):
+            lower = length // (2 * ranks) * 2 * ranks
+            near = " or ".join(str(one) for one in (lower, lower + 2 * ranks) if one)
+            yield (
+                f"model.{key} {length} is not a multiple of 2 x parallel.context {ranks} = {2 * ranks}, and "
+                f"each rank has two parts of a sample, as long as the others; {near} would be."
+            )
+    if (model.kind != "gpt" or config.data.eod_mask_loss) and not config.counts_tokens:
         yield (
-            f"model.seq_length {model.seq_length} is not a multiple of 2 x parallel.context {ranks} = "
-            f"{2 * ranks}, and each rank has two parts of a sample, as long as the others; {near} would be."
-        )
-    if config.data.eod_mask_loss and not config.counts_tokens:
-        yield (
-            f"parallel.context {ranks} needs optimisation.calculate_per_token_loss where data.eod_mask_loss "
+            f"parallel.context {ranks} needs optimisation.calculate_per_token_loss where the loss mask "
             "leaves the parts of a sample different numbers of tokens; set it to true."
         )
 
 
+def _lengths(config: Config) -> dict[str, int]:
+    """Return the lengths of a sample's sequences by their keys."""
+    lengths = {"seq_length": config.model.seq_length}
+    if config.model.kind == "t5":
+        lengths["decoder_seq_length"] = config.model.decoder_length
+    return lengths
+
+
 def _sequence_parallel(config: Config) -> Iterator[str]:
-    model, parallel = config.model, config.parallel
+    parallel = config.parallel
     if not parallel.sequence_parallel:
         return
     if parallel.tensor == 1:
@@ -169,10 +176,7 @@ def _sequence_parallel(config: Config) -> Iterator[str]:
     shards, ranks = parallel.token_shards * parallel.context, f"parallel.tensor {parallel.tensor}"
     if parallel.context > 1:
         ranks += f" x parallel.context {parallel.context} = {shards}"
-    lengths = {"seq_length": model.seq_length}
-    if model.kind == "t5":
-        lengths["decoder_seq_length"] = model.decoder_length
-    for key, length in lengths.items():
+    for key, length in _lengths(config).items():
         if length % shards:
             yield (
                 f"model.{key} {length} is not a multiple of {ranks}, and with parallel.sequence_parallel "

@@ -318,12 +318,12 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
 
 def _tokens(config: Config, name: str) -> int:
     """Return the tokens of a sample whose states a layer keeps on a rank."""
-    spec = config.spec
+    spec, context = config.spec, config.parallel.context
     if spec.kind != "t5" or name.startswith("Encoder"):
-        return spec.seq_length // config.parallel.context
+        return spec.seq_length // context
     if name == "Embedding":
-        return spec.tokens_per_sample
-    return spec.decoder_length
+        return spec.tokens_per_sample // context
+    return spec.decoder_length // context
 
 
 def _block_activations(config: Config, name: str) -> int:
@@ -352,11 +352,15 @@ def _block_activations(config: Config, name: str) -> int:
         sides = spec.router_top_k * (sides + 2 * state) + router
     block = tokens * (attention + 2 * hidden + sides // tensor + dropout)
     # The gathered keys and values of the other ranks' tokens.
-    block += (spec.seq_length - tokens) * 2 * shared // tensor if config.parallel.context > 1 else 0
+    length = tokens * config.parallel.context
+    block += (length - tokens) * 2 * shared // tensor
     if spec.relative_buckets:
         # The biases of the scores. The encoder's include the padding mask, which differs between samples.
         samples = config.optimisation.micro_batch_size if name == "DecoderBlock" else 1
-        block += spec.heads * tokens * tokens * width // (tensor * samples)
+        if name == "DecoderBlock" and config.parallel.context > 1:
+            # Each of the rank's two parts has the biases of the keys up to its end only.
+            length = (length + tokens // 2) // 2
+        block += spec.heads * tokens * length * width // (tensor * samples)
     if name == "DecoderBlock":
         block += tokens * (2 * hidden + (2 * inner + per_head) // tensor + dropout)
         block += spec.seq_length * 2 * shared // tensor

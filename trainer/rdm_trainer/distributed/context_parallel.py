@@ -67,22 +67,6 @@ class SequencePart:
         whole: torch.Tensor = _Gather.apply(own, self)
         return whole
 
-    def seen(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Return the queries of each of this rank's chunks, with the keys and values that they attend to.
-
-        Args:
-            query: Queries of this rank's tokens, [batch, own tokens, ...].
-            key: Keys of all tokens, [batch, tokens, ...].
-            value: Values of all tokens.
-        """
-        size = query.shape[1] // 2
-        return [
-            (chunk, key[:, : before + size], value[:, : before + size])
-            for chunk, before in zip(query.split(size, dim=1), self.before(query), strict=True)
-        ]
-
     def before(self, own: torch.Tensor) -> list[int]:
         """Return how many tokens of the sequence precede each chunk of [batch, own tokens, ...]."""
         return [index * (own.shape[1] // 2) for index in self.chunks]

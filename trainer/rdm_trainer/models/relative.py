@@ -69,17 +69,20 @@ def bucket_of(distances: torch.Tensor, buckets: int, farthest: int, *, causal: b
     return rows + torch.where(distances < single, distances, far)
 
 
-def score_bias(table: torch.Tensor, queries: int, keys: int, farthest: int, *, causal: bool) -> torch.Tensor:
+def score_bias(
+    table: torch.Tensor, first: int, queries: int, keys: int, farthest: int, *, causal: bool
+) -> torch.Tensor:
     """Return the bias on the scores, [1, heads, queries, keys].
 
     Args:
         table: [buckets, heads].
-        queries: Number of queries; they are the last of the keys' tokens.
+        first: Position of the first query among the keys.
+        queries: Number of queries, which follow each other.
         keys: Number of keys.
         farthest: As for :func:`bucket_of`.
         causal: As for :func:`bucket_of`.
     """
-    distances = torch.arange(-(keys - 1), queries, device=table.device)
+    distances = torch.arange(1 - first - queries, keys - first, device=table.device)
     by_distance = table[bucket_of(distances, table.shape[0], farthest, causal=causal)]
     # A query's distances are a contiguous range, shifted by one for each earlier token.
     return by_distance.t().unfold(1, keys, 1).flip(1)[None]

@@ -3,9 +3,10 @@
 
 Layers pass tuples, because a pipeline's stages send each other only the layers' outputs: in the encoder
 (encoder states, encoder tokens, decoder tokens), in the decoder (memory, decoder states, encoder tokens).
-With relative positions, their table follows. The encoder's tokens serve the padding mask; the decoder's
-tokens travel until the decoder embeds them. Between stages, every state in a tuple must have a gradient. So
-the last decoder block passes on only its states, and the last encoder block drops the table.
+With relative positions, their table follows. The encoder's tokens serve the padding mask, so each context
+rank gets all of them; the decoder's tokens travel until the decoder embeds them. Between stages, every state
+in a tuple must have a gradient. So the last decoder block passes on only its states, and the last encoder
+block drops the table.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from rdm_core.config import Config
 from rdm_core.model_spec import ModelSpec
+from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology
@@ -33,6 +36,10 @@ States = tuple[torch.Tensor, ...]
 class Embedding(VocabParallelEmbedding):
     """The word embedding, shared by the encoder, the decoder and, if tied, the head."""
 
+    def __init__(self, part: SequencePart | None, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.part = part
+
     def forward(  # type: ignore[override]
         self,
         inputs: torch.Tensor | States,
@@ -43,7 +50,8 @@ class Embedding(VocabParallelEmbedding):
             return super().forward(inputs, labels)
         if len(inputs) == 2:
             encoder_tokens, decoder_tokens = inputs
-            return super().forward(encoder_tokens), encoder_tokens, decoder_tokens
+            whole = encoder_tokens if self.part is None else self.part.gathered(encoder_tokens)
+            return super().forward(encoder_tokens), whole, decoder_tokens
         memory, encoder_tokens, decoder_tokens = inputs
         return memory, super().forward(decoder_tokens), encoder_tokens
 
@@ -151,7 +159,7 @@ def _visible(tokens: torch.Tensor, padding: int) -> torch.Tensor:
 def layers(config: Config, topology: Topology, padding: int) -> list[Layer]:
     """Return the layers, from (encoder tokens, decoder tokens) to logits or the loss."""
     spec = config.spec
-    embedding = word_embedding(Embedding, config, topology)
+    embedding = word_embedding(partial(Embedding, SequencePart.of(topology)), config, topology)
     positions: Callable[[], nn.Module] = partial(SharedPositions, spec, topology)
     # Both stacks share learned positions, but each has its own table.
     shared: str | None = "positions"

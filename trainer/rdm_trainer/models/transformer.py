@@ -164,6 +164,7 @@ class _Attention(nn.Module):
         self.head_size = spec.head_size
         self.scale = spec.softmax_scale
         self.dropout = spec.attention_dropout
+        self.part = SequencePart.of(topology)
         # With sequence parallelism no state is replicated, and ranks draw different numbers anyway.
         shares_state = topology.tensor > 1 and not topology.sequence_parallel
         self.tensor_rank = topology.tensor_rank if shares_state else None
@@ -237,6 +238,13 @@ class _Attention(nn.Module):
             )
         return mixed.transpose(1, 2).flatten(2)
 
+    def whole(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of whole sequences, [batch, keys, heads, head size], of this rank's part."""
+        if self.part is None:
+            return key, value
+        keys, values = self.part.gathered(torch.cat((key, value))).chunk(2)
+        return keys, values
+
     @contextlib.contextmanager
     def _own_random_state(self, device: torch.device) -> Iterator[None]:
         """Draw different random numbers on each tensor rank.
@@ -282,7 +290,6 @@ class SelfAttention(_Attention):
         self.separates_documents, self.resets = separates_documents, resets
         self.window = spec.window
         self.relative_max_distance = spec.relative_max_distance
-        self.part = SequencePart.of(topology)
         # Rows are grouped by key-value head: its queries, its key, its value. Sharding the rows shards the
         # heads. Ranks that share a head gather their features; each takes its queries, the key and the value.
         self.sharing = spec.ranks_of_key_value_head(topology.tensor)
@@ -338,23 +345,30 @@ class SelfAttention(_Attention):
         if self.part is not None:
             kernel = kernel_for(query.device, query.dtype, self.head_size)
             is_plain = starts is None and window is None and not (self.dropout and self.training)
-            if kernel is not None and is_plain:
+            if kernel is not None and is_plain and causal and table is None:
                 return context_attention(query, key, value, self.part, kernel, self.scale).flatten(2)
-            key, value = self.part.gathered(torch.cat((key, value))).chunk(2)
-        if table is not None:
-            bias = score_bias(table, query.shape[1], keys, self.relative_max_distance, causal=causal)
-            return self.attend(query, key, value, mask, causal, bias=bias)
-        # A single token attends to all tokens so far.
-        causal = causal and (self.past is None or query.shape[1] > 1)
-        if starts is None and window is None:
-            if self.part is None:
-                return self.attend(query, key, value, mask, causal)
-            chunks = self.part.seen(query, key, value)
-            return torch.cat([self.attend(*chunk, causal=True) for chunk in chunks], dim=1)
+            # A view would keep the whole projection alive.
+            query = query.contiguous()
+        key, value = self.whole(key, value)
         tokens = query.shape[1]
-        own = None if self.part is None else self.part.places(tokens, query.device)
-        last = torch.arange(keys - tokens, keys, device=query.device) if own is None else own
-        return self.attend(query, key, value, first=first_seen(last, starts, window), places=own)
+        if starts is not None or window is not None:
+            own = None if self.part is None else self.part.places(tokens, query.device)
+            last = torch.arange(keys - tokens, keys, device=query.device) if own is None else own
+            return self.attend(query, key, value, first=first_seen(last, starts, window), places=own)
+        # A single token attends to all tokens so far.
+        causal = causal and (self.past is None or tokens > 1)
+        if self.part is None or (table is None and not causal):
+            begins = [keys - tokens]
+        else:
+            begins = self.part.before(query)
+        mixed = []
+        for chunk, begin in zip(query.chunk(len(begins), dim=1), begins, strict=True):
+            size, bias = chunk.shape[1], None
+            end = begin + size if causal else keys
+            if table is not None:
+                bias = score_bias(table, begin, size, end, self.relative_max_distance, causal=causal)
+            mixed.append(self.attend(chunk, key[:, :end], value[:, :end], mask, causal, bias=bias))
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
 
     def qkv(
         self, hidden_states: torch.Tensor, starts: torch.Tensor | None = None
@@ -400,7 +414,7 @@ class CrossAttention(_Attention):
         heads = self.key_value_heads
         query = self.q_proj(hidden_states).unflatten(-1, (heads, self.head_size))
         key, value = self.kv_proj(memory).unflatten(-1, (heads, 2, self.head_size)).unbind(dim=3)
-        whole: torch.Tensor = self.out_proj(self.attend(query, key, value, mask))
+        whole: torch.Tensor = self.out_proj(self.attend(query, *self.whole(key, value), mask))
         return whole
 
 

@@ -118,7 +118,10 @@ RELATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp 2, 0-4": {**PIPELINE, **cut("0-4")},
         "interleaved": INTERLEAVED,
     },
-    4: {"native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE}},
+    4: {
+        "native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE},
+        "native, cp 2, pp 2, checkpointing": {**CONTEXT, **PIPELINE, **FULL},
+    },
 }
 # QWEN is untied, too.
 QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
@@ -153,7 +156,11 @@ DOCUMENT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 }
 BERT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"dp 2, zero 3": zero(3), "tp 2, checkpointing": {**TENSOR, **FULL}, "pp 2": PIPELINE},
-    4: {"native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE}},
+    4: {
+        "native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE},
+        "native, cp 4": {**NATIVE, "parallel.context": 4},
+        "native, cp 2, tp 2": {**CONTEXT, **TENSOR},
+    },
 }
 EXPERT = {"parallel.expert": 2}
 SHARDED = {**NATIVE, **TENSOR, "parallel.sequence_parallel": True}
@@ -214,7 +221,7 @@ def with_context(layouts: dict[int, dict[str, dict[str, Any]]]) -> dict[int, dic
 MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     # Only the T5, with stages of two kinds, is tested in all three dimensions at once.
     "gpt": (GPT, with_context(without("2 x 2 x 2"))),
-    "t5": (T5, without(*OF_ANY_MODEL)),
+    "t5": (T5, with_context(without(*OF_ANY_MODEL))),
     "qwen": (QWEN, QWEN_LAYOUTS),
     "qwen, shared heads": (SHARED, SHARED_LAYOUTS),
     "qwen, documents": (configure(QWEN, DOCUMENTS), DOCUMENT_LAYOUTS),

@@ -45,6 +45,7 @@ JOBS: dict[int, dict[str, Config]] = {
         "llama, dp 2": configure(QWEN, TENSOR),
         "gpt, cp 2": configure(GPT, {**TENSOR, "parallel.context": 2}),
         "t5, pp 2": configure(T5, PIPELINE),
+        "t5, cp 2": configure(T5, {**TENSOR, "parallel.context": 2}),
     },
 }
 SHARDED = {"parallel.sequence_parallel": True}

@@ -22,6 +22,8 @@ JOB = Config(
     data=dataclasses.replace(Config().data, mock=True),
     engine="native",
 )
+T5_CHANGES = {"model.kind": "t5", "model.vocab_extra_ids": 10, "model.decoder_layers": 2}
+MEANS = {"optimisation.calculate_per_token_loss": False}
 
 
 @given(ranks=st.integers(1, 8), size=st.integers(1, 5))
@@ -45,29 +47,29 @@ def test_the_parts_of_attention_are_those_of_the_whole() -> None:
     ).transpose(1, 2)
     for rank in range(3):
         part = SequencePart(rank, 3, None)
-        chunks = part.seen(part.own(query), key, value)
-        found = torch.cat(
-            [
-                attention_of_last(own.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2))
-                for own, keys, values in chunks
-            ],
-            dim=2,
-        )
-        torch.testing.assert_close(found.transpose(1, 2), part.own(causal))
+        own = part.own(query)
+        mixed = []
+        for chunk, begin in zip(own.chunk(2, dim=1), part.before(own), strict=True):
+            seen = slice(begin + chunk.shape[1])
+            keys, values = (one[:, seen].transpose(1, 2) for one in (key, value))
+            mixed.append(attention_of_last(chunk.transpose(1, 2), keys, values))
+        torch.testing.assert_close(torch.cat(mixed, dim=2).transpose(1, 2), part.own(causal))
 
 
 def test_what_cannot_be_is_one_sentence() -> None:
-    assert check(JOB, 2) == []
+    for possible in ({}, {"model.kind": "bert"}, T5_CHANGES):
+        assert check(configure(JOB, possible), 2) == []
     experts = {"model.experts": 6, "model.biases": "none", "parallel.expert": 3}
-    means = {"data.eod_mask_loss": True, "optimisation.calculate_per_token_loss": False}
     for changes, world, words in (
         ({"engine": "deepspeed"}, 2, "parallel.context 2 needs the native engine"),
         ({"model.seq_length": 50}, 2, "2 x parallel.context 2 = 4, and each rank has two parts"),
         ({"model.seq_length": 50}, 2, "; 48 or 52 would be."),
-        (means, 2, "needs optimisation.calculate_per_token_loss"),
+        ({"data.eod_mask_loss": True, **MEANS}, 2, "needs optimisation.calculate_per_token_loss"),
         ({}, 3, "A world of 3 is not a multiple of parallel tensor 1 x context 2 x pipeline 1 = 2"),
         ({"parallel.data": 2}, 2, "context 2 x pipeline 1 x data 2 = 4, but the world is 2"),
         (experts, 4, "2 data-parallel ranks x parallel.context 2 = 4 are not a multiple"),
+        ({**T5_CHANGES, "model.decoder_seq_length": 50}, 2, "model.decoder_seq_length 50 is not a multiple"),
+        ({"model.kind": "bert", **MEANS}, 2, "needs optimisation.calculate_per_token_loss"),
     ):
         found = check(configure(JOB, changes), world)
         assert len(found) == 1, found
