@@ -7,12 +7,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+
+from rdm_log import parallel
 
 READER = """
 import re, resource, sys
 from pathlib import Path
+from rdm_log import parallel
+parallel.PART = int(sys.argv[2])
 from rdm_log.summary import summarise
 from rdm_log.timeline import read_timers
 summarise([Path(sys.argv[1])], series=True, needs_steps=False)
@@ -53,24 +58,50 @@ def other(number: int) -> str:
     return f"n1:{number}:4000 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via NET/IB/3/GDRDMA\n"
 
 
-def peak(path: Path, kind: Callable[[int], str], size: int) -> int:
-    """Return the peak memory, in bytes, of a reader of a log of this size."""
+def peak(path: Path, kind: Callable[[int], str], size: int, part: int) -> int:
+    """Return the peak memory, in bytes, of a reader of a log of this size in parts of that size."""
     number = 0
     with path.open("w") as file:
         while file.tell() < size:
             file.writelines(kind(number + one) for one in range(1, 101))
             number += 100
     done = subprocess.run(
-        [sys.executable, "-c", READER, str(path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", READER, str(path), str(part)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout) * 1024
 
 
-@pytest.mark.parametrize("kind", [step, timers, ranks, tables, other])
-def test_a_log_of_twice_the_size_takes_no_more_memory(tmp_path: Path, kind: Callable[[int], str]) -> None:
+class Sizes(NamedTuple):
+    """In MiB: of a part, of two logs, the most that the longer may take more, and the most that it may take.
+
+    Some more parts may wait to be processed, but not all that the longer log has more.
+    """
+
+    part: int
+    few: int
+    many: int
+    more: int
+    most: int
+
+
+OWN = Sizes(parallel.PART // MIB, 70, 140, 40, 120)
+SMALL = Sizes(1, 15, 35, 12, 60)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        *((kind, OWN) for kind in (timers, other)),
+        *((kind, SMALL) for kind in (step, ranks, tables)),
+        # The same at ten seconds per log.
+        *(pytest.param(kind, OWN, marks=pytest.mark.long) for kind in (step, ranks, tables)),
+    ],
+)
+def test_a_longer_log_takes_no_more_memory(tmp_path: Path, kind: Callable[[int], str], sizes: Sizes) -> None:
     """Both logs are read by the same number of processes."""
-    few, many = (peak(tmp_path / "n1.out", kind, size * MIB) for size in (70, 140))
-    # Some more parts may wait to be processed, but not the additional 70 MiB of the log.
-    assert many < few + 40 * MIB
-    assert many < 120 * MIB
+    few, many = (
+        peak(tmp_path / "n1.out", kind, size * MIB, sizes.part * MIB) for size in (sizes.few, sizes.many)
+    )
+    assert many < few + sizes.more * MIB
+    assert many < sizes.most * MIB
