@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.python_env import lo
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.lock import find_uv
 
 from rdm_provision.environment import CALLBACKS
+from tests.ansible_playbook import ansible_playbook
 from tests.conftest import COLLECTIONS, ROOT
 from tests.unit.plugins.module_utils.python_env.test_environment import PYTHON, Node
 
@@ -73,29 +75,25 @@ def play(
     gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     hosts = {name: {**(gone if name in dead else local), "mine": f"/{name}"} for name in NODES}
     (folder / "hosts.yml").write_text(yaml.safe_dump({"workers": {"hosts": hosts}}))
-    done = subprocess.run(
-        [
-            Path(sys.executable).with_name("ansible-playbook"),
-            f"--inventory={folder / 'hosts.yml'}",
-            f"--extra-vars={json.dumps(variables)}",
-            str(folder / "play.yml"),
-            *flags,
-        ],
-        env=os.environ
+    done = ansible_playbook(
+        f"--inventory={folder / 'hosts.yml'}",
+        f"--extra-vars={json.dumps(variables)}",
+        folder / "play.yml",
+        *flags,
+        environment=os.environ
         | {
             "HOME": str(folder / "home"),
             "XDG_CACHE_HOME": str(cache_home().parents[1]),
-            "ANSIBLE_HOME": str(folder / "ansible"),
+            # The same in all runs, which one server starts.
+            "ANSIBLE_HOME": f"{tempfile.gettempdir()}/ansible",
+            "ANSIBLE_CONFIG": str(Path(__file__).with_name("no_settings.cfg")),
             "ANSIBLE_CALLBACKS_ENABLED": CALLBACKS,
             "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
             "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),
             "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
         },
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
+        directory=folder,
     )
     stats = json.loads(done.stdout[done.stdout.index("{") :])["stats"]
     return done.returncode, stats, done.stdout

@@ -136,7 +136,8 @@ def test_an_environment_holds_what_the_lock_names_and_the_trainer(node: Node, me
     assert {"helper-1.0", "rdm_trainer-1.0"} <= set(state["packages"])
 
 
-@pytest.mark.parametrize("method", METHODS)
+# With pyenv, the same pip verifies them as with system.
+@pytest.mark.parametrize("method", ["system", "uv"])
 def test_a_package_with_another_digest_is_refused_and_not_replaced(node: Node, method: str) -> None:
     node.make(node.wanted())
     forged = node.wanted(method, node.lock.replace("sha256:", "sha256:0000")[:-5] + "\n")
