@@ -17,6 +17,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import Do
 
 START_TIMEOUT = 180.0
 STOP_TIMEOUT = 60.0
+RESTS = 3.0
+"""The pause after a check, as a multiple of the check's time. Checks that start programs would otherwise take
+CPU time from what they wait for."""
+LEAST_S, MOST_S = 0.05, 5.0
 
 
 def net(number: int) -> str:
@@ -168,11 +172,20 @@ def private_engine(*options: str, prefix: list[str] | None = None) -> Iterator[E
         engine.remove()
 
 
-def wait_until(condition: Callable[[], bool], timeout: float, interval: float = 0.05) -> bool:
-    """Return whether the condition came true within `timeout` seconds."""
+def wait_until(condition: Callable[[], bool], timeout: float, interval: float | None = None) -> bool:
+    """Return whether the condition came true within `timeout` seconds.
+
+    Args:
+        condition: is checked again and again.
+        timeout: seconds.
+        interval: seconds between two checks. By default as many as `RESTS` says.
+    """
     deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if condition():
+            return True
+        ended = time.monotonic()
+        if ended > deadline:
             return False
-        time.sleep(interval)
-    return True
+        time.sleep(min(max(LEAST_S, RESTS * (ended - began)), MOST_S) if interval is None else interval)
