@@ -71,13 +71,16 @@ test-times: ## write docs/development/test-times.md from the suites that ran her
 test-gpu: ## the trainer's tests on an NVIDIA GPU, with the Python that has its torch (PYTHON=python3)
 	cd trainer && $(PYTHON) -m pytest -m gpu tests/gpu
 
-# Each busy loop ends with the shell that runs the rounds, however that ends.
+# Each busy loop ends with the shell that runs the rounds, however that ends. A round is a process group (set -m), so that
+# its suites get a signal as from a terminal, and clean up.
 test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="e2e unit")
 	@rounds=$$(seq $(ROUNDS)) || exit; mkdir -p $(STRESS); rm -f $(STRESS)/*.log; status=0; \
+	set -m; trap 'kill -INT -- -$$suites; wait $$suites; exit 143' INT TERM; \
 	for core in $$(seq $$(nproc)); do while kill -0 $$$$ 2>/dev/null; do :; done & done; \
 	for round in $$rounds; do \
 	  log=$(STRESS)/round-$$round.log; \
-	  if $(MAKE) --no-print-directory --jobs=3 --keep-going $(addprefix suite-,$(SUITES)) >$$log 2>&1; \
+	  $(MAKE) --no-print-directory --jobs=3 --keep-going $(addprefix suite-,$(SUITES)) >$$log 2>&1 </dev/null & suites=$$!; \
+	  if wait $$suites; \
 	  then echo "round $$round of $(ROUNDS): green"; rm $$log; \
 	  else status=1; echo "round $$round of $(ROUNDS): failed; its output is in $$log"; \
 	    grep -oE '^([^ ]+: )?(FAILED|ERROR) [^ ]+' $$log | sort -u; fi; \
