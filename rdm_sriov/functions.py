@@ -19,6 +19,7 @@ from typing import List, NamedTuple, Sequence
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, iproute2
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import partitions
+from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import read
 
 ETHERNET = 1
 INFINIBAND = 32
@@ -77,7 +78,7 @@ class Functions:
             raise FunctionProblem(
                 "{0} has no virtual function now: write a number of them, {1} at most, to {2}".format(
                     parent,
-                    _read(device, "sriov_totalvfs") or "?",
+                    read(device, "sriov_totalvfs") or "?",
                     os.path.join(self._root, "class/net", parent, "device/sriov_numvfs"),
                 )
             )
@@ -176,11 +177,11 @@ class Functions:
 
     def address(self, interface: str) -> str:
         """Return the hardware address of an interface, in lower case."""
-        return _read(self._root, "class/net", interface, "address").lower()
+        return read(self._root, "class/net", interface, "address").lower()
 
     def is_ethernet(self, interface: str) -> bool:
         """Return whether an interface is Ethernet rather than InfiniBand."""
-        return _read(self._root, "class/net", interface, "type") == str(ETHERNET)
+        return read(self._root, "class/net", interface, "type") == str(ETHERNET)
 
     def up(self, interface: str) -> None:
         """Set an interface up.
@@ -196,7 +197,7 @@ class Functions:
         Raises:
             FunctionProblem: the kernel refuses.
         """
-        if _read(self._root, "class/net", interface, "mtu") != str(mtu):
+        if read(self._root, "class/net", interface, "mtu") != str(mtu):
             self._ip(["link", "set", "dev", interface, "mtu", str(mtu)])
 
     def isolate(self, function: Function, vlan: int, trusted: bool) -> None:
@@ -283,14 +284,6 @@ def _administered(shown: str, number: int) -> str:
         return ""
     # Older versions of iproute2 name it mac.
     return next((str(vf.get("address") or vf.get("mac")) for vf in vfs if vf.get("vf") == number), "")
-
-
-def _read(*parts: str) -> str:
-    try:
-        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def _target(link: str) -> str:

@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import Any, Dict, List, Optional
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest_of
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DEFAULT_SOCKET,
     DockerAPI,
@@ -107,15 +107,6 @@ def networks_of(engine: str, driver: str) -> Dict[str, Dict[str, str]]:
         say("the engine's networks cannot be queried: {0}".format(problem))
         return {}
     return {one["Id"]: one.get("Options") or {} for one in found if one.get("Driver") == driver}
-
-
-def digest_of(path: str) -> str:
-    """Return a digest of a file; "" if there is none."""
-    try:
-        with open(path, "rb") as file:
-            return digest(file.read())
-    except OSError:
-        return ""
 
 
 def notify_systemd() -> None:

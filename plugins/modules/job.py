@@ -429,14 +429,10 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     return result
 
 
-def sections(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
-    """Return a job's logs by section."""
-    return {"sections": agent.call("sections", [options["name"]])["sections"]}
-
-
-def report(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the data for a job's report."""
-    return {"report": agent.call("report", [options["name"]])["report"]}
+def named(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Return a job's logs by section, or the data for its report: what the verb names."""
+    verb = options["verb"]
+    return {verb: agent.call(verb, [options["name"]])[verb]}
 
 
 def remove(agent: Agent, names: List[str], dry_run: bool) -> Dict[str, Any]:
@@ -469,8 +465,8 @@ _VERBS: Dict[str, Callable[[Agent, Dict[str, Any]], Dict[str, Any]]] = {
     "state": state,
     "stop": stop,
     "logs": logs,
-    "sections": sections,
-    "report": report,
+    "sections": named,
+    "report": named,
     "list": jobs,
 }
 

@@ -116,9 +116,14 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
-from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest, from_argument
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import (
+    digest,
+    digest_of,
+    from_argument,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady, refuse_served
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
@@ -182,7 +187,7 @@ def install(params: Dict[str, Any], paths: Paths, check: bool) -> Dict[str, Any]
             api = DockerAPI(params["engine"])
             if not (check and _has_container(api, params["cluster"])):
                 refuse_served(api, paths.socket)
-    old = {"program": _shown(paths.program), "unit": _text(paths.unit)}
+    old = {"program": _shown(paths.program), "unit": read_text(paths.unit)}
     new_program = installation.differs(paths.program, content)
     new_unit = installation.differs(paths.unit, text.encode() if text else None)
     enable = text is not None and not installation.enabled(paths.unit)
@@ -271,19 +276,8 @@ def remove(params: Dict[str, Any], paths: Paths, check: bool) -> Dict[str, Any]:
 
 
 def _shown(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return "program {0}\n".format(digest(file.read()))
-    except OSError:
-        return ""
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    found = digest_of(path)
+    return "program {0}\n".format(found) if found else ""
 
 
 @as_module(ARGUMENT_SPEC, DockerProblem, InstallationProblem, NotReady, PluginProblem, PreconditionFailed)

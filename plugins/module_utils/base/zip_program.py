@@ -117,6 +117,14 @@ def digest(program: bytes) -> str:
     return "sha256:" + hashlib.sha256(program).hexdigest()[:16]
 
 
+def digest_of(path: str) -> str:
+    """Return the digest of a program's file; "" if it cannot be read."""
+    try:
+        return digest(Path(path).read_bytes())
+    except OSError:
+        return ""
+
+
 def to_argument(program: bytes) -> str:
     """Return a program as text, for the argument of a module."""
     return base64.b64encode(zlib.compress(program)).decode()

@@ -13,6 +13,7 @@ import socket
 import struct
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs
 
 _SIOCGIFADDR = 0x8915
@@ -123,17 +124,12 @@ def _from_proc(word: str) -> str:
 
 def _parent(proc: str, pid: int) -> int:
     try:
-        with open("{0}/{1}/stat".format(proc, pid), encoding="utf-8", errors="replace") as file:
-            # The second field, the name in parentheses, may contain spaces; the fourth is the parent.
-            return int(file.read().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
+        # The second field, the name in parentheses, may contain spaces; the fourth is the parent.
+        return int(read_text("{0}/{1}/stat".format(proc, pid)).rpartition(")")[2].split()[1])
+    except (ValueError, IndexError):
         return 0
 
 
 def _environment(proc: str, pid: int) -> dict[str, str]:
-    try:
-        with open("{0}/{1}/environ".format(proc, pid), encoding="utf-8", errors="replace") as file:
-            pairs = [pair.partition("=") for pair in file.read().split("\0")]
-    except OSError:
-        return {}
+    pairs = (pair.partition("=") for pair in read_text("{0}/{1}/environ".format(proc, pid)).split("\0"))
     return {key: value for key, _, value in pairs}

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import TEMPORARY
 from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
-from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest_of
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
     INFO,
     PluginProblem,
@@ -111,8 +111,8 @@ def observe(watch: Mapping[str, str]) -> Dict[str, str]:
         return {}
     paths = Paths(watch["program"], unit.PATH, watch["socket"], watch["state"])
     return {
-        paths.program: _digest(paths.program),
-        paths.unit: _digest(paths.unit),
+        paths.program: digest_of(paths.program) or "missing",
+        paths.unit: digest_of(paths.unit) or "missing",
         "the unit " + unit.NAME: "enabled" if enabled(paths.unit) else "not enabled",
         "the plugin at " + paths.socket: _served(paths.socket),
         os.path.join(paths.state, "state.json"): _there(os.path.join(paths.state, "state.json")),
@@ -244,14 +244,6 @@ def _text(path: str) -> Optional[str]:
             return file.read()
     except OSError:
         return None
-
-
-def _digest(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return digest(file.read())
-    except OSError:
-        return "missing"
 
 
 def _there(path: str) -> str:

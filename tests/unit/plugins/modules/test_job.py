@@ -233,18 +233,12 @@ def test_lines_of_a_rank_that_the_job_had_before_are_shown(agent: Any, found: di
     assert (result["ended"], "ranks" in result) == (False, False)
 
 
-def test_sections_are_the_agents(agent: Any) -> None:
-    agent.returns(sections=[{"title": "iteration time", "lines": [], "total": None, "is_whole": True}])
-    result = run("sections", agent, name="tiny-1")
-    assert agent.argv == ["rdm-trainer", "job", "sections", "tiny-1"]
-    assert (result["sections"][0]["title"], result["known"]) == ("iteration time", True)
-
-
-def test_a_report_is_the_agents(agent: Any) -> None:
-    agent.returns(report={"rdm_report": 1, "name": "tiny-1"})
-    result = run("report", agent, name="tiny-1")
-    assert agent.argv == ["rdm-trainer", "job", "report", "tiny-1"]
-    assert (result["report"]["name"], result["known"]) == ("tiny-1", True)
+@pytest.mark.parametrize("verb", ["sections", "report"])
+def test_sections_and_a_report_are_the_agents(agent: Any, verb: str) -> None:
+    agent.returns(**{verb: ["what the agent has"]})
+    result = run(verb, agent, name="tiny-1")
+    assert agent.argv == ["rdm-trainer", "job", verb, "tiny-1"]
+    assert (result[verb], result["known"]) == (["what the agent has"], True)
 
 
 def test_jobs_of_this_node_are_removed_and_in_check_mode_only_checked(agent: Any) -> None:
