@@ -23,10 +23,10 @@ PACKAGES = {
 }
 
 
-def modules() -> dict[str, Path]:
-    """Return the modules of PACKAGES, by name."""
+def modules(packages: dict[str, Path] = PACKAGES) -> dict[str, Path]:
+    """Return the modules of packages, by name."""
     found = {}
-    for package, folder in PACKAGES.items():
+    for package, folder in packages.items():
         for path in folder.rglob("*.py"):
             parts = path.relative_to(folder).with_suffix("").parts
             found[".".join((package, *parts)).removesuffix(".__init__")] = path
@@ -81,6 +81,16 @@ def test_a_circle_is_found_in_functions_too_and_not_where_only_types_are_importe
     assert circle({"a": types, "b": "import a"}) == []
 
 
+ARROWS = {
+    # Which packages of the trainer a package may import; nothing else, not for types either.
+    "rdm_core": set(),
+    "rdm_log": {"rdm_core"},
+    "rdm_job": {"rdm_core", "rdm_log"},
+    "rdm_planner": {"rdm_core"},
+    "rdm_trainer": {"rdm_core"},
+}
+TRAINER = {package: ROOT / "trainer" / package for package in ARROWS}
+TRAINER_FOLDERS = tuple(f"trainer/{package}" for package in ARROWS)
 SIDES = {
     # What is promised: (folders, what of them is left out, packages that the rest may not import).
     "the product does not know the lab": (
@@ -106,13 +116,7 @@ SIDES = {
         ("torch", "rdm_trainer", "rdm_job"),
     ),
     "the node side has no Ansible": (
-        (
-            "trainer/rdm_core",
-            "trainer/rdm_job",
-            "trainer/rdm_log",
-            "trainer/rdm_planner",
-            "trainer/rdm_trainer",
-        ),
+        TRAINER_FOLDERS,
         (),
         ("ansible", "rdm_provision"),
     ),
@@ -123,30 +127,13 @@ SIDES = {
     ),
     "agents and launchers need no torch": (("trainer/rdm_job",), (), ("torch", "deepspeed")),
     "no product knows its tests": (
-        (
-            "rdm_provision",
-            "plugins",
-            "trainer/rdm_core",
-            "trainer/rdm_job",
-            "trainer/rdm_log",
-            "trainer/rdm_planner",
-            "trainer/rdm_trainer",
-        ),
+        ("rdm_provision", "plugins", *TRAINER_FOLDERS),
         (),
         ("tests", "benchmarks"),
     ),
 }
 
 
-TRAINER = ROOT / "trainer"
-ARROWS = {
-    # Which packages of the trainer a package may import; nothing else, not for types either.
-    "rdm_core": set(),
-    "rdm_log": {"rdm_core"},
-    "rdm_job": {"rdm_core", "rdm_log"},
-    "rdm_planner": {"rdm_core"},
-    "rdm_trainer": {"rdm_core"},
-}
 MORE_ARROWS = {
     # The program of all verbs. What it starts, it starts with `python -m`.
     "rdm_trainer.cli": {"rdm_job", "rdm_log", "rdm_planner"},
@@ -243,16 +230,6 @@ def test_an_import_of_a_package_below_is_found() -> None:
     assert upward("p", {"p.a.m": types, "p.b.m": "import p.a.m"}, ("a", "b")) == ["p.a.m: b"]
 
 
-def trainer_modules() -> dict[str, Path]:
-    """Return the modules of the trainer, by name."""
-    found = {}
-    for package in ARROWS:
-        for path in (TRAINER / package).rglob("*.py"):
-            parts = path.relative_to(TRAINER).with_suffix("").parts
-            found[".".join(parts).removesuffix(".__init__")] = path
-    return found
-
-
 def back(sources: dict[str, str], exceptions: dict[str, set[str]]) -> list[str]:
     """Return the imports between the trainer's packages that no arrow allows, for types too."""
     found = []
@@ -266,7 +243,7 @@ def back(sources: dict[str, str], exceptions: dict[str, set[str]]) -> list[str]:
 
 
 def test_the_trainer_s_packages_import_only_what_stands_above_them() -> None:
-    sources = {name: path.read_text(encoding="utf-8") for name, path in trainer_modules().items()}
+    sources = {name: path.read_text(encoding="utf-8") for name, path in modules(TRAINER).items()}
     assert len(sources) > 150
     assert back(sources, MORE_ARROWS) == []
     assert circle(sources, types=True) == []
@@ -313,7 +290,7 @@ def missing(source: str, sources: dict[str, str]) -> list[str]:
 
 def test_benchmarks_import_what_the_trainer_has() -> None:
     # mypy skips the trainer there, and no test runs most of them.
-    sources = {name: path.read_text(encoding="utf-8") for name, path in trainer_modules().items()}
+    sources = {name: path.read_text(encoding="utf-8") for name, path in modules(TRAINER).items()}
     files = sorted((ROOT / "benchmarks").rglob("*.py"))
     found = {path.name: missing(path.read_text(encoding="utf-8"), sources) for path in files}
     assert {name: absent for name, absent in found.items() if absent} == {}

@@ -37,6 +37,15 @@ def node(**changes: Any) -> spec.NodeSpec:
     return spec.NodeSpec(**{**values, **changes})
 
 
+def variables(driver: str = "macvlan", *archive: str, **more: Any) -> dict[str, Any]:
+    """Return the variables in the inventory of a lab with one node."""
+    (group,) = inventory.cluster_inventory(
+        "lab", {"n1": "10.0.0.1"}, driver, "/tmp/x", *archive, **more
+    ).values()
+    found: dict[str, Any] = group["vars"]
+    return found
+
+
 @pytest.mark.parametrize("name", ["lab", "a", "lab-2", "x" * 30, "9"])
 def test_good_names(name: str) -> None:
     assert spec.checked_name(name) == name
@@ -138,10 +147,8 @@ def test_the_switch_has_the_one_right_that_it_needs() -> None:
 def test_rails_are_bridges_of_the_switch_and_the_containers_are_on_all() -> None:
     assert "Env" not in spec.switch_body("lab", "image")
     assert spec.switch_body("lab", "image", 2)["Env"] == ["RDM_LAB_RAILS=2"]
-    (group,) = inventory.cluster_inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x", rails=2).values()
-    assert group["vars"]["container_rails"] == ["ib0", "ib1"]
-    (group,) = inventory.cluster_inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x").values()
-    assert "container_rails" not in group["vars"]
+    assert variables(rails=2)["container_rails"] == ["ib0", "ib1"]
+    assert "container_rails" not in variables()
     ports = ["port1", "port1r1", "port11", "port11r1", "port2"]
     assert spec.ports_of("n1", ports) == ["port1", "port1r1"]
     assert spec.ports_of("n11", ports) == ["port11", "port11r1"]
@@ -203,6 +210,8 @@ def test_the_inventory_keeps_the_nodes_variables_off_the_control_machine() -> No
     (group,) = made.values()
     assert group["children"]["master"]["hosts"] == {"n1": {"ansible_host": "10.0.0.1"}}
     assert list(group["children"]["workers"]["hosts"]) == ["n2"]
+    (alone,) = inventory.cluster_inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x").values()
+    assert alone["children"]["workers"]["hosts"] == {}
     assert group["vars"]["rdm_accelerator"] == "cpu"
     # Nodes of one busy machine: a login may last longer than the role's 10 s, and Ansible's 20 s.
     assert (group["vars"]["verify_deadline"], group["vars"]["ansible_timeout"]) == (30.0, 60)
@@ -210,35 +219,28 @@ def test_the_inventory_keeps_the_nodes_variables_off_the_control_machine() -> No
 
 
 def test_the_inventory_for_sriov_names_the_stand_in() -> None:
-    (group,) = inventory.cluster_inventory("lab", {"n1": "10.0.0.1"}, "sriov", "/tmp/x").values()
-    assert group["vars"]["sriov_image"] == "rdm-lab/sriov-plugin:1"
-    assert len(group["vars"]["images_list"]) == 2
-    assert group["children"]["workers"]["hosts"] == {}
+    found = variables("sriov")
+    assert found["sriov_image"] == "rdm-lab/sriov-plugin:1"
+    assert len(found["images_list"]) == 2
 
 
 def test_virtual_machines_have_vfs_of_their_own_and_all_rights_of_a_host() -> None:
-    (group,) = inventory.cluster_inventory(
-        "lab", {"n1": "10.0.0.1"}, "sriov", "/tmp/x", machines=True
-    ).values()
-    variables = group["vars"]
-    assert (variables["network_driver"], variables["network_parent"]) == ("sriov", "ib0")
-    assert variables["sriov_vfs"] == inventory.VIRTUAL_FUNCTIONS == 7
+    found = variables("sriov", machines=True)
+    assert (found["network_driver"], found["network_parent"]) == ("sriov", "ib0")
+    assert found["sriov_vfs"] == inventory.VIRTUAL_FUNCTIONS == 7
     # A translated sshd needs more than the default of 5 s to greet.
-    assert 30 < variables["verify_timeout"] < variables["verify_deadline"]
-    assert "sriov_image" not in variables
-    assert "container_memlock_required" not in variables
-    assert [image["name"] for image in variables["images_list"]] == ["rdm-lab/cpu:1"]
+    assert 30 < found["verify_timeout"] < found["verify_deadline"]
+    assert not {"sriov_image", "container_memlock_required"} & set(found)
+    assert [image["name"] for image in found["images_list"]] == ["rdm-lab/cpu:1"]
 
 
 @pytest.mark.parametrize("driver", ["macvlan", "sriov"])
 def test_a_lab_that_trains_runs_the_training_image(driver: str) -> None:
-    (group,) = inventory.cluster_inventory(
-        "lab", {"n1": "10.0.0.1"}, driver, "/tmp/x", "train-1-2.tar"
-    ).values()
-    assert group["vars"]["container_image"] == "rdm-lab/train:1"
-    first = group["vars"]["images_list"][0]
+    found = variables(driver, "train-1-2.tar")
+    assert found["container_image"] == "rdm-lab/train:1"
+    first = found["images_list"][0]
     assert (first["name"], first["path"]) == ("rdm-lab/train:1", "/srv/rdm/images/train-1-2.tar")
-    assert "rdm-lab/cpu:1" not in {image["name"] for image in group["vars"]["images_list"]}
+    assert "rdm-lab/cpu:1" not in {image["name"] for image in found["images_list"]}
 
 
 def test_host_keys_are_known_by_address_and_by_name() -> None:
@@ -264,10 +266,7 @@ def test_nodes_with_podman_keep_its_storage_and_the_inventory_names_its_socket()
     body = spec.node_body(node(podman=True))
     assert "rdm-lab-lab-n1:/var/lib/containers" in body["HostConfig"]["Binds"]
     assert body["Cmd"] == ["rdm-podman-node"]
-    (group,) = inventory.cluster_inventory(
-        "lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x", podman=True
-    ).values()
-    assert group["vars"]["rdm_docker_socket"] == "/run/podman/podman.sock"
+    assert variables(podman=True)["rdm_docker_socket"] == "/run/podman/podman.sock"
 
 
 def test_what_does_not_go_with_podman() -> None:
@@ -283,9 +282,8 @@ def test_a_labs_ssh_is_that_of_any_cluster_but_waits_for_longer(tmp_path: Path) 
     config = tmp_path / "ansible.cfg"
     config.touch()
     usual = ansible_environment({"ANSIBLE_CONFIG": str(config)})["ANSIBLE_SSH_ARGS"]
-    (group,) = inventory.cluster_inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x").values()
     assert "ServerAliveCountMax=3" in usual
-    assert group["vars"]["ansible_ssh_args"] == usual.replace("CountMax=3", "CountMax=12")
+    assert variables()["ansible_ssh_args"] == usual.replace("CountMax=3", "CountMax=12")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

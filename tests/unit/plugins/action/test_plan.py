@@ -275,11 +275,13 @@ def test_bare_hosts_with_amd_gpus_or_a_token_in_an_address_are_refused(cluster: 
 
 
 def test_variables_may_refer_to_others(cluster: Cluster) -> None:
-    cluster.write(
-        {"a": {"number": 7}}, {}, {**CPU, "my_ip": "192.169.16.{{ number }}", "rdm_slots": "{{ 2 * 2 }}"}
-    )
+    templates = {"my_ip": "192.169.16.{{ number }}", "rdm_slots": "{{ 2 * 2 }}", "rdm_cluster": "{{ site }}"}
+    host = {"number": 7, "ansible_host": "{{ site }}.example.org"}
+    cluster.write({"a": host}, {}, {**CPU, **templates, "site": "north"})
     rc, result, _ = cluster.run()
-    assert (rc, result["nodes"]["a"]["my_ip"], result["nodes"]["a"]["slots"]) == (0, "192.169.16.7", 4)
+    assert (rc, result["cluster"]) == (0, "north")
+    node = result["nodes"]["a"]
+    assert (node["my_ip"], node["slots"], node["address"]) == ("192.169.16.7", 4, "north.example.org")
 
 
 def test_inventory_without_a_file_is_refused(cluster: Cluster) -> None:

@@ -267,25 +267,6 @@ def test_no_reservation_outlives_its_subnet(make_inventory: MakeInventory) -> No
     ]
 
 
-def test_values_are_evaluated(make_inventory: MakeInventory) -> None:
-    path = make_inventory(
-        hosts={"node1": {"ansible_connection": "ssh", "ansible_host": "{{ site }}.example.org"}},
-        site="north",
-        rdm_cluster="{{ site }}",
-    )
-    made = Cluster.load(path).plan()
-    assert (made.cluster, made.nodes[0].address) == ("north", "north.example.org")
-
-
-def test_a_plan_that_cannot_be_made_lists_every_problem(make_inventory: MakeInventory) -> None:
-    path = make_inventory(hosts={"node2": {"my_ip": "10.9.9.9"}}, rdm_accelerator="tpu")
-    with pytest.raises(InventoryError) as caught:
-        Cluster.load(path).plan()
-    text = " ".join(str(problem) for problem in caught.value.problems)
-    assert "10.9.9.9" in text
-    assert "tpu" in text
-
-
 def test_a_misspelt_group_does_not_drop_its_hosts(make_inventory: MakeInventory) -> None:
     path = make_inventory("node1")
     (path / "hosts-2.yml").write_text("worker: {hosts: {node2: {}}}\n", encoding="utf-8")
@@ -295,14 +276,6 @@ def test_a_misspelt_group_does_not_drop_its_hosts(make_inventory: MakeInventory)
     assert len(problems) == 1
     assert "node2" in problems[0]
     assert "did you mean workers?" in problems[0]
-
-
-def test_a_broken_plan_file_is_named(make_inventory: MakeInventory) -> None:
-    path = make_inventory()
-    (path / "address_plan.cfg").write_text("nonsense\n", encoding="utf-8")
-    with pytest.raises(InventoryError) as caught:
-        Cluster.load(path).plan()
-    assert "address_plan.cfg" in str(caught.value.problems[0])
 
 
 # --- bare hosts -----------------------------------------------------------------------------------

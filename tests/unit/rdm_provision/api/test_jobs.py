@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from rich.console import Console
 
 from rdm_provision import Cluster
@@ -76,6 +76,18 @@ def state(**changes: Any) -> JobState:
     return JobState.of({**REPORTED, **changes}, "/var/lib/rdm/rdm", NOW)
 
 
+def answered(answers: dict[str, Any], verb: str = "jobs", **more: Any) -> RunResult:
+    """Return the result of a run in which each node reported this, and by default went well."""
+    returned = {"rdm.provision.job": {node: [answer] for node, answer in answers.items()}}
+    return RunResult(
+        **{"verb": verb, "nodes": dict.fromkeys(answers, NodeRecap(ok=1)), "returned": returned, **more}
+    )
+
+
+def invoke(verb: Any, inventory: Path, *words: str, **how: Any) -> Result:
+    return CliRunner().invoke(verb, ["-i", str(inventory), *words], standalone_mode=False, **how)
+
+
 def screen(*, terminal: bool = False) -> Console:
     return Console(
         width=120, record=True, force_terminal=terminal, highlight=False, markup=False, color_system=None
@@ -120,14 +132,11 @@ def test_the_speed_of_a_program_whose_tokens_nobody_knows_is_its_steps() -> None
 def test_of_several_words_on_a_job_its_masters_counts(make_inventory: MakeInventory) -> None:
     cluster = Cluster.load(make_inventory("n1", "n2"))
     older = {**REPORTED, "job": "demo-0", "started": NOW - 900}
-    result = RunResult(
-        verb="jobs",
-        returned={
-            "rdm.provision.job": {
-                "n2": [{"jobs": [{**REPORTED, "state": "failed"}], "directory": "/d"}],
-                "n1": [{"jobs": [older, REPORTED], "directory": "/d"}],
-            }
-        },
+    result = answered(
+        {
+            "n2": {"jobs": [{**REPORTED, "state": "failed"}], "directory": "/d"},
+            "n1": {"jobs": [older, REPORTED], "directory": "/d"},
+        }
     )
     assert [(job.job, job.state) for job in cluster.job_states(result)] == [
         ("demo-1", "running"),
@@ -137,7 +146,7 @@ def test_of_several_words_on_a_job_its_masters_counts(make_inventory: MakeInvent
 
 def test_a_job_whose_master_is_silent_is_known_from_the_others(make_inventory: MakeInventory) -> None:
     cluster = Cluster.load(make_inventory("n1", "n2"))
-    result = RunResult(verb="jobs", returned={"rdm.provision.job": {"n2": [{"job": FAILED, "known": True}]}})
+    result = answered({"n2": {"job": FAILED, "known": True}})
     (job,) = cluster.job_states(result)
     assert job.failures[0].lines == ("last words",)
     assert cluster.knows_job(result)
@@ -154,13 +163,11 @@ def test_sections_of_nodes_are_joined_in_their_order(make_inventory: MakeInvento
         "job_name": "demo-1",
         "job_sections": True,
     }
-    nodes = {name: NodeRecap(ok=1) for name in ("n1", "n2", "n3")}
-    returned = {
-        "n2": [reported("n2", 4, ["iteration 1 : 2 s"])],
-        "n1": [reported("n1", 3, [])],
-        "n3": [{"known": False}],
-    }
-    result = RunResult(verb="jobs", nodes=nodes, returned={"rdm.provision.job": returned})
+    second, first = reported("n2", 4, ["iteration 1 : 2 s"]), reported("n1", 3, [])
+    result = answered(
+        {"n2": second, "n1": first, "n3": {"known": False}},
+        nodes=dict.fromkeys(cluster.names, NodeRecap(ok=1)),
+    )
     out, time = cluster.job_sections(result)
     assert (out.lines, out.total) == (("==> n1.out <==", "", "==> n2.out <=="), 7)
     assert (time.lines, time.total) == (("iteration 1 : 2 s",), None)
@@ -170,13 +177,8 @@ def test_what_nodes_send_a_report_is_in_their_order(make_inventory: MakeInventor
     cluster = Cluster.load(make_inventory("n1", "n2", "n3"))
     spec = cluster.jobs("demo-1", report=True).spec
     assert spec.extra_vars == {"job_name": "demo-1", "job_report": True}
-    nodes = {name: NodeRecap(ok=1) for name in ("n1", "n2", "n3")}
-    returned: dict[str, list[dict[str, Any]]] = {
-        "n2": [{"report": {"name": "b"}}],
-        "n1": [{"report": {"name": "a"}}],
-        "n3": [{"report": None}],
-    }
-    result = RunResult(verb="jobs", nodes=nodes, returned={"rdm.provision.job": returned})
+    reports = {"n2": {"report": {"name": "b"}}, "n1": {"report": {"name": "a"}}, "n3": {"report": None}}
+    result = answered(reports, nodes=dict.fromkeys(cluster.names, NodeRecap(ok=1)))
     assert [part["name"] for part in cluster.report_parts(result)] == ["a", "b"]
 
 
@@ -199,9 +201,7 @@ def test_only_jobs_that_ended_long_ago_by_their_masters_word_are_pruned(
         job("of-n2", "finished", NOW - 60 * day, master="n2"),
         job("submitted", "finished", NOW - 31 * day, master="n7", launcher="slurm"),
     ]
-    returned: dict[str, list[dict[str, Any]]] = {"n1": [{"jobs": answers, "directory": "/d"}]}
-    result = RunResult(verb="jobs", returned={"rdm.provision.job": returned})
-    known = cluster.heard_jobs(result)
+    known = cluster.heard_jobs(answered({"n1": {"jobs": answers, "directory": "/d"}}))
     assert [one.job for one in prunable(known, age("30d"), NOW)] == ["older", "old", "submitted"]
     run = cluster.prune(["old", "older"], check=True)
     assert run.spec.literal_vars == {"job_names": ["old", "older"]}
@@ -239,20 +239,13 @@ def test_prune_shows_what_goes_and_prompts(
 
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, None]:
         requested.append((run.spec.verb, run.spec.check))
-        reported: dict[str, list[dict[str, Any]]] = {"n1": [size], "n2": [kept]}
         if run.spec.verb == "jobs":
-            reported = {"n1": [{"jobs": [ended], "directory": "/d"}]}
-        nodes = {"n1": NodeRecap(ok=1), "n2": NodeRecap(ok=1)}
-        return RunResult(verb=run.spec.verb, nodes=nodes, returned={"rdm.provision.job": reported}), None
+            return answered({"n1": {"jobs": [ended], "directory": "/d"}}), None
+        return answered({"n1": size, "n2": kept}, "prune"), None
 
     monkeypatch.setattr(job_view, "watch", watch)
-    inventory = str(make_inventory("n1", "n2"))
-    result = CliRunner().invoke(
-        jobs_verb.jobs,
-        ["-i", inventory, "--prune", "30d", *words],
-        input=answer + "\n",
-        standalone_mode=False,
-    )
+    inventory = make_inventory("n1", "n2")
+    result = invoke(jobs_verb.jobs, inventory, "--prune", "30d", *words, input=answer + "\n")
     assert result.exception is None, result.output
     assert requested == [("jobs", False), ("prune", True), *([("prune", False)] if removes else [])]
     if "--json" in words:
@@ -271,18 +264,12 @@ def test_prune_shows_what_goes_and_prompts(
 
 
 def test_a_directory_that_nodes_share_is_shown_once(make_inventory: MakeInventory) -> None:
-    def reported(size: int, identity: str) -> list[dict[str, Any]]:
+    def reported(size: int, identity: str) -> dict[str, Any]:
         kept = [{"job": "demo-2", "reason": "it is running"}]
-        return [{"removed": [{"job": "demo-1", "bytes": size, "identity": identity}], "kept": kept}]
+        return {"removed": [{"job": "demo-1", "bytes": size, "identity": identity}], "kept": kept}
 
-    returned = {
-        "rdm.provision.job": {
-            "n1": reported(1, "1a-2b"),
-            "n2": reported(9, "1a-2b"),
-            "n3": reported(9, "3c-4d"),
-        }
-    }
-    result = RunResult(verb="prune", nodes=dict.fromkeys(("n1", "n2", "n3"), NodeRecap()), returned=returned)
+    answers = {"n1": reported(1, "1a-2b"), "n2": reported(9, "1a-2b"), "n3": reported(9, "3c-4d")}
+    result = answered(answers, "prune")
     removals = Cluster.load(make_inventory("n1", "n2", "n3")).removals(result)
     gone = [(one.job, one.node, one.bytes) for one in removals if not one.reason]
     # Nodes that remove a shared directory later find fewer files in it.
@@ -299,12 +286,10 @@ def test_prune_finds_what_a_killed_removal_has_left(
         if run.spec.verb == "prune":
             assert run.spec.literal_vars == {"job_names": []}
             reported = {"removed": [{"job": "demo-1", "bytes": 2048, "identity": "1a-2b"}] * left, "kept": []}
-        returned = {"rdm.provision.job": {"n1": [reported]}}
-        return RunResult(verb=run.spec.verb, nodes={"n1": NodeRecap(ok=1)}, returned=returned), None
+        return answered({"n1": reported}, run.spec.verb), None
 
     monkeypatch.setattr(job_view, "watch", watch)
-    arguments = ["-i", str(make_inventory("n1")), "--prune", "30d", "--yes"]
-    result = CliRunner().invoke(jobs_verb.jobs, arguments, standalone_mode=False)
+    result = invoke(jobs_verb.jobs, make_inventory("n1"), "--prune", "30d", "--yes")
     assert (result.exception, result.return_value) == (None, 0), result.output
     assert bool(re.search(r"demo-1 +half removed +- +n1 2.0 KiB", result.output)) == left
     assert ("Removed 1 job, 2.0 KiB on 1 node." in result.output) == left
@@ -334,17 +319,8 @@ def test_nothing_is_pruned_after_a_run_that_did_not_come_to_its_end(
 
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, None]:
         queried.append(run.spec.check)
-        reported = {
-            "jobs": [ended],
-            "directory": "/d",
-            "removed": [{"job": "demo-1", "bytes": 1}],
-            "kept": [],
-        }
-        result = RunResult(
-            verb=run.spec.verb,
-            nodes={"n1": NodeRecap(ok=1)},
-            returned={"rdm.provision.job": {"n1": [reported]}},
-        )
+        removal = {"removed": [{"job": "demo-1", "bytes": 1}], "kept": []}
+        result = answered({"n1": {"jobs": [ended], "directory": "/d", **removal}}, run.spec.verb)
         return (replace(result, **end) if len(queried) == ends_at else result), None
 
     monkeypatch.setattr(job_view, "watch", watch)
@@ -386,18 +362,16 @@ def test_a_jobs_master_is_queried_and_the_others_only_when_it_does_not_know(
 
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, JobState | None]:
         queried.append(run.spec.limit)
-        reported = {
-            node: [{"job": answers[node] | {"verdict": verdict}, "directory": "/jobs"}]
-            for node in run.spec.nodes
-            if node in answers
-        }
-        result = RunResult(verb="jobs", nodes={}, returned={"rdm.provision.job": reported})
+        known = [node for node in run.spec.nodes if node in answers]
+        result = answered(
+            {node: {"job": answers[node] | {"verdict": verdict}, "directory": "/jobs"} for node in known},
+            nodes={},
+        )
         states = JobVerbs().job_states(result)
         return result, states[0] if states else None
 
     monkeypatch.setattr(job_view, "watch", watch)
-    inventory = str(make_inventory("n1", "n2", "n3"))
-    outcome = CliRunner().invoke(jobs_verb.jobs, ["-i", inventory, *words], standalone_mode=False)
+    outcome = invoke(jobs_verb.jobs, make_inventory("n1", "n2", "n3"), *words)
     assert outcome.exception is None, outcome.output
     assert queried == limits
     assert "healthy" in outcome.output
@@ -423,17 +397,15 @@ def test_a_job_that_is_misspelt_is_named_as_it_may_have_been_meant(
     hint: str,
 ) -> None:
     reported = {"known": False, "ended": True, "near": near}
-    returned = {"rdm.provision.job": {"n1": [reported], "n2": [reported]}}
-    result = RunResult(verb="jobs", nodes={"n1": NodeRecap(ok=1), "n2": NodeRecap(ok=1)}, returned=returned)
+    result = answered({"n1": reported, "n2": reported})
     monkeypatch.setattr(job_view, "watch", lambda *_, **__: (result, None))
     monkeypatch.setattr(job_view, "read", lambda *_, **__: (result, {}))
     monkeypatch.setattr(live, "watch", lambda *_, **__: result)
-    inventory = str(make_inventory("n1", "n2"))
-    arguments = ["-i", inventory, "gtp-1", *words]
-    outcome = CliRunner().invoke(verb, arguments, standalone_mode=False)
+    inventory = make_inventory("n1", "n2")
+    outcome = invoke(verb, inventory, "gtp-1", *words)
     assert isinstance(outcome.exception, InputError), outcome.output
     assert "there is no job gtp-1" in str(outcome.exception)
-    assert outcome.exception.hint == hint.replace("INVENTORY", inventory)
+    assert outcome.exception.hint == hint.replace("INVENTORY", str(inventory))
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -442,13 +414,13 @@ def test_who_leaves_a_started_job_is_shown_its_name_and_the_next_commands(
 ) -> None:
     result = RunResult(verb="train", nodes={"n1": NodeRecap(changed=1, failed=int(failed))})
     monkeypatch.setattr(job_view, "watch", lambda *_, **__: (result, state(state="starting")))
-    arguments = ["-i", str(make_inventory("n1")), "--resume", "demo-1", "--detach"]
-    outcome = CliRunner().invoke(train_verb.train, arguments, standalone_mode=False)
+    inventory, words = make_inventory("n1"), ("--resume", "demo-1", "--detach")
+    outcome = invoke(train_verb.train, inventory, *words)
     assert outcome.exception is None, outcome.output
-    for words in ("demo-1", "jobs -i", "--watch", "logs -i", "stop -i"):
-        assert words in outcome.output
+    for part in ("demo-1", "jobs -i", "--watch", "logs -i", "stop -i"):
+        assert part in outcome.output
     assert "goes on" not in outcome.output
-    as_json = CliRunner().invoke(train_verb.train, [*arguments, "--json"], standalone_mode=False)
+    as_json = invoke(train_verb.train, inventory, *words, "--json")
     assert json.loads(as_json.stdout)["job"]["job"] == "demo-1"
 
 
@@ -468,12 +440,11 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
     words: str,
 ) -> None:
     # The master's report counts: the other node does not know the last checkpoint.
-    reported = {
-        node: [{"known": True, "job": {**REPORTED, "state": "stopped", "progress": {"checkpoint": saved}}}]
+    answers = {
+        node: {"known": True, "job": {**REPORTED, "state": "stopped", "progress": {"checkpoint": saved}}}
         for node, saved in (("n2", 20), ("n1", checkpoint))
     }
-    nodes = {node: NodeRecap(ok=1, changed=changed) for node in ("n1", "n2")}
-    result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": reported})
+    result = answered(answers, "stop", nodes=dict.fromkeys(answers, NodeRecap(ok=1, changed=changed)))
     monkeypatch.setattr(live, "watch", lambda *_, **__: result)
     arguments = ["-i", str(make_inventory("n1", "n2")), "demo-1"]
     outcome = CliRunner().invoke(stop_verb.stop, arguments)
@@ -500,9 +471,8 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
 def test_unknown_checkpoints_are_not_shown(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, node: str, changes: Any, words: str
 ) -> None:
-    reported = {node: [{"known": True, "job": {**REPORTED, "state": "stopped", **changes}}]}
-    nodes = {node: NodeRecap(ok=1, changed=1)}
-    result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": reported})
+    reported = {"known": True, "job": {**REPORTED, "state": "stopped", **changes}}
+    result = answered({node: reported}, "stop", nodes={node: NodeRecap(ok=1, changed=1)})
     monkeypatch.setattr(live, "watch", lambda *_, **__: result)
     outcome = CliRunner().invoke(stop_verb.stop, ["-i", str(make_inventory("n1", "n2")), "demo-1"])
     assert outcome.output.splitlines()[0] == f"demo-1 is stopped.{words}"
@@ -536,19 +506,14 @@ def test_a_node_without_the_job_gets_its_nodes(
     reason: str,
     hint: str,
 ) -> None:
-    def answer(**found: Any) -> RunResult:
-        return RunResult(
-            verb="logs", nodes={"n3": NodeRecap(ok=1)}, returned={"rdm.provision.job": {"n3": [found]}}
-        )
-
     job = {**REPORTED, "launcher": launcher, "nodes": dict.fromkeys(nodes.split(), "running")}
-    everywhere = answer(known=True, job=job, directory="/jobs")
-    monkeypatch.setattr(job_view, "read", lambda *_, **__: (answer(known=False, ended=True), {}))
+    everywhere = answered({"n3": {"known": True, "job": job, "directory": "/jobs"}}, "logs")
+    unknown = answered({"n3": {"known": False, "ended": True}}, "logs")
+    monkeypatch.setattr(job_view, "read", lambda *_, **__: (unknown, {}))
     monkeypatch.setattr(job_view, "watch", lambda run, *_, **__: (everywhere, run.spec.limit))
     inventory = make_inventory("n1", "n2", "n3")
     (inventory / "login.yml").write_text("login: {hosts: {gate: {}}}\n", encoding="utf-8")
-    arguments = ["-i", str(inventory), "demo-1", option, "n3"]
-    result = CliRunner().invoke(logs_verb.logs, arguments, standalone_mode=False)
+    result = invoke(logs_verb.logs, inventory, "demo-1", option, "n3")
     assert isinstance(result.exception, InputError), result.output
     assert (str(result.exception), result.exception.hint) == (reason, hint)
     assert result.exception.exit_code == 3
@@ -566,12 +531,10 @@ def test_a_node_without_the_job_gets_its_nodes(
 def test_a_rank_is_refused_when_no_node_has_a_line_of_it(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, answers: dict[str, Any], is_refused: bool
 ) -> None:
-    returned = {"rdm.provision.job": {node: [answer] for node, answer in answers.items()}}
-    result = RunResult(verb="logs", nodes={node: NodeRecap(ok=1) for node in answers}, returned=returned)
+    result = answered(answers, "logs")
     texts = {"n1": "", "n2": "" if is_refused else "[rank20]: slow\n"}
     monkeypatch.setattr(job_view, "read", lambda *_, **__: (result, texts))
-    arguments = ["-i", str(make_inventory("n1", "n2")), "demo-1", "--err", "--rank", "20"]
-    outcome = CliRunner().invoke(logs_verb.logs, arguments, standalone_mode=False)
+    outcome = invoke(logs_verb.logs, make_inventory("n1", "n2"), "demo-1", "--err", "--rank", "20")
     if is_refused:
         assert isinstance(outcome.exception, InputError), outcome.output
         assert str(outcome.exception) == "rank 20 is none of the job demo-1"
@@ -587,14 +550,14 @@ def test_a_jobs_slurm_submit_host_is_queried_in_the_same_run(
 
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, JobState | None]:
         queried.append(run.spec.limit)
-        reported = {"gate": [{"job": REPORTED | {"launcher": "slurm", "master": "n3"}, "directory": "/jobs"}]}
-        result = RunResult(verb="jobs", nodes={}, returned={"rdm.provision.job": reported})
+        job = REPORTED | {"launcher": "slurm", "master": "n3"}
+        result = answered({"gate": {"job": job, "directory": "/jobs"}}, nodes={})
         return result, JobVerbs().job_states(result)[0]
 
     monkeypatch.setattr(job_view, "watch", watch)
     inventory = make_inventory("n1", "n2", "n3")
     (inventory / "login.yml").write_text("login: {hosts: {gate: {}, gate2: {}}}\n", encoding="utf-8")
-    outcome = CliRunner().invoke(jobs_verb.jobs, ["-i", str(inventory), "demo-1"], standalone_mode=False)
+    outcome = invoke(jobs_verb.jobs, inventory, "demo-1")
     assert outcome.exception is None, outcome.output
     assert queried == ["n1,gate"]
 
@@ -826,17 +789,16 @@ def test_a_page_without_a_node_says_so_in_the_last_line_in_the_verdict_and_on_th
     env = {**os.environ, "PYTHONPATH": str(ROOT / "trainer")}
     part = json.loads(subprocess.run(program, env=env, check=True, capture_output=True, text=True).stdout)
     nodes = {"n1": NodeRecap(ok=1), "n2": NodeRecap(unreachable=True, why="No route to host")}
-    returned = {"rdm.provision.job": {"n1": [{"report": part, "directory": "/d"}]}}
-    ended = RunResult(verb="jobs", nodes=nodes, returned=returned)
+    ended = answered({"n1": {"report": part, "directory": "/d"}}, nodes=nodes)
     monkeypatch.setattr(job_view, "watch", lambda *_, **__: (ended, None))
     page = tmp_path / "page.html"
-    arguments = ["-i", str(make_inventory("n1", "n2")), "demo-1", "-o", str(page)]
-    result = CliRunner().invoke(report_verb.report, arguments, standalone_mode=False)
+    inventory, words = make_inventory("n1", "n2"), ("demo-1", "-o", str(page))
+    result = invoke(report_verb.report, inventory, *words)
     assert result.exception is None, result.output
     assert result.stdout.splitlines()[-1] == f"Written to {page}, without n2, which could not be queried."
     sentence = "n2 could not be queried: its logs are not in this."
     assert f"<li>{sentence}</li>" in page.read_text("utf-8")
-    result = CliRunner().invoke(report_verb.report, [*arguments, "--json"], standalone_mode=False)
+    result = invoke(report_verb.report, inventory, *words, "--json")
     shown = json.loads(result.stdout)
     assert (shown["missing"], shown["jobs"]["demo-1"]["evidence"][1]) == (["n2"], sentence)
 

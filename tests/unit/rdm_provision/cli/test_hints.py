@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -14,7 +12,6 @@ from rdm_provision import Cluster, cli
 from rdm_provision.api import doctor
 from rdm_provision.cli import main
 from rdm_provision.cli.render import commands, live
-from rdm_provision.errors import InputError
 from rdm_provision.results.events import NodeRecap, RunResult
 from rdm_provision.results.outcomes import CommandOutput
 from tests.unit.rdm_provision.cli.hints import hints, wrong
@@ -37,60 +34,6 @@ def test_every_command_that_is_named_exists_with_its_options() -> None:
 )
 def test_a_command_that_there_is_not_is_found(command: str) -> None:
     assert wrong(command.split())
-
-
-NODES_OF: dict[str, dict[str, Any]] = {
-    "containers": {},
-    "bare hosts": {
-        "rdm_runtime": "host",
-        "rdm_become": False,
-        "my_ip": "10.77.0.100",
-        "rdm_subnet": "10.77.0.0/24",
-    },
-}
-VERBS: dict[str, Callable[[Cluster], object]] = {
-    "up": Cluster.up,
-    "down": Cluster.down,
-    "check": Cluster.check,
-    "status": Cluster.status,
-    "verify": Cluster.verify,
-    "env up": Cluster.env_up,
-    "env down": Cluster.env_down,
-    "exec": lambda cluster: cluster.exec(["true"]),
-    "jobs": Cluster.jobs,
-    "train": lambda cluster: cluster.train(resume="x"),
-    "slurm up": Cluster.slurm_up,
-}
-
-
-def advised_instead(verb: str, cluster: Cluster) -> list[str]:
-    """The verbs in the refusal of an unknown verb; none if the verb is not refused."""
-    try:
-        VERBS[verb](cluster)
-    except InputError as refused:
-        return [name for name in VERBS if f"rdm-provision {name} " in refused.hint]
-    return []
-
-
-def test_verbs_for_the_other_kind_of_nodes_advise_something(make_inventory: MakeInventory) -> None:
-    bare = Cluster.load(make_inventory("node1", **NODES_OF["bare hosts"]))
-    assert {verb: advised_instead(verb, bare) for verb in ("down", "exec", "status", "verify")} == {
-        "down": ["env down"],
-        "exec": [],
-        "status": ["jobs"],
-        "verify": ["train"],
-    }
-    assert advised_instead("env up", Cluster.load(make_inventory("node1"))) == ["up"]
-
-
-@pytest.mark.parametrize("kind", NODES_OF)
-@pytest.mark.parametrize("verb", VERBS)
-def test_what_is_advised_instead_of_a_verb_is_not_refused_there(
-    verb: str, kind: str, make_inventory: MakeInventory
-) -> None:
-    cluster = Cluster.load(make_inventory("node1", **NODES_OF[kind]))
-    for name in advised_instead(verb, cluster):
-        VERBS[name](cluster)
 
 
 @pytest.mark.parametrize(

@@ -300,42 +300,23 @@ def there_is_no_verdict(world: World) -> list[str]:
     return ["jobs", *world.cluster(), "demo-1", "--verdict"]
 
 
-@gives(
-    *(
-        f"rdm_provision/cli/render/job_view.py: {what}"
-        for what in ("jobs VALUE --watch", "logs VALUE", "stop VALUE")
-    )
-)
-def a_job_runs(world: World) -> list[str]:
-    world.fails_with("running")
-    return ["jobs", *world.cluster(), "demo-1"]
+def job_is(name: str, state: str, verb: str, file: str, *which: str) -> None:
+    """Register a verb for a job in this state."""
+
+    def make(world: World) -> list[str]:
+        world.fails_with(state, reason="it was killed" if state == "failed" else "")
+        return [verb, *world.cluster(), "demo-1"]
+
+    make.__name__ = name
+    gives(*(f"rdm_provision/cli/{file}: {what}" for what in which))(make)
 
 
-@gives(
-    "rdm_provision/cli/render/job_view.py: train --resume VALUE VALUE",
-    "rdm_provision/cli/render/job_view.py: logs VALUE --err",
-)
-def a_job_has_failed(world: World) -> list[str]:
-    world.fails_with("failed", reason="it was killed")
-    return ["jobs", *world.cluster(), "demo-1"]
-
-
-@gives("rdm_provision/cli/render/job_view.py: train --resume VALUE VALUE")
-def a_job_has_finished(world: World) -> list[str]:
-    world.fails_with("finished")
-    return ["jobs", *world.cluster(), "demo-1"]
-
-
-@gives("rdm_provision/cli/verbs/stop.py: train --resume VALUE", "rdm_provision/cli/verbs/stop.py: logs VALUE")
-def a_job_is_stopped(world: World) -> list[str]:
-    world.fails_with("stopped")
-    return ["stop", *world.cluster(), "demo-1"]
-
-
-@gives("rdm_provision/cli/verbs/report.py: jobs VALUE")
-def a_job_has_written_nothing(world: World) -> list[str]:
-    world.fails_with("starting")
-    return ["report", *world.cluster(), "demo-1"]
+VIEW, RESUME = "render/job_view.py", "train --resume VALUE"
+job_is("a_job_runs", "running", "jobs", VIEW, "jobs VALUE --watch", "logs VALUE", "stop VALUE")
+job_is("a_job_has_failed", "failed", "jobs", VIEW, f"{RESUME} VALUE", "logs VALUE --err")
+job_is("a_job_has_finished", "finished", "jobs", VIEW, f"{RESUME} VALUE")
+job_is("a_job_is_stopped", "stopped", "stop", "verbs/stop.py", RESUME, "logs VALUE")
+job_is("a_job_has_written_nothing", "starting", "report", "verbs/report.py", "jobs VALUE")
 
 
 @gives("rdm_provision/api/jobs.py: train CONFIG.yaml")

@@ -32,7 +32,7 @@ from rdm_provision.results.events import (
 )
 from rdm_provision.runner.lock import Lock
 from rdm_provision.runner.record import KEEP
-from rdm_provision.runner.run import Run, _remove_stale
+from rdm_provision.runner.run import _remove_stale
 from rdm_provision.runner.run_spec import RunSpec
 from tests.conftest import ROOT
 from tests.unit.rdm_provision.conftest import NODES, MakeInventory, Play
@@ -359,17 +359,6 @@ def test_a_playbook_that_cannot_be_parsed_is_bad_input(play: Play) -> None:
     result = play([{"name": "Nonsense", "no.such.module": {}}]).result()
     assert result.exit_code == 3
     assert "no.such.module" in str(result.problems[0])
-
-
-def test_failed_preconditions_are_all_named_and_are_bad_input(make_inventory: MakeInventory) -> None:
-    inventory = make_inventory(hosts={"node2": {"rdm_slots": "x"}}, rdm_accelerator="tpu")
-    spec = RunSpec(verb="plan", playbook="plan", inventory=str(inventory), nodes=NODES)
-    result = Run(spec).result()
-    assert result.exit_code == 3
-    assert result.refused == "inventory"
-    assert {problem.node for problem in result.problems} == set(NODES)
-    assert any("rdm_slots" in problem.value and problem.node == "node2" for problem in result.problems)
-    assert result.failed == ()
 
 
 def test_a_task_that_takes_long_is_reported_while_it_runs(

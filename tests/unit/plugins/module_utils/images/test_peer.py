@@ -41,7 +41,12 @@ HOME = "127.0.0.1"
 TOKEN = "of this run"
 MIB = 1 << 20
 PIECE = piece_size(MIB)
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % PIECE
 PROCESSES = multiprocessing.get_context("fork")
+
+
+def pieces_of(archive: Path, whole: Any = None) -> PieceList:
+    return read_pieces(str(archive), ArchiveIndex("gzip", archive.stat().st_size, "", 0, True, []), whole)
 
 
 class Swarm:
@@ -50,8 +55,7 @@ class Swarm:
     def __init__(self, directory: Path, archive: Path, lease_s: float = 20, bandwidth: float = 0) -> None:
         self.directory = directory
         self.archive = archive
-        index = ArchiveIndex("gzip", archive.stat().st_size, "", 0, True, [])
-        self.pieces = read_pieces(str(archive), index)
+        self.pieces = pieces_of(archive)
         self.lease_s = lease_s
         self.bandwidth = bandwidth
         self.processes: dict[str, Any] = {}
@@ -266,7 +270,7 @@ def test_a_full_disk_is_named_and_others_go_on(swarm: Swarm) -> None:
 def test_a_disk_without_room_is_not_filled(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = read_pieces(str(archive), ArchiveIndex("gzip", archive.stat().st_size, "", 0, True, []))
+    pieces = pieces_of(archive)
     path = tmp_path / "a"
 
     def error(free: int, total: int = 100 * MIB) -> str:
@@ -285,17 +289,7 @@ def test_a_disk_without_room_is_not_filled(
 
 def test_a_peer_that_breaks_off_each_time_is_named(tmp_path: Path, archive: Path) -> None:
     node = alone(tmp_path, archive)
-    with socket.create_server((HOME, 0)) as other:
-
-        def answer() -> None:
-            for _again in range(peers._STRIKES):
-                connection, _ = other.accept()
-                with connection:
-                    connection.recv(1000)
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\nhalf" % PIECE)
-
-        threading.Thread(target=answer, daemon=True).start()
-        one = peers._Neighbour("other", *other.getsockname())
+    with neighbour(lambda connection: connection.sendall(HEAD + b"half"), peers._STRIKES) as one:
         for _again in range(peers._STRIKES):
             assert not node.trouble
             fetch = peers._Fetch(one, 0)
@@ -308,49 +302,70 @@ def test_an_archive_that_is_still_being_written_is_served_as_it_grows(tmp_path: 
     data = archive.read_bytes()
     growing = tmp_path / "growing"
     growing.write_bytes(data[: 3 * MIB])
-    pieces = read_pieces(str(archive), ArchiveIndex("gzip", len(data), "", 0, True, []))
+    pieces = pieces_of(archive)
     source = Peer(Settings("source", HOME, 0, TOKEN), pieces.digest, str(growing), pieces, growing=True)
     node = Peer(
         Settings("a", HOME, 0, TOKEN, (HOME, source.port)), pieces.digest, str(tmp_path / "a"), pieces
     )
-    threads = [threading.Thread(target=one.run) for one in (source, node)]
+    with running(source, node):
+        wait_for(lambda: count(node.file.have) == 3 * MIB // PIECE)
+        growing.write_bytes(data)
+        wait_for(lambda: not node.missing)
+    assert (tmp_path / "a").read_bytes() == data
+
+
+@contextlib.contextmanager
+def running(*which: Peer) -> Iterator[None]:
+    """Run peers until the end of the block, at which they have to end."""
+    threads = [threading.Thread(target=one.run) for one in which]
     for thread in threads:
         thread.start()
-    wait_for(lambda: count(node.file.have) == 3 * MIB // PIECE)
-    growing.write_bytes(data)
-    wait_for(lambda: not node.missing)
-    source.ended.set()
+    yield
+    for one in which:
+        one.end()
     for thread in threads:
         thread.join(10)
-    assert (tmp_path / "a").read_bytes() == data
+        assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def neighbour(reply: Callable[[socket.socket], object], times: int = 1) -> Iterator[peers._Neighbour]:
+    """A neighbour that answers so many connections."""
+
+    def answer() -> None:
+        for _again in range(times):
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(1000)
+                reply(connection)
+
+    with socket.create_server((HOME, 0)) as server:
+        threading.Thread(target=answer, daemon=True).start()
+        yield peers._Neighbour("other", *server.getsockname())
 
 
 def alone(tmp_path: Path, archive: Path) -> Peer:
     """Return a source that nobody has used yet."""
-    pieces = read_pieces(str(archive), ArchiveIndex("gzip", archive.stat().st_size, "", 0, True, []))
+    pieces = pieces_of(archive)
     return Peer(Settings("source", HOME, 0, TOKEN), pieces.digest, str(archive), pieces)
 
 
-@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % PIECE, b"HTTP/1.1 200 "])
+@pytest.mark.parametrize("head", [HEAD, b"HTTP/1.1 200 "])
 def test_a_peer_that_drips_is_left_in_time(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
     monkeypatch.setattr(peers, "_SLOWEST", 0)
     node = alone(tmp_path, archive)
     node._times = [0.01] * 4
-    with socket.create_server((HOME, 0)) as slow:
 
-        def drip() -> None:
-            connection, _ = slow.accept()
-            with connection, contextlib.suppress(OSError):
-                connection.recv(1000)
-                connection.sendall(head)
-                while True:
-                    connection.sendall(b"x")
-                    time.sleep(0.1)
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(head)
+        while True:
+            connection.sendall(b"x")
+            time.sleep(0.1)
 
-        threading.Thread(target=drip, daemon=True).start()
-        fetch = peers._Fetch(peers._Neighbour("slow", *slow.getsockname()), 0)
+    with neighbour(drip) as slow:
+        fetch = peers._Fetch(slow, 0)
         node._fetches.append(fetch)
         fetch.one.fetches = 1
         thread = threading.Thread(target=node._fetch, args=(fetch, "/piece/0"))
@@ -368,18 +383,10 @@ def test_a_peer_that_drips_is_left_in_time(
 def test_a_piece_that_the_archive_does_not_have_is_not_kept(
     tmp_path: Path, archive: Path, number: bytes
 ) -> None:
+    reply = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nX-Piece: %s\r\n\r\nx" % number
     node = alone(tmp_path, archive)
-    with socket.create_server((HOME, 0)) as liar:
-
-        def answer() -> None:
-            connection, _ = liar.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nX-Piece: %s\r\n\r\nx" % number)
-
-        threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises((WrongPiece, ValueError)):
-            node._piece(peers._Fetch(peers._Neighbour("liar", *liar.getsockname())), "/next", "0")
+    with neighbour(lambda it: it.sendall(reply)) as liar, pytest.raises((WrongPiece, ValueError)):
+        node._piece(peers._Fetch(liar), "/next", "0")
 
 
 def test_a_slow_piece_arrives_and_its_connection_serves_the_next(
@@ -388,50 +395,35 @@ def test_a_slow_piece_arrives_and_its_connection_serves_the_next(
     monkeypatch.setattr(peers, "_QUIET_S", 0.4)
     node = alone(tmp_path, archive)
     data = os.urandom(PIECE)
-    with socket.create_server((HOME, 0)) as slow:
 
-        def answer() -> None:
-            connection, _ = slow.accept()
-            with connection:
-                for parts in (10, 1):
-                    connection.recv(1000)
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % PIECE)
-                    step = PIECE // parts
-                    for begin in range(0, PIECE, step):
-                        connection.sendall(data[begin : begin + step])
-                        time.sleep(0.1)
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(HEAD)
+        for begin in range(0, PIECE, PIECE // 10):
+            connection.sendall(data[begin : begin + PIECE // 10])
+            time.sleep(0.1)
+        connection.recv(1000)
+        connection.sendall(HEAD + data)
 
-        threading.Thread(target=answer, daemon=True).start()
-        one = peers._Neighbour("slow", *slow.getsockname())
+    with neighbour(drip) as slow:
         for number in (0, 1):
-            assert node._piece(peers._Fetch(one, number), f"/piece/{number}") == bytearray(data)
+            assert node._piece(peers._Fetch(slow, number), f"/piece/{number}") == bytearray(data)
         assert node.fetched == 2 * PIECE
 
 
 def test_a_response_that_ends_its_connection_is_no_piece(tmp_path: Path, archive: Path) -> None:
+    old = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0")
     node = alone(tmp_path, archive)
-    with socket.create_server((HOME, 0)) as other:
-
-        def answer() -> None:
-            connection, _ = other.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % PIECE)
-
-        threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(http.client.HTTPException):
-            node._piece(peers._Fetch(peers._Neighbour("other", *other.getsockname()), 0), "/piece/0")
+    with neighbour(lambda it: it.sendall(old)) as other, pytest.raises(http.client.HTTPException):
+        node._piece(peers._Fetch(other, 0), "/piece/0")
 
 
 def test_what_is_no_announcement_is_not_taken_for_one(tmp_path: Path, archive: Path) -> None:
-    source = alone(tmp_path, archive)
-    right = {"name": "a", "port": 1, "have": "0", "wanted": 3, "missing": 3, "error": "", "trouble": {}}
-    assert source.members is not None
-    for wrong in ({"name": "b"}, {**right, "fetched": "much"}, {**right, "fetched": 0, "trouble": None}):
+    members = members_of(alone(tmp_path, archive))
+    for wrong in ({"name": "b"}, announced("a", fetched="much"), announced("a", trouble=None)):
         with pytest.raises((KeyError, TypeError, ValueError)):
-            source.members.announce(HOME, wrong)
-    assert not source.members.announce(HOME, {**right, "fetched": 0})["finish"]
-    assert list(source.members.status()) == ["a"]
+            members.announce(HOME, wrong)
+    assert not members.announce(HOME, announced("a"))["finish"]
+    assert list(members.status()) == ["a"]
 
 
 def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
@@ -440,8 +432,8 @@ def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
     monkeypatch.setattr(peers, "_CONNECTIONS", 1)
     monkeypatch.setattr(peers, "_QUIET_S", 0.2)
     source = alone(tmp_path, archive)
-    running = threading.Thread(target=source.run)
-    running.start()
+    thread = threading.Thread(target=source.run)
+    thread.start()
     with socket.create_connection((HOME, source.port), timeout=5) as intruder:
         intruder.sendall(b"GET /status HTTP/1.1\r\n\r\n")
         assert b" 403 " in intruder.makefile("rb").read(), "and the connection ends"
@@ -456,9 +448,9 @@ def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
         threading.Thread(target=drip, args=[one], daemon=True).start()
         time.sleep(0.5)
         source.ended.set()
-        running.join(10)
+        thread.join(10)
         ended.set()
-    assert not running.is_alive()
+    assert not thread.is_alive()
 
 
 def test_who_gets_no_piece_gives_its_place_to_others(
@@ -467,19 +459,19 @@ def test_who_gets_no_piece_gives_its_place_to_others(
     monkeypatch.setattr(peers, "_CONNECTIONS", 1)
     monkeypatch.setattr(peers, "_QUIET_S", 30)
     source = alone(tmp_path, archive)
-    running = threading.Thread(target=source.run)
-    running.start()
     for _upload in range(peers._UPLOADS):
         source._uploads.slots.acquire()
-    with contextlib.ExitStack() as kept:
+    with running(source), contextlib.ExitStack() as kept:
         for path, status in (("/piece/0", 503), ("/piece/999", 404), ("/status", 200)):
             connection = kept.enter_context(socket.create_connection((HOME, source.port), timeout=5))
             head = f"GET {path} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
             connection.sendall(head.encode())
             assert connection.recv(1000).startswith(b"HTTP/1.1 %d " % status)
-    source.end()
-    running.join(10)
-    assert not running.is_alive()
+
+
+def members_of(source: Peer) -> peers._Members:
+    assert source.members is not None
+    return source.members
 
 
 def announced(name: str, have: int = 0, **changes: Any) -> dict[str, Any]:
@@ -488,8 +480,7 @@ def announced(name: str, have: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def test_what_only_a_lost_node_was_sent_is_sent_again(tmp_path: Path, archive: Path) -> None:
-    members = alone(tmp_path, archive).members
-    assert members is not None
+    members = members_of(alone(tmp_path, archive))
     everything = (1 << 13) - 1
     members.announce(HOME, announced("liar", everything))
     members.announce(HOME, announced("resumed", 0b111))
@@ -511,16 +502,14 @@ def test_what_only_a_lost_node_was_sent_is_sent_again(tmp_path: Path, archive: P
 def test_what_a_node_has_of_layers_that_it_does_not_need_is_no_progress(
     tmp_path: Path, archive: Path
 ) -> None:
-    members = alone(tmp_path, archive).members
-    assert members is not None
+    members = members_of(alone(tmp_path, archive))
     members.announce(HOME, announced("a", 0b111, wanted=2, missing=1))
     status = members.status()["a"]
     assert (status["have"], status["wanted"], status["done"]) == (1, 2, False)
 
 
 def test_nodes_that_cannot_go_on_are_in_nobodys_way(tmp_path: Path, archive: Path) -> None:
-    members = alone(tmp_path, archive).members
-    assert members is not None
+    members = members_of(alone(tmp_path, archive))
     for number in range(peers.DIRECT):
         members.announce(HOME, announced(f"full{number}", error="no space left"))
     answer = members.announce(HOME, announced("a"))
@@ -582,9 +571,7 @@ def test_a_request_that_drips_gives_its_place_to_others(
     monkeypatch.setattr(peers, "_CONNECTIONS", 1)
     monkeypatch.setattr(peers, "_QUIET_S", 1.0)
     source = alone(tmp_path, archive)
-    running = threading.Thread(target=source.run)
-    running.start()
-    with socket.create_connection((HOME, source.port)) as intruder:
+    with running(source), socket.create_connection((HOME, source.port)) as intruder:
         intruder.settimeout(20)
         intruder.sendall(b"GET /sta")
         until = time.monotonic() + 20
@@ -593,9 +580,6 @@ def test_a_request_that_drips_gives_its_place_to_others(
                 intruder.sendall(b"x")
                 time.sleep(0.1)
         assert time.monotonic() < until
-    source.end()
-    running.join(10)
-    assert not running.is_alive()
 
 
 def test_a_source_whose_archive_has_changed_is_named(tmp_path: Path, archive: Path) -> None:
@@ -605,15 +589,9 @@ def test_a_source_whose_archive_has_changed_is_named(tmp_path: Path, archive: Pa
     changed.write_bytes(bytes(12 * MIB + 17))
     settings = Settings("a", HOME, 0, TOKEN, (HOME, source.port))
     node = Peer(settings, source.pieces.digest, str(tmp_path / "a"), source.pieces)
-    threads = [threading.Thread(target=one.run) for one in (source, node)]
-    for thread in threads:
-        thread.start()
-    wait_for(lambda: bool(node.error))
-    assert node.error == "its source sends another archive than it had in the beginning"
-    node.end()
-    source.end()
-    for thread in threads:
-        thread.join(10)
+    with running(source, node):
+        wait_for(lambda: bool(node.error))
+        assert node.error == "its source sends another archive than it had in the beginning"
 
 
 def test_a_bound_on_bandwidth_keeps_all_who_share_it_in_touch() -> None:
@@ -623,19 +601,14 @@ def test_a_bound_on_bandwidth_keeps_all_who_share_it_in_touch() -> None:
 
 
 def test_nodes_may_have_addresses_of_ip_version_6(tmp_path: Path, archive: Path) -> None:
-    pieces = read_pieces(str(archive), ArchiveIndex("gzip", archive.stat().st_size, "", 0, True, []))
+    pieces = pieces_of(archive)
     source = Peer(Settings("source", "::1", 0, TOKEN), pieces.digest, str(archive), pieces)
     at = ("::1", source.port)
     node = Peer(
         Settings("a", peers.local_address(at), 0, TOKEN, at), pieces.digest, str(tmp_path / "a"), pieces
     )
-    threads = [threading.Thread(target=one.run) for one in (source, node)]
-    for thread in threads:
-        thread.start()
-    wait_for(lambda: not node.missing)
-    source.end()
-    for thread in threads:
-        thread.join(10)
+    with running(source, node):
+        wait_for(lambda: not node.missing)
     assert (tmp_path / "a").read_bytes() == archive.read_bytes()
 
 
@@ -680,7 +653,7 @@ def test_a_list_of_pieces_is_the_one_that_the_controller_knows() -> None:
 def test_a_file_is_read_once_for_its_pieces_and_its_digest(archive: Path) -> None:
     data = archive.read_bytes()
     whole = hashlib.sha256()
-    pieces = read_pieces(str(archive), ArchiveIndex("gzip", len(data), "", 0, True, []), whole)
+    pieces = pieces_of(archive, whole)
     assert whole.digest() == hashlib.sha256(data).digest()
     parts = [data[begin : begin + length] for begin, length in map(pieces.span, range(len(pieces.digests)))]
     assert b"".join(parts) == data

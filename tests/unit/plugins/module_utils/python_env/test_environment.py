@@ -332,35 +332,6 @@ def test_what_cannot_be_made_is_refused_before_anything_is(
     assert not Path(node.home, "not").exists()
 
 
-@pytest.mark.parametrize(
-    ("full", "message"),
-    [
-        ("cache", r"/cache has 0 B free, and its downloads need 512\.0 MiB .* set python_env_cache_dir"),
-        ("pyenv", r"/pyenv has 0 B free, and a Python needs 512\.0 MiB .* set python_env_pyenv_root"),
-        ("", ""),
-    ],
-)
-def test_every_file_system_that_something_goes_to_has_room(
-    node: Node, tmp_path: Path, full: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disks = {name: tmp_path / "disks" / name for name in ("cache", "pyenv")}
-    for disk in disks.values():
-        disk.mkdir(parents=True)
-    monkeypatch.setattr(environment, "pyenv_program", lambda _: "pyenv")
-    sources = node.sources._replace(
-        no_index=False, cache=f"{disks['cache']}/pip", pyenv_root=f"{disks['pyenv']}/root"
-    )
-
-    def usage(path: str) -> SimpleNamespace:
-        return SimpleNamespace(free=0 if path == str(disks.get(full)) else 2**40)
-
-    monkeypatch.setattr(shutil, "disk_usage", usage)
-    monkeypatch.setattr(environment, "file_system", lambda path: path)
-    expected = pytest.raises(EnvironmentProblem, match=message) if full else contextlib.nullcontext()
-    with expected:
-        environment.require(f"{node.home}/env", node.wanted("pyenv")._replace(python="3.99"), sources, 2**30)
-
-
 def rooms(node: Node, monkeypatch: pytest.MonkeyPatch, **free: float) -> None:
     """Let directories of the node be mount points, with so many GiB free; everything else has room."""
     disks = {f"{node.home}/{name}": name for name in free}
@@ -375,29 +346,55 @@ def rooms(node: Node, monkeypatch: pytest.MonkeyPatch, **free: float) -> None:
     monkeypatch.setattr(shutil, "disk_usage", usage)
 
 
-def test_a_file_system_with_room_for_one_thing_is_checked_for_a_larger_one(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("free", "cache", "pyenv", "needed", "message"),
+    [
+        ({"cache": 2, "pyenv": 2}, "cache/pip", "pyenv/root", 1, ""),
+        (
+            {"cache": 0, "pyenv": 2},
+            "cache/pip",
+            "pyenv/root",
+            1,
+            r"/cache has 0 B free, and its downloads need 512\.0 MiB .* set python_env_cache_dir",
+        ),
+        (
+            {"cache": 2, "pyenv": 0},
+            "cache/pip",
+            "pyenv/root",
+            1,
+            r"/pyenv has 0 B free, and a Python needs 512\.0 MiB .* set python_env_pyenv_root",
+        ),
+        # It has room for the smaller thing, and has to have it for the larger one.
+        ({"data": 1}, "data/pip", "data/pyenv", 2, ""),
+        (
+            {"data": 1},
+            "data/pip",
+            "data/pyenv",
+            4,
+            r"/data has 1\.0 GiB free, and its downloads need 2\.0 GiB",
+        ),
+        # Directories that are mount points themselves.
+        ({"cache": 0.1}, "cache", "pyenv", 2, r"/cache has 102\.4 MiB free"),
+        ({"pyenv": 0.1}, "cache", "pyenv", 2, r"/pyenv has 102\.4 MiB free"),
+    ],
+)
+def test_every_file_system_that_something_goes_to_has_room(
+    node: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    free: dict[str, float],
+    cache: str,
+    pyenv: str,
+    needed: int,
+    message: str,
 ) -> None:
-    rooms(node, monkeypatch, data=1.0)
+    rooms(node, monkeypatch, **free)
     sources = node.sources._replace(
-        no_index=False, cache=f"{node.home}/data/pip", pyenv_root=f"{node.home}/data/pyenv"
+        no_index=False, cache=f"{node.home}/{cache}", pyenv_root=f"{node.home}/{pyenv}"
     )
-    wanted = node.wanted("pyenv")._replace(python="3.99")
-    environment.require(f"{node.home}/env", wanted, sources, 2 * 2**30)
-    with pytest.raises(EnvironmentProblem, match=r"/data has 1\.0 GiB free, and its downloads need 2\.0 GiB"):
-        environment.require(f"{node.home}/env", wanted, sources, 4 * 2**30)
-
-
-@pytest.mark.parametrize("full", ["cache", "pyenv"])
-def test_a_directory_that_is_a_mount_point_is_checked_itself(
-    node: Node, full: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rooms(node, monkeypatch, **{full: 0.1})
-    sources = node.sources._replace(no_index=False)
-    with pytest.raises(EnvironmentProblem, match=rf"/{full} has 102\.4 MiB free"):
-        environment.require(
-            f"{node.home}/env", node.wanted("pyenv")._replace(python="3.99"), sources, 2 * 2**30
-        )
+    expected = pytest.raises(EnvironmentProblem, match=message) if message else contextlib.nullcontext()
+    with expected:
+        wanted = node.wanted("pyenv")._replace(python="3.99")
+        environment.require(f"{node.home}/env", wanted, sources, needed * 2**30)
 
 
 @pytest.mark.parametrize(

@@ -211,16 +211,6 @@ def test_plans_subnet_stays_when_the_variable_goes() -> None:
     assert make_plan(nodes(2), previous=before) == before
 
 
-def test_removed_nodes_address_is_reserved_and_given_back() -> None:
-    before = make_plan(nodes(3))
-    without = make_plan(["node0", "node2", "new"], previous=before)
-    assert without.removed == {"node1": "192.169.16.101"}
-    assert without.nodes["new"] == "192.169.16.103"
-    back = make_plan(["node0", "node1", "node2", "new"], previous=without)
-    assert back.nodes["node1"] == "192.169.16.101"
-    assert back.removed == {}
-
-
 @pytest.mark.parametrize("new", [1, 3, 10, 11])
 def test_the_release_that_is_offered_makes_room_and_none_is_that_would_not(new: int) -> None:
     """A release after which the nodes still lack addresses is refused, and releases nothing."""
