@@ -6,7 +6,7 @@
     checkpoints/
       latest                              global_step20
       latest_checkpointed_iteration.txt   20
-      global_step20/                      DeepSpeed's files and manifest.json
+      global_step20/                      the files of all ranks, and manifest.json
       global_step30.partial/              being written, or left by a run that ended while writing
 
 A step is written under a name that ends in ``.partial``. It is renamed once every rank's files are on disk,

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,7 @@ from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 from rdm_core.model_spec import ModelSpec
 
-__all__ = ["axes", "differences", "fingerprint", "layout_of", "model_of", "require_same_model", "same_layout"]
-
-# Ranks that differ only in these read the same files.
-_REPLICAS = {"data"}
+__all__ = ["axes", "differences", "layout_of", "model_of", "require_same_model"]
 
 
 _BUCKETS = "relative_attention_num_buckets"
@@ -101,21 +96,6 @@ def axes(layout: Mapping[str, Any]) -> str:
     return f"TP {layout['tensor']}{context} x PP {layout['pipeline']} x DP {layout['data']}"
 
 
-def same_layout(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Tell whether ranks of one layout can read files of another as they are.
-
-    Without ZeRO, all replicas have the same optimiser state, so their number may change.
-
-    Args:
-        saved: The layout of the files.
-        wanted: The layout of the ranks.
-    """
-    keys = set(saved) | set(wanted)
-    if saved.get("zero_stage") == wanted.get("zero_stage") == 0:
-        keys -= _REPLICAS
-    return all(saved.get(key) == wanted.get(key) for key in keys)
-
-
 def differences(saved: Mapping[str, Any], config: Config) -> list[str]:
     """Return the differences between a saved model and a job's, as ``model.KEY is X here and Y there``.
 
@@ -146,9 +126,3 @@ def require_same_model(saved: Mapping[str, Any], config: Config, where: Path) ->
             f"The checkpoint {where} is of another model: {', '.join(found)}; configure the model that "
             "was saved, or give the job another name, which starts from scratch."
         )
-
-
-def fingerprint(config: Config) -> str:
-    """Return a short hash of the whole configuration."""
-    text = json.dumps(config.to_dict(), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """DeepSpeed's files of a step as parts of whole tensors, which any layout and either engine reads.
 
+Earlier releases wrote such files.
+
 ZeRO splits the optimiser's states over the data ranks: stages 1 and 2 as one flat tensor per parameter group,
 stage 3 parameter by parameter. Each range that a file has of a parameter is a few boxes of the whole tensor,
 which is what ``torch.distributed.checkpoint`` plans with. The files are mapped, so that only planned ranges
@@ -109,7 +111,7 @@ def describe(directory: Path, name: str, manifest: Manifest) -> list[Piece]:
         name: The file's name, from :func:`described_files`.
         manifest: The step's manifest.
     """
-    content = load_mapped(directory / name, of_deepspeed=True)
+    content = load_mapped(directory / name)
     stage = int(manifest.layout["zero_stage"])
     if stage == 0:
         return list(_replicated(name, content, manifest))
@@ -362,9 +364,12 @@ class PartitionReader:
         found = self._ranges[item.storage_index]
         if found.relative_path not in self._contents:
             path = self._directory / found.relative_path
-            self._contents[found.relative_path] = load_mapped(path, of_deepspeed=True)
+            self._contents[found.relative_path] = load_mapped(path)
         content = self._contents[found.relative_path]
         for key in found.keys:
+            if key == "state" and not content[key]:
+                # fp16 has skipped all steps, so that the optimiser has no states yet.
+                return torch.zeros(tuple(item.lengths))
             content = content[key]
         values = torch.as_tensor(content).detach().reshape(-1)
         values = values[found.begin :][: math.prod(found.shape)].view(found.shape)

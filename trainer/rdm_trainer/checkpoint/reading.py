@@ -7,11 +7,9 @@ check, training would go on with bits that a disk or a network flipped.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import io
-import os
 import pickle
 import struct
 import zipfile
@@ -24,9 +22,7 @@ import torch
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["as_data", "load", "load_mapped"]
-
-_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+__all__ = ["load", "load_mapped"]
 
 
 @functools.cache
@@ -53,31 +49,11 @@ def _classes_of_deepspeed() -> list[Any]:
 _LENGTHS = struct.Struct("<26xHH")
 
 
-@contextlib.contextmanager
-def as_data(*, of_deepspeed: bool) -> Iterator[None]:
-    """Limit ``torch.load``, also when DeepSpeed calls it, to tensors and plain values.
-
-    Args:
-        of_deepspeed: DeepSpeed wrote the file; also allow the few classes that it writes.
-    """
-    before = os.environ.get(_DATA_ONLY)
-    os.environ[_DATA_ONLY] = "1"
-    try:
-        with torch.serialization.safe_globals(_classes_of_deepspeed() if of_deepspeed else []):
-            yield
-    finally:
-        del os.environ[_DATA_ONLY]
-        if before is not None:
-            os.environ[_DATA_ONLY] = before
-
-
-def load(path: Path, *, map_location: Any = None, of_deepspeed: bool = False) -> tuple[Any, bool]:
+def load(path: Path) -> tuple[Any, bool]:
     """Read a whole file, once.
 
     Args:
         path: The file.
-        map_location: As for ``torch.load``.
-        of_deepspeed: DeepSpeed wrote it.
 
     Returns:
         The content, and whether all of it is intact.
@@ -87,18 +63,19 @@ def load(path: Path, *, map_location: Any = None, of_deepspeed: bool = False) ->
     """
     with _Checked(path) as file:
         file.check_pickle()
-        with as_data(of_deepspeed=of_deepspeed):
-            content = torch.load(file, map_location=map_location, weights_only=True)
+        content = torch.load(file, weights_only=True)
         return content, file.is_sound()
 
 
-def load_mapped(path: Path, *, of_deepspeed: bool = False) -> Any:
-    """Map a file, so that only the parts in use are read; only the pickle is compared with its checksum.
+def load_mapped(path: Path) -> Any:
+    """Map a file of DeepSpeed's, so that only the parts in use are read.
+
+    Only the pickle is compared with its checksum.
 
     Raises:
         zipfile.BadZipFile: The pickle that describes the content is damaged. Damage can cause other errors.
     """
-    with as_data(of_deepspeed=of_deepspeed):
+    with torch.serialization.safe_globals(_classes_of_deepspeed()):
         with zipfile.ZipFile(path) as archive:
             _check_pickle(archive)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -159,8 +159,8 @@ class Checkpoints:
             return self._failed(iteration, problem)
         random = self._collective.gather(torch.get_rng_state())
         extra = {_RANDOM: random} if self._collective.rank == 0 else {}
-        self._states.save(self._storage.directory, partial, {"iteration": iteration, **state}, extra)
-        self._pending = iteration, dict(state)
+        self._states.save(self._storage.directory / partial, extra)
+        self._pending = iteration, {**state, **self._states.counters()}
         return self._config.checkpoint.asynchronous or self.finish()
 
     def finish(self) -> bool:
@@ -234,20 +234,17 @@ class Checkpoints:
     def _load(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> None:
         name = files.tag(manifest.iteration)
         directory = storage.directory / name
-        saved = None
-        if not self._states.can_load(manifest.layout):
-            saved = _Saved(storage, name, self._tensors(storage, manifest, inventories))
-            inventories = storage.inventories()
+        saved = _Saved(storage, name, self._tensors(storage, manifest, inventories))
+        inventories = storage.inventories()
         own = storage.all_or_none(name, (), lambda: self._own(manifest, saved))
         needed = self._needed(storage, own)
         self._spread(storage, name, manifest, needed, inventories)
-        if saved is not None:
-            # Several ranks read parts of the same files.
-            storage.verify(name, self._read_here(storage, manifest, needed))
+        # Several ranks read parts of the same files.
+        storage.verify(name, self._read_here(storage, manifest, needed))
         with damage.naming(directory, needed[self._collective.rank]):
-            damaged = self._states.load(storage.directory, name, manifest, saved)
+            self._states.load(saved, manifest)
             random, is_sound = reading.load(directory / _RANDOM)
-        storage.refuse_damaged(name, damaged | (set() if is_sound else {_RANDOM}))
+        storage.refuse_damaged(name, set() if is_sound else {_RANDOM})
         if len(random) == self._collective.size:
             torch.set_rng_state(random[self._collective.rank])
         other = manifest.layout != self._layout
@@ -299,9 +296,9 @@ class Checkpoints:
                 own.append(file)
         return own
 
-    def _own(self, manifest: Manifest, saved: Saved | None) -> set[str]:
+    def _own(self, manifest: Manifest, saved: Saved) -> set[str]:
         """Return the files that this rank reads."""
-        names = self._states.needed_files(manifest, saved)
+        names = self._states.needed_files(saved)
         if unknown := names - manifest.files.keys():
             raise ValueError(f"{min(unknown)} is none of its files")
         return _with_checksums({_RANDOM, *names}, manifest)

@@ -10,8 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,17 +19,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rdm_core import partition
 from rdm_core.config import Config
-from rdm_trainer.checkpoint.distributed import Saved
-from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.distributed.context_attention import prefers_cudnn
 from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.distributed.parameters import seed_of
 from rdm_trainer.distributed.token_counts import Batch, with_counts
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.engines.states import States
 from rdm_trainer.models.moe import MoEEmbedding
 from rdm_trainer.models.transformer import Block, Norm
 
-__all__ = ["DTYPES", "Batch", "Engine", "Observer", "States", "StepResult", "adamw", "attention_kernels"]
+__all__ = ["DTYPES", "Batch", "Engine", "Observer", "StepResult", "adamw", "attention_kernels"]
 
 Observer = Callable[[str, str], contextlib.AbstractContextManager[Any]]
 """(kind, name) of an operation in a step → a context entered when it begins and left when it ends."""
@@ -68,56 +66,6 @@ class StepResult:
     def grad_norm(self) -> float | None:
         """Norm of all gradients before clipping, ``None`` if it is not known; waits for the device."""
         return None if self.norm is None else float(self.norm)
-
-
-class States(Protocol):
-    """An engine's weights and optimiser as files. All ranks call the methods together.
-
-    Attributes:
-        files: The files that this rank wrote last, with their bytes.
-        error: Why writing failed; None if it did not.
-    """
-
-    @property
-    def files(self) -> Mapping[Path, int]: ...  # noqa: D102
-
-    @property
-    def error(self) -> str | None: ...  # noqa: D102
-
-    def save(self, directory: Path, name: str, state: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-        """Begin to write into an empty directory, in the background if that is configured.
-
-        Args:
-            directory: The checkpoints directory.
-            name: The name of the step's directory in it.
-            state: The training's state.
-            extra: Additional content that this rank writes, by the file's name.
-        """
-
-    def wait(self, seconds: float) -> bool:
-        """Wait up to some seconds, and tell whether writing has finished or failed."""
-
-    def can_load(self, layout: Mapping[str, Any]) -> bool:
-        """Tell whether the engine loads the files of a layout (see ``identity``) itself, as they are."""
-
-    def needed_files(self, manifest: Manifest, saved: Saved | None) -> set[str]:
-        """Return the files that this rank reads.
-
-        Args:
-            manifest: The checkpoint's manifest.
-            saved: The tensors of the checkpoint, to read this rank's parts of them; None if the engine loads
-                the files itself.
-        """
-
-    def load(self, directory: Path, name: str, manifest: Manifest, saved: Saved | None) -> set[str]:
-        """Read the files, and return the names of damaged ones.
-
-        Args:
-            directory: The checkpoints directory.
-            name: The name of the step's directory in it.
-            manifest: The checkpoint's manifest, with the training's counters.
-            saved: As for :meth:`needed_files`.
-        """
 
 
 class Engine(abc.ABC):

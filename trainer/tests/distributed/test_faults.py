@@ -22,12 +22,12 @@ import pytest
 import torch.distributed as dist
 
 from rdm_core.errors import TrainerError
-from rdm_trainer.checkpoint import files
+from rdm_trainer.checkpoint import distributed, files
 from rdm_trainer.checkpoint.partitions import PartitionReader
 from rdm_trainer.checkpoint.storage import Storage
 from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.train import Training
-from tests.distributed import processes, resuming, training
+from tests.distributed import deepspeed_files, processes, resuming, training
 from tests.distributed.resuming import GPT, Log, parallel
 
 NATIVE = {"engine": "native"}
@@ -79,7 +79,7 @@ def own_disks(root: str) -> dict[str, Any]:
     answers["layout files"] = sorted(files.measure(node(f"{root}-layout") / "checkpoints" / "global_step4"))
 
     def damage() -> None:
-        part = next((Path(f"{root}-half") / "node1/checkpoints/global_step4").glob("zero_pp*"))
+        part = next((Path(f"{root}-half") / "node1/checkpoints/global_step4").glob("*.distcp"))
         part.write_bytes(part.read_bytes()[:-1])
         (Path(f"{root}-half") / "node2/checkpoints/global_step6.partial").mkdir()
 
@@ -112,11 +112,8 @@ def test_disks_that_nodes_do_not_share(tmp_path: Path) -> None:
     assert len(found["layout says"]) == 1
     assert "global_step2" in found["layout says"][0]
     assert "repaired the checkpoint pointers to iteration 4" in found["layout says"][0]
-    for rank in ranks:
-        # Another layout needs the optimiser's states alone, and of these only a rank's part.
-        brought = set(rank["layout files"]) - set(rank["files"]) - {"rng_states.pt"}
-        assert all("optim_states" in file for file in brought)
-    assert any("optim_states" in file for file in set(ranks[0]["layout files"]) - set(ranks[0]["files"]))
+    brought = set(ranks[0]["layout files"]) - set(ranks[0]["files"])
+    assert any(file.endswith(".distcp") for file in brought)
     # A file that is one byte short: the previous checkpoint is used.
     assert list(found["half"]) == [3, 4, 5, 6, 7, 8]
     assert any("not complete" in line for line in found["half says"])
@@ -188,6 +185,71 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         assert "File too large" in found["says"][0]
         assert list(found["losses"]) == list(range(1, 9)), "training went on"
         assert found["left"] == ["global_step6", "global_step8"], "keep: 2"
+
+
+class _KilledError(Exception):
+    """Ends a training without its last save; ``processes.run`` then kills its process."""
+
+
+def killed(root: str) -> None:
+    """Save at 2 and begin to save at 4, whose files are there when the processes are killed."""
+    never = threading.Event()
+    write = distributed.write
+
+    def stuck(directory: Path, *arguments: Any) -> None:
+        write(directory, *arguments)
+        if "global_step4" in directory.name:
+            written.set()
+            never.wait()
+
+    for engine in ENGINES:
+        written = threading.Event()
+
+        def prepare(trained: Training, written: threading.Event = written) -> None:
+            save = trained.checkpoints.save
+
+            def saved(iteration: int, state: Any) -> bool:
+                began = save(iteration, state)
+                if iteration == 4:
+                    written.wait()
+                    raise _KilledError
+                return began
+
+            trained.checkpoints.save = saved  # type: ignore[method-assign]
+
+        config = training.configure(ASYNCHRONOUS, {"engine": engine})
+        with mock.patch.object(distributed, "write", stuck), pytest.raises(_KilledError):
+            resuming.train(config, Path(root) / engine, prepare=prepare)
+
+
+def after_the_kill(root: str) -> dict[str, dict[str, Any]]:
+    """Resume what was killed, and train without a stop."""
+    found = {}
+    for engine in ENGINES:
+        config = training.configure(ASYNCHRONOUS, {"engine": engine})
+        checkpoints = Path(root) / engine / "checkpoints"
+        left = sorted(path.name for path in checkpoints.glob("global_step*"))
+        dist.barrier()
+        found[engine] = {
+            "left": left,
+            "losses": resuming.train(config, Path(root) / engine).losses(),
+            "unbroken": resuming.train(config, Path(root) / f"{engine}-unbroken").losses(),
+            "then": sorted(path.name for path in checkpoints.glob("global_step*")),
+        }
+    return found
+
+
+ENGINES = ("deepspeed", "native")
+ASYNCHRONOUS = training.configure(GPT, {"checkpoint.asynchronous": True, "checkpoint.interval": 2})
+
+
+def test_a_kill_during_an_asynchronous_save_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    processes.run(2, killed, str(tmp_path))
+    for said in processes.run(2, after_the_kill, str(tmp_path)):
+        for found in said.values():
+            assert found["left"] == ["global_step2", "global_step4.partial"]
+            assert found["losses"] == {step: found["unbroken"][step] for step in range(3, 9)}
+            assert found["then"] == [f"global_step{step}" for step in (2, 4, 6, 8)]
 
 
 def slow(limit: float) -> float:
@@ -276,29 +338,34 @@ def flip(path: Path, *, of_description: bool = False) -> None:
 
 
 DESCRIBED = parallel(tensor=2)
+OPTIMISER = "global_step4/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+# (whose files, the file, the layout that resumes)
 FLIPPED = {
-    "weights": ("global_step4/mp_rank_00_model_states.pt", parallel()),
-    "optimiser": ("global_step4/zero_pp_rank_1_mp_rank_00_optim_states.pt", parallel()),
-    "random": ("global_step4/rng_states.pt", parallel()),
-    "another layout": ("global_step4/zero_pp_rank_1_mp_rank_00_optim_states.pt", parallel(zero_stage=2)),
-    "another engine": ("global_step4/zero_pp_rank_1_mp_rank_00_optim_states.pt", {**NATIVE, **parallel()}),
-    "description": ("global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt", DESCRIBED),
-    "native": ("global_step4/__1_0.distcp", NATIVE),
-    "native metadata": ("global_step4/.metadata", NATIVE),
+    "tensors": ("deepspeed", "global_step4/__1_0.distcp", parallel()),
+    "random": ("deepspeed", "global_step4/rng_states.pt", parallel()),
+    "another layout": ("deepspeed", "global_step4/__1_0.distcp", parallel(zero_stage=2)),
+    "another engine": ("deepspeed", "global_step4/.metadata", {**NATIVE, **parallel()}),
+    "native": ("native", "global_step4/__1_0.distcp", NATIVE),
+    "earlier": ("earlier", OPTIMISER, parallel()),
+    "earlier, another engine": ("earlier", OPTIMISER, {**NATIVE, **parallel()}),
+    "description": ("earlier", "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt", DESCRIBED),
 }
 
 
 def flipped_bits(root: str) -> dict[str, str]:
     """Resume from a checkpoint with one flipped bit, for each of these files."""
     said = {}
-    resuming.train(GPT, Path(root) / "saved", stop_after=4)
+    resuming.train(GPT, Path(root) / "saved-deepspeed", stop_after=4)
     resuming.train(training.configure(GPT, NATIVE), Path(root) / "saved-native", stop_after=4)
-    for name, (file, layout) in FLIPPED.items():
+    with deepspeed_files.written():
+        resuming.train(GPT, Path(root) / "saved-earlier", stop_after=4)
+    for name, (saved, file, layout) in FLIPPED.items():
         job_dir = Path(root) / name
 
-        def damage(file: str = file, job_dir: Path = job_dir, layout: Any = layout) -> None:
-            saved = "saved-native" if layout is NATIVE else "saved"
-            shutil.copytree(Path(root) / saved, job_dir)
+        def damage(
+            saved: str = saved, file: str = file, job_dir: Path = job_dir, layout: Any = layout
+        ) -> None:
+            shutil.copytree(Path(root) / f"saved-{saved}", job_dir)
             flip(job_dir / "checkpoints" / file, of_description=layout is DESCRIBED)
 
         alone(damage)
@@ -313,7 +380,7 @@ def flipped_bits(root: str) -> dict[str, str]:
 def unreadable(root: str) -> str:
     """Resume under another layout where the files cannot be read on the second rank."""
     job_dir = Path(root) / "unreadable"
-    alone(shutil.copytree, Path(root) / "saved", job_dir)
+    alone(shutil.copytree, Path(root) / "saved-earlier", job_dir)
     failure = OSError(errno.EIO, os.strerror(errno.EIO), "a.pt")
     fails = mock.patch.object(PartitionReader, "read_data", side_effect=failure)
     with fails if dist.get_rank() == 1 else contextlib.nullcontext():
@@ -328,10 +395,10 @@ def test_a_flipped_bit_is_not_loaded(tmp_path: Path) -> None:
     ranks = processes.run(2, flipped_bits, str(tmp_path))
     for said in ranks:
         assert said.keys() == {*FLIPPED, "unreadable"}
-        for name, (file, _) in FLIPPED.items():
+        for name, (_, file, _) in FLIPPED.items():
             folder, _, inner = file.partition("/")
             assert f"checkpoints/{folder} is damaged in {inner}; " in said[name]
-        assert "--iteration N" in said["weights"]
+        assert "--iteration N" in said["tensors"]
         expected = r"/global_step4 cannot be read: rank 1: node .+: a\.pt: Input/output error\.$"
         assert re.search(expected, said["unreadable"])
 

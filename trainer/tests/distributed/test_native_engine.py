@@ -49,7 +49,7 @@ def without_deepspeed(job_dir: str) -> tuple[list[int], list[str]]:
     refusals = []
     for needs in (
         lambda: create.create_topology(resuming.GPT),
-        lambda: reading.load_mapped(Path(), of_deepspeed=True),
+        lambda: reading.load_mapped(Path()),
     ):
         with pytest.raises(TrainerError) as refused:
             needs()

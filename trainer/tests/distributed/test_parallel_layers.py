@@ -21,7 +21,6 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
 )
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines import create
-from rdm_trainer.engines.deepspeed import universal
 from tests.distributed import processes, training
 from tests.distributed.training import GPT, T5, configure
 
@@ -107,7 +106,6 @@ def promises(*jobs: Config) -> list[dict[str, Any]]:
         said.append(
             {
                 "names": engine.parameter_names(),
-                "universal": universal.merging(config),
                 "rates": {group["lr"] for group in engine.deepspeed.optimizer.param_groups},
             }
         )
@@ -156,25 +154,6 @@ def test_names_are_the_same_in_every_layout(said: dict[str, list[dict[str, Any]]
     names = {name for answer in said[model] for name in answer["names"]}
     whole = models.build(BASES[model], Topology.single())
     assert names == {name for name, _ in whole.named_parameters()}
-
-
-@pytest.mark.parametrize("model", BASES)
-def test_each_pattern_for_universal_checkpoints_meets_a_parameter(
-    said: dict[str, list[dict[str, Any]]], model: str
-) -> None:
-    names = {name for answer in said[model] for name in answer["names"]}
-    merging = said[model][0]["universal"]
-    assert all(answer["universal"] == merging for answer in said[model])
-    patterns = {key: value for key, value in merging.items() if isinstance(value, list)}
-    for key, expressions in patterns.items():
-        for expression in expressions:
-            assert any(re.match(expression, name) for name in names), (key, expression)
-    # A matrix sharded by columns is merged along its first dimension, which is DeepSpeed's default.
-    matched = {name for name in names for value in patterns.values() for one in value if re.match(one, name)}
-    unasked = {re.sub(r"^[0-9]+\.", "", name) for name in names - matched}
-    assert all(re.fullmatch(r".*\.(qkv_proj|q_proj|kv_proj|fc1)\.(weight|bias)", name) for name in unasked), (
-        unasked
-    )
 
 
 @pytest.mark.parametrize("model", BASES)

@@ -7,13 +7,13 @@ The names are those of DeepSpeed 0.19.8. Subclasses override those with an aster
 ``engine``                 ``ds_tensor``, ``ds_shape``, ``ds_numel``, ``ds_zero_partition_rank`` and
                            ``ds_pipe_replicated`` of parameters; the module of ``Muon``
 ``subclasses``             ``PipelineEngine._INSTRUCTION_MAP``*, ``._exec_backward_pass``*,
-                           ``.pipe_buffers``, ``.grad_layer``; ``DeepSpeedEngine._copy_recovery_script``*,
-                           ``.buffered_allreduce_fallback``*
+                           ``.pipe_buffers``, ``.grad_layer``;
+                           ``DeepSpeedEngine.buffered_allreduce_fallback``*
 ``distributed_optimizer``  ``BF16_Optimizer._update_hp_grad``*, ``._lazy_init_hp_params_optimizer_state``,
                            ``.fp32_groups_*``, ``.bf16_groups``
 ``pipeline``               ``PipelineModule._partition_layers``*, ``._set_bounds``, ``._local_start``,
                            ``._local_stop``, ``._num_layers``
-``states``                 ``engine.checkpoint_engine``
-``restore``                ``fp32_partitioned_groups_flat`` and its like in ZeRO 3; loss scalers' attributes
+``states``                 ``fp32_partitioned_groups_flat`` and its like in ZeRO 3; ``_hp_mapping`` of
+                           parameters; loss scalers' attributes
 =========================  ================================================================================
 """

@@ -88,7 +88,7 @@ class DeepSpeedEngine(Engine):
             DistributedOptimizer.adopt(
                 self.deepspeed, topology, self._counts, compiled=config.optimisation.compile
             )
-        self.states = DeepSpeedStates(config, self.deepspeed, topology)
+        self.states = DeepSpeedStates(config, self.deepspeed, topology, self._counts)
 
     def _join_expert_axis(self, model: nn.Module) -> None:
         """Average gradients, and compute their norm, over the ranks that share the experts."""
@@ -165,6 +165,7 @@ class DeepSpeedEngine(Engine):
 
     def close(self) -> None:
         """Free the device's memory."""
+        self.states.wait(float("inf"))
         with quiet():
             self.deepspeed.destroy()
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -49,11 +48,6 @@ def adopt(engine: Any, span: Span) -> None:
 
 
 class _Common:
-    def _copy_recovery_script(self, save_path: str) -> None:
-        # On a full disk this would fail only on rank 0, between two of DeepSpeed's barriers.
-        with contextlib.suppress(OSError):
-            super()._copy_recovery_script(save_path)  # type: ignore[misc]
-
     def buffered_allreduce_fallback(self, *arguments: Any, **options: Any) -> None:
         optimiser = self.optimizer  # type: ignore[attr-defined]
         if isinstance(optimiser, DistributedOptimizer):
