@@ -30,11 +30,23 @@ def parameters(tmp_path: Path, **given: Any) -> dict[str, Any]:
     return {**defaults, "cache_dir": str(tmp_path / "cache"), "token": "of this run", **given}
 
 
-def test_a_node_fetches_an_archive_and_nothing_is_left_of_its_processes(tmp_path: Path) -> None:
-    archive = tmp_path / "image.tar"
-    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
-    network = "127.0.0.0/8"
-    source = image_peer.source(parameters(tmp_path, key="s", name="s", path=str(archive), network=network))
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "image.tar"
+    path.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
+    return path
+
+
+def serve(archive: Path, key: str = "s", **given: Any) -> dict[str, Any]:
+    """Start a source of an archive; return the module's result."""
+    more = {"name": "s", "path": str(archive), "network": "127.0.0.0/8", **given}
+    return image_peer.source(parameters(archive.parent, key=key, **more))
+
+
+def test_a_node_fetches_an_archive_and_nothing_is_left_of_its_processes(
+    tmp_path: Path, archive: Path
+) -> None:
+    source = serve(archive)
     at = [source["address"], str(source["port"])]
     there = {"key": "n", "name": "n", "source": at, "digest": source["digest"]}
     path = Path(image_peer.joined(parameters(tmp_path, **there))["path"])
@@ -145,13 +157,9 @@ def test_a_node_leaves_out_the_layers_that_its_engine_has(
     assert image_peer.left_out_of(index.to_json()) == ()
 
 
-def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: Path) -> None:
-    archive = tmp_path / "image.tar"
-    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
-    network = "127.0.0.0/8"
-    there = {"key": "s", "name": "s", "path": str(archive), "network": network}
-    image_peer.source(parameters(tmp_path, **there))
-    later = image_peer.source(parameters(tmp_path, **there, token="of a later run"))
+def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: Path, archive: Path) -> None:
+    serve(archive)
+    later = serve(archive, token="of a later run")
     at = [later["address"], str(later["port"])]
     with pytest.raises(CannotTakePart, match="another run has taken it over"):
         image_peer.reported(parameters(tmp_path, key="s", source=at))
@@ -171,28 +179,24 @@ def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: P
 
 
 def test_a_process_that_cannot_start_says_why_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(image_peer, "_PORT_S", 0)
     there = {"key": "n", "name": "n", "source": ["127.0.0.1", "1"], "digest": "d"}
     with pytest.raises(CannotTakePart, match=r"does not answer at 127.0.0.1:1 .Connection refused."):
         image_peer.joined(parameters(tmp_path, **there))
-    archive = tmp_path / "image.tar"
-    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        there = {"key": "s", "name": "s", "path": str(archive), "network": "127.0.0.0/8", "port": port}
         with pytest.raises(CannotTakePart, match=str(port)):
-            image_peer.source(parameters(tmp_path, **there))
+            serve(archive, port=port)
+    with pytest.raises(CannotTakePart, match="port must be 0-65535"):
+        serve(archive, port=99999)
     assert not list((tmp_path / "cache" / "peers").iterdir())
 
 
-def test_a_port_that_a_killed_run_still_has_is_waited_for(tmp_path: Path) -> None:
-    archive = tmp_path / "image.tar"
-    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
-    there = {"path": str(archive), "network": "127.0.0.0/8"}
-    killed = image_peer.source(parameters(tmp_path, key="a", name="s", **there, lease=1))
-    later = image_peer.source(parameters(tmp_path, key="b", name="s", **there, port=killed["port"]))
+def test_a_port_that_a_killed_run_still_has_is_waited_for(tmp_path: Path, archive: Path) -> None:
+    killed = serve(archive, "a", lease=1)
+    later = serve(archive, "b", port=killed["port"])
     assert later["port"] == killed["port"]
     image_peer.stopped(parameters(tmp_path, key="b"))
 
@@ -205,25 +209,23 @@ def test_a_file_that_cannot_be_served_is_named(tmp_path: Path, monkeypatch: pyte
         image_peer.source(parameters(tmp_path, key="s", name="s", network="127.0.0.0/8", **given))
 
 
-def test_a_node_that_becomes_the_source_keeps_nothing_that_it_has_fetched_before(tmp_path: Path) -> None:
-    archive = tmp_path / "image.tar"
-    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
+def test_a_node_that_becomes_the_source_keeps_nothing_that_it_has_fetched_before(
+    tmp_path: Path, archive: Path
+) -> None:
     base = image_peer.base_path(parameters(tmp_path, key="s"))
     for left in (".tar", ".tar" + NOTED):
         Path(base + left).touch()
     old = Path(base).with_name("old.tar")
     old.touch()
     os.utime(old, (0, 0))
-    image_peer.source(parameters(tmp_path, key="s", name="s", path=str(archive), network="127.0.0.0/8"))
+    serve(archive)
     image_peer.stopped(parameters(tmp_path, key="s"))
     assert not list(old.parent.iterdir())
 
 
-def test_a_paused_process_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paused_process_is_ended(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_peer, "_STOP_S", 0.3)
-    archive = tmp_path / "image.tar"
-    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
-    image_peer.source(parameters(tmp_path, key="s", name="s", path=str(archive), network="127.0.0.0/8"))
+    serve(archive)
     base = image_peer.base_path(parameters(tmp_path, key="s"))
     process = int(image_peer.held_by(base)[0])
     os.kill(process, signal.SIGSTOP)
@@ -311,11 +313,3 @@ def test_a_file_system_that_maps_root_to_another_user_is_named(
     why = f"{path} belongs to user {own} and not to {own + 1}: .* set images_cache_dir to a local"
     with pytest.raises(CannotTakePart, match=why):
         image_peer.base_path(parameters(tmp_path, key="n"))
-
-
-def test_a_port_that_is_none_is_named(tmp_path: Path) -> None:
-    archive = tmp_path / "image.tar"
-    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
-    there = {"key": "s", "name": "s", "path": str(archive), "network": "127.0.0.0/8", "port": 99999}
-    with pytest.raises(CannotTakePart, match="port must be 0-65535"):
-        image_peer.source(parameters(tmp_path, **there))

@@ -21,7 +21,7 @@ from ansible_collections.rdm.provision.rdm_sriov import boot
 
 from tests.ansible_playbook import played
 from tests.unit.plugins.module_utils.sriov.fake_kernel import FakeKernel
-from tests.unit.plugins.modules.running import Failed, documented_options, run_module
+from tests.unit.plugins.modules.running import Failed, run_module
 
 FIRST = "06:5e:91:06:40:00"
 
@@ -73,10 +73,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     node = Node(tmp_path, monkeypatch)
     node.systemd.mkdir()
     return node
-
-
-def test_documentation_is_the_specification() -> None:
-    assert documented_options(sriov_vf.DOCUMENTATION) == documented_options(sriov_vf.ARGUMENT_SPEC)
 
 
 def test_vfs_are_made_once(node: Node) -> None:

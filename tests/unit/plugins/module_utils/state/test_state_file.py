@@ -265,10 +265,6 @@ def test_the_file_of_the_release_before_is_read_and_replaced(home: Path, watch: 
     assert (former.exists(), (home / state_file.FILE_NAME).exists()) == (False, True)
 
 
-def test_without_a_state_file_every_role_runs(home: Path) -> None:
-    assert set(state_file.to_do(state_file.read(str(home)), INPUTS, {}, None)) == set(INPUTS)
-
-
 def test_what_is_changed_while_other_roles_work_is_not_taken_for_right(
     home: Path, watch: dict[str, Any]
 ) -> None:
@@ -301,29 +297,33 @@ def test_jobs_in_the_clusters_directory_are_not_checked(home: Path, watch: dict[
     assert state_file.drift(before, see(watch, Engine())) == {}
 
 
-def test_a_state_file_of_other_types_is_none(home: Path, watch: dict[str, Any]) -> None:
-    odd: list[Any] = [[], {"container": []}]
-    for found in odd:
-        text = state_file.text(INPUTS, watch, found)
-        (home / state_file.FILE_NAME).write_text(text, encoding="utf-8")
-        assert state_file.read(str(home)) == {}
-
-
 @pytest.mark.parametrize(
     "damage", ["", "{", "[]", "{}", '{"inputs": {}, "found": {}, "watch": {"cluster": "rdm"}}']
 )
-def test_a_damaged_state_file_is_none(home: Path, damage: str) -> None:
-    (home / state_file.FILE_NAME).write_text(damage, encoding="utf-8")
-    assert state_file.read(str(home)) == {}
+def test_a_damaged_state_file_is_none_and_every_role_runs(
+    home: Path, watch: dict[str, Any], damage: str
+) -> None:
+    assert state_file.read(str(home)) == {}, "there is none"
+    odd: list[Any] = [[], {"container": []}]
+    for text in (damage, *(state_file.text(INPUTS, watch, found) for found in odd)):
+        (home / state_file.FILE_NAME).write_text(text, encoding="utf-8")
+        assert state_file.read(str(home)) == {}
+    assert set(state_file.to_do({}, INPUTS, {}, None)) == set(INPUTS)
 
 
-def test_a_state_file_that_holds_leaves_nothing_to_do(home: Path, watch: dict[str, Any]) -> None:
-    assert state_file.to_do(kept(watch, home), INPUTS, {}, see(watch, Engine())) == {}
-
-
-def test_other_inputs_are_work_for_their_role(home: Path, watch: dict[str, Any]) -> None:
-    found = state_file.to_do(kept(watch, home), {**INPUTS, "my_ip": "1" * 16}, {}, see(watch, Engine()))
-    assert set(found) == {"my_ip"}
+@pytest.mark.parametrize(
+    ("inputs", "roles"),
+    [
+        ({}, set()),
+        ({"my_ip": "1" * 16}, {"my_ip"}),
+        ({"images": ""}, {"images"}),  # unknown, and so work each time
+    ],
+)
+def test_other_inputs_are_work_for_their_role(
+    home: Path, watch: dict[str, Any], inputs: dict[str, str], roles: set[str]
+) -> None:
+    found = state_file.to_do(kept(watch, home), {**INPUTS, **inputs}, {}, see(watch, Engine()))
+    assert set(found) == roles
 
 
 @pytest.mark.parametrize(
@@ -339,12 +339,6 @@ def test_other_inputs_are_work_for_their_role(home: Path, watch: dict[str, Any])
 def test_the_reason_says_which_inputs_differ(role: str, now: str, reason: str) -> None:
     before = {"found": {}, "inputs": {"my_ip": "1-a", "images": "1-a", "network": "c-v-p"}}
     assert state_file.to_do(before, {role: now}, {}, {}) == {role: [f"it was made from {reason}"]}
-
-
-def test_inputs_that_are_unknown_are_work_each_time(home: Path, watch: dict[str, Any]) -> None:
-    assert set(state_file.to_do(kept(watch, home), {**INPUTS, "images": ""}, {}, see(watch, Engine()))) == {
-        "images"
-    }
 
 
 def test_a_role_that_is_not_wanted_has_no_work(home: Path, watch: dict[str, Any]) -> None:
