@@ -279,7 +279,7 @@ import re
 from typing import Any, Callable, Dict, List, Optional
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.constants import FINAL_STATES, RUNTIMES
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.agent import Agent, BadConfiguration
@@ -481,7 +481,8 @@ def problem(options: Dict[str, Any]) -> Optional[str]:
     return "{0!r} is no name of a job".format(wrong[0]) if wrong else None
 
 
-def run(module: AnsibleModule) -> Dict[str, Any]:
+@as_module(ARGUMENT_SPEC)
+def main(module: AnsibleModule) -> Dict[str, Any]:
     """Query the agent and return the module's result."""
     options = module.params
     verb = options["verb"]
@@ -563,15 +564,6 @@ def _none(verb: str, output: str) -> Dict[str, Any]:
         # The job's check will report why it cannot continue there.
         return {"changed": False, "known": False, "msg": output}
     return {"failed": True, "msg": output}
-
-
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    result = {**run(module), **echo(module)}
-    if result.pop("failed", False):
-        module.fail_json(**result)
-    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ from typing import Any, Dict, List, Tuple
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.docker import container_program
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.docker.container_program import NotMeasuredError
@@ -240,18 +240,17 @@ def collect(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
 _STAGES = {"gather": gather, "start": start, "collect": collect}
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+@as_module(ARGUMENT_SPEC)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Return what the stage found, or why there is nothing."""
     options = module.params
-    output = {"changed": False, "rail": options["rail"], **echo(module)}
-    if module.check_mode and options["stage"] != "gather":
-        module.exit_json(reason="nothing is measured in check mode", done=True, **output)
-    try:
-        result = _STAGES[options["stage"]](DockerAPI(), options)
-    except (NotMeasuredError, DockerProblem) as error:
-        result = {"reason": str(error), "done": True}
-    module.exit_json(**result, **output)
+    result = {"reason": "nothing is measured in check mode", "done": True}
+    if options["stage"] == "gather" or not module.check_mode:
+        try:
+            result = _STAGES[options["stage"]](DockerAPI(), options)
+        except (NotMeasuredError, DockerProblem) as error:
+            result = {"reason": str(error), "done": True}
+    return {**result, "rail": options["rail"]}
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ reached:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.launch_requirements import unreachable
@@ -53,16 +54,16 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 _SHOWN = 3
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+@as_module(ARGUMENT_SPEC)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Return how many nodes were reached, or name those that were not."""
     within = set(module.params["within"])
     nodes = {name: at for name, at in parse_nodes(module.params["nodes"]).items() if name in within}
     lost = unreachable(list(nodes.items()))
     if lost:
         output = ["{0} at {1} ({2})".format(name, nodes[name], why) for name, why in lost.items()]
         module.fail_json(msg="it cannot log in over ssh to {0}".format(names(output, _SHOWN)))
-    module.exit_json(changed=False, reached=len(nodes))
+    return {"reached": len(nodes)}
 
 
 if __name__ == "__main__":

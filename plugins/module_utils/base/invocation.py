@@ -24,7 +24,7 @@ def echo(module: Any) -> Dict[str, Any]:
 def as_module(
     arguments: Dict[str, Any], *problems: Type[Exception]
 ) -> Callable[[Callable[[AnsibleModule], Dict[str, Any]]], Callable[[], None]]:
-    """Make a function the `main` of a module, which exits with its result or fails with one sentence.
+    """Make a function the `main` of a module, which ends with its result or fails with one sentence.
 
     Args:
         arguments: the module's argument_spec.
@@ -41,7 +41,8 @@ def as_module(
             except OSError as error:
                 where = error.filename or "cannot write"
                 module.fail_json(msg="{0}: {1}".format(where, error.strerror or error), **echo(module))
-            module.exit_json(**{"changed": False, **result, **echo(module)})
+            end = module.fail_json if result.pop("failed", False) else module.exit_json
+            end(**{"changed": False, **result, **echo(module)})
 
         return main
 
