@@ -52,16 +52,16 @@ SHARDED = {"parallel.sequence_parallel": True}
 
 
 def trained(config: Config) -> tuple[list[float], dict[str, torch.Tensor], set[int]]:
-    """Train three steps; return losses and gradient norms, weights, and norm layers' tokens of this rank."""
+    """Train two steps; return losses and gradient norms, weights, and norm layers' tokens of this rank."""
     topology = create.create_topology(config)
     engine: Any = create.create(config, topology)
     tokens: set[int] = set()
     for module in engine.module.modules():
         if isinstance(module, Norm):
             module.register_forward_hook(lambda _, __, states: tokens.add(_states(states).shape[1]))
-    data = training.batches(config, topology, 3)
+    data = training.batches(config, topology, 2)
     figures = []
-    for _ in range(3):
+    for _ in range(2):
         step = engine.train_step(data)
         figures += [step.loss, step.grad_norm]
     figures.append(engine.evaluate(training.batches(config, topology, 1)))
@@ -120,8 +120,8 @@ def dropped(job: Config) -> tuple[list[float], list[bool]]:
     for module in engine.module.modules():
         if isinstance(module, PositionEmbedding):
             module.register_forward_hook(lambda _, __, states: zeros.append((states == 0).flatten().tolist()))
-    data = training.batches(job, topology, 3)
-    losses = [engine.train_step(data).loss for _ in range(3)]
+    data = training.batches(job, topology, 2)
+    losses = [engine.train_step(data).loss for _ in range(2)]
     engine.close()
     return losses, zeros[0]
 
