@@ -1,4 +1,4 @@
-"""Run `ansible-playbook` from a server that has imported Ansible, most of a short run's CPU time.
+"""Run Ansible's programs from a server that has imported Ansible, most of a short run's CPU time.
 
 Each run is still a process of its own, with its own arguments, environment, directory and output. Settings
 that Ansible reads when it is imported are the server's: each set of them has its own server.
@@ -24,11 +24,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Played", "ansible_playbook", "played"]
+__all__ = ["Played", "ansible_inventory", "ansible_playbook", "played"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 600
 _PRELOADED = (
+    "ansible.cli.inventory",
     "ansible.cli.playbook",
     "ansible.executor.playbook_executor",
     "ansible.executor.module_common",
@@ -63,6 +64,23 @@ def ansible_playbook(
     Raises:
         subprocess.TimeoutExpired: The run was killed.
     """
+    return _run("playbook", arguments, environment, directory, timeout)
+
+
+def ansible_inventory(
+    *arguments: object, environment: Mapping[str, str], timeout: int = TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    """Run ``ansible-inventory`` in the same way."""
+    return _run("inventory", arguments, environment, None, timeout)
+
+
+def _run(
+    program: str,
+    arguments: Iterable[object],
+    environment: Mapping[str, str],
+    directory: Path | None,
+    timeout: int,
+) -> subprocess.CompletedProcess[str]:
     words = [str(word) for word in arguments]
     imported = {
         name: value
@@ -74,6 +92,7 @@ def ansible_playbook(
         streams = [f"{folder}/{name}" for name in ("out", "errors")]
         connection.connect(address)
         request = {
+            "program": program,
             "words": words,
             "environment": dict(environment),
             "directory": str(directory or Path.cwd()),
@@ -165,7 +184,6 @@ class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 def _play(request: dict[str, Any]) -> int:
     """Become the requested run; return its exit status."""
     from ansible import constants
-    from ansible.cli.playbook import main
 
     # Drop the server's exit handlers.
     atexit._clear()
@@ -181,9 +199,10 @@ def _play(request: dict[str, Any]) -> int:
     # The default of this setting is a template with the other.
     home = {"ANSIBLE_HOME": constants.config.get_config_value("ANSIBLE_HOME")}
     constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP", variables=home)
-    sys.argv = [str(Path(sys.executable).with_name("ansible-playbook")), *request["words"]]
+    program = request["program"]
+    sys.argv = [str(Path(sys.executable).with_name(f"ansible-{program}")), *request["words"]]
     try:
-        main()
+        importlib.import_module(f"ansible.cli.{program}").main()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     else:
