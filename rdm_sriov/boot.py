@@ -13,7 +13,8 @@ import sys
 import time
 from typing import List, Optional, Sequence
 
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import VfProblem, physical
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import physical
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kept_vfs import (
     DIRECTORY,
     Function,
@@ -53,9 +54,9 @@ def main(arguments: Optional[Sequence[str]] = None, kernel: Optional[Kernel] = N
                 try:
                     _await(kernel, one, until)
                     bring(kernel, one.wanted._replace(parent=one.pci))
-                except VfProblem as problem:
+                except NodeError as problem:
                     wrong.append(str(problem))
-    except (VfProblem, OSError) as problem:
+    except (NodeError, OSError) as problem:
         wrong.append(str(problem))
     for sentence in wrong:
         print("rdm-sriov-vf: {0}".format(sentence), file=sys.stderr)
@@ -66,7 +67,7 @@ def _await(kernel: Kernel, function: Function, until: float) -> None:
     """Wait until a PF's driver has created its network interface.
 
     Raises:
-        VfProblem: it has none after the timeout.
+        NodeError: it has none after the timeout.
     """
     while True:
         try:
@@ -77,8 +78,8 @@ def _await(kernel: Kernel, function: Function, until: float) -> None:
             missing = "the card {0} ({1}) has no network interface".format(
                 function.pci, function.wanted.parent
             )
-        except VfProblem as problem:
+        except NodeError as problem:
             missing = str(problem)
         if time.monotonic() >= until:
-            raise VfProblem(missing + ": see that its driver is loaded, then restart rdm-sriov-vf.service")
+            raise NodeError(missing + ": see that its driver is loaded, then restart rdm-sriov-vf.service")
         time.sleep(_POLL_S)

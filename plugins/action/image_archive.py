@@ -10,6 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
@@ -17,9 +18,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
     ArchiveMissing,
-    ArchiveProblem,
     inspection,
-    sentence,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.upload_directory import (
@@ -51,7 +50,7 @@ class ActionModule(ActionBase):
         cache_dir = str(arguments.get("cache_dir") or default_cache_dir())
         try:
             index = cached_index(path, str(arguments.get("sha256") or ""), cache_dir, state == "absent")
-        except ArchiveProblem as problem:
+        except NodeError as problem:
             what = _on_the_controller(str(problem), path)
             missing = isinstance(problem, ArchiveMissing)
             if missing and state == "absent":
@@ -60,7 +59,7 @@ class ActionModule(ActionBase):
             hint = PUT_IT_THERE if missing else problem.hint
             if state == "inspected":
                 return inspection(path, what, hint)
-            raise AnsibleActionFail(sentence(what, hint)) from None
+            raise AnsibleActionFail(NodeError(what, hint).sentence) from None
         arguments.update(path=path, remote_src=False, copy=None, index=index.to_json())
         result = self._module(arguments, task_vars)
         if self._task.check_mode or result.get("failed") or not result.get("copy_needed"):

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 DOCUMENTATION = r"""
 module: container
 short_description: Run the training container, and give up the one before only for one that works
@@ -150,27 +152,22 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff impor
     difference as file_difference,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import (
-    FilePlanError,
     Plan,
     with_owner_marker,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.container import etc_hosts
-from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady
 from ansible_collections.rdm.provision.plugins.module_utils.container.request import NEEDED, ends, settings_of
 from ansible_collections.rdm.provision.plugins.module_utils.container.swap import (
     ENDS,
     Change,
-    PreconditionFailed,
     jobs_in,
     leftovers_of,
     steps,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import Functions
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import inspect
-from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import PluginProblem
-from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.state import node_lock, state_file
 from ansible_collections.rdm.provision.plugins.module_utils.state.former_directory import (
     directory_of,
@@ -203,21 +200,18 @@ _TIMEOUT = 60.0
 """Seconds that the engine may be silent, besides the container's stop timeout."""
 
 
-@as_module(
-    ARGUMENT_SPEC, DockerProblem, NotReady, PluginProblem, FilePlanError, RdmaProblem, PreconditionFailed
-)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Bring the container into its desired state.
 
     Raises:
-        DockerProblem, FilePlanError, NotReady, PluginProblem, PreconditionFailed, RdmaProblem: it failed;
-            the text says why.
+        NodeError: it failed; the text says why.
         OSError: a file cannot be written.
     """
     wanted = dict(module.params["desired"], **module.params)
     lacking = sorted(name for name in NEEDED if name not in wanted)
     if lacking:
-        raise FilePlanError("desired lacks {0}: give all that the lookup returns".format(", ".join(lacking)))
+        raise NodeError("desired lacks {0}: give all that the lookup returns".format(", ".join(lacking)))
     check, name = module.check_mode, wanted["name"]
     if wanted["lock"] and not check:
         _renew(wanted["lock"])
@@ -282,14 +276,14 @@ def _names(wanted: Dict[str, Any], running: Optional[Dict[str, Any]]) -> Tuple[O
 
 
 def _renew(lock: Dict[str, Any]) -> None:
-    """Renew the run's lock; raise PreconditionFailed if another run has taken it."""
+    """Renew the run's lock; raise NodeError if another run has taken it."""
     try:
         holder = node_lock.take(lock)
     except OSError:
         return  # node_facts has reported it
     if holder:
         leader = holder["leader"]
-        raise PreconditionFailed(
+        raise NodeError(
             "{what} (process {pid} of {user} on {host}) has begun to change this node, and this run leaves "
             "it as it is: run it again when that one has ended".format(**leader)
         )

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 DOCUMENTATION = r"""
 module: container_exec
 short_description: Run a command in a cluster's training container
@@ -87,7 +89,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
-    DockerProblem,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import listed_name
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import label_filter, the_one
@@ -110,18 +111,18 @@ def find_container(api: DockerAPI, cluster: str) -> dict[str, Any]:
     """Return the name and state of the cluster's training container.
 
     Raises:
-        ValueError: there is none, or it does not run; the text is one sentence.
+        NodeError: there is none, or it does not run; the text is one sentence.
         DockerProblem: the engine failed.
     """
     found = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "container")})
     if not found:
-        raise ValueError(
+        raise NodeError(
             "there is no training container of cluster {0} here: bring it up first".format(cluster)
         )
     container = the_one(found)
     name, state = listed_name(container), str(container.get("State", ""))
     if state != "running":
-        raise ValueError("the container {0} does not run (it is {1}): bring it up first".format(name, state))
+        raise NodeError("the container {0} does not run (it is {1}): bring it up first".format(name, state))
     return {"name": name, "state": state}
 
 
@@ -135,7 +136,7 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     try:
         name = find_container(api, options["cluster"])["name"]
         ended = api.exec(name, options["argv"], options["timeout"], options["user"], stdin)
-    except (DockerProblem, ValueError) as problem:
+    except NodeError as problem:
         return {"failed": True, "msg": str(problem)}
     result = {
         "changed": True,

@@ -86,12 +86,10 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import (
-    NotReady,
     refuse_taken,
     wait_ready,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import PluginProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import networks
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -104,7 +102,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-@as_module(ARGUMENT_SPEC, DockerProblem, NotReady, PluginProblem)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Wait for the container, and return the module's result."""
     params = module.params

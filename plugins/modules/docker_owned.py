@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 DOCUMENTATION = r"""
 module: docker_owned
 short_description: Remove the containers or networks that carry a cluster's labels
@@ -92,17 +94,14 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import FilePlanError
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerError,
-    DockerProblem,
     DockerUnavailable,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import (
-    PreconditionFailed,
     container_names,
     is_ours,
     label_filter,
@@ -172,7 +171,7 @@ def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List
         if not params["disconnect"] and not check and not foreign:
             foreign = allowed
         if foreign:
-            raise PreconditionFailed(
+            raise NodeError(
                 "network {0} stays: {1} on it: {2}; remove or disconnect them first".format(
                     network["Name"],
                     "foreign containers are" if foreign != allowed else "the cluster's containers are",
@@ -194,7 +193,7 @@ def wake_plugin(api: DockerAPI, cluster: str, socket: str = "") -> None:
     """Start the cluster's network plugin if it has stopped, and wait a short time until it answers."""
     unit = installation.facts()
     if unit["unit"] and unit["cluster"] == cluster and not unit["running"]:
-        with contextlib.suppress(installation.InstallationProblem):
+        with contextlib.suppress(NodeError):
             installation.control("restart", NAME)
     plugins = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "plugin")})
     stopped = [plugin for plugin in plugins if plugin.get("State") != "running"]
@@ -230,7 +229,7 @@ def _gone(request: Any, path: str, **query: Any) -> None:
             raise
 
 
-@as_module(ARGUMENT_SPEC, DockerProblem, FilePlanError, PreconditionFailed)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Remove what is the cluster's, and return the module's result."""
     remove = remove_networks if module.params["role"] == "network" else remove_containers

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 DOCUMENTATION = r"""
 module: fabric_probe
 short_description: Measure how the other containers of a cluster answer over the fabric
@@ -287,10 +289,13 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
     }
 
 
-@as_module(ARGUMENT_SPEC, ValueError)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> dict[str, Any]:
     """Return the module's result."""
-    return all_rails(module.params, checked(module.params))
+    try:
+        return all_rails(module.params, checked(module.params))
+    except ValueError as error:
+        raise NodeError(str(error)) from None
 
 
 if __name__ == "__main__":

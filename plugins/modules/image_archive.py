@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 DOCUMENTATION = r"""
 module: image_archive
 short_description: Load the images of an archive into Docker Engine, only when they are not there
@@ -193,7 +195,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.wording import 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerError,
-    DockerProblem,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import image_dir, image_store
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
@@ -204,12 +205,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
     ArchiveIndex,
     ArchiveMissing,
-    ArchiveProblem,
     Image,
     inspection,
     room_to_load,
     same_image,
-    sentence,
     wanted_images,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_load import (
@@ -244,7 +243,7 @@ class Images:
     """The images of one archive, compared with the engine's.
 
     Raises:
-        ArchiveProblem: the archive is not usable.
+        NodeError: the archive is not usable.
         DockerProblem: the engine does not answer or refuses.
     """
 
@@ -263,7 +262,7 @@ class Images:
         elif params["index"]:
             self.index = ArchiveIndex.from_json(params["index"])
         else:
-            raise ArchiveProblem("remote_src=false works through Ansible only")
+            raise NodeError("remote_src=false works through Ansible only")
         self.wanted = wanted_images(self.index, self.path, params["name"], api.version()["Arch"])
         self.before = {name: self._id(name) for name in self._names()}
         self.after = dict(self.before)
@@ -307,7 +306,7 @@ class Images:
         for image, _tags in self.wanted:
             if self._find(image) is None:
                 self._take_back()
-                raise ArchiveProblem(
+                raise NodeError(
                     "the engine accepted {0}, and what it loaded is not image {1}: it was removed".format(
                         self.path, image.ids[0]
                     )
@@ -395,7 +394,7 @@ class Images:
             self.actions.append("tag {0}".format(tag))
 
     def _check_room(self) -> None:
-        """Raise ArchiveProblem if the image cannot fit into the engine's image directory."""
+        """Raise NodeError if the image cannot fit into the engine's image directory."""
         info = self.api.get("/info")
         root = image_dir(info)
         if not os.path.isdir(root):
@@ -404,7 +403,7 @@ class Images:
         archive = {"unpacked": self.index.unpacked, "new_layers": self._new_layers()}
         room = room_to_load([archive], image_store(info) == "classic")
         if free < room:
-            raise ArchiveProblem(
+            raise NodeError(
                 "{0} needs {1} for loading, and {2} has {3} free".format(
                     self.path, size_text(room), root, size_text(free)
                 ),
@@ -446,7 +445,7 @@ class Images:
         except ArchiveChanged as changed:
             self._take_back()
             what = self.path if self.copy is None else "the copy of {0}".format(self.path)
-            raise ArchiveProblem(
+            raise NodeError(
                 "{0} has sha256 {1} while it is loaded, not {2}, so none of it was kept".format(
                     what, changed.sha256, self.index.sha256
                 ),
@@ -454,7 +453,7 @@ class Images:
             ) from None
         except DockerError as error:
             if "no space left" in error.message:
-                raise ArchiveProblem(
+                raise NodeError(
                     "{0}, which unpacks to {1}, filled the disk of the engine".format(
                         self.path, size_text(self.index.unpacked)
                     ),
@@ -478,11 +477,9 @@ class Images:
         try:
             size = os.stat(copy).st_size
         except OSError as error:
-            raise ArchiveProblem("the copy of {0} cannot be read: {1}".format(self.path, error)) from None
+            raise NodeError("the copy of {0} cannot be read: {1}".format(self.path, error)) from None
         if size != self.index.size:
-            raise ArchiveProblem(
-                "the copy of {0} has {1} bytes, not {2}".format(self.path, size, self.index.size)
-            )
+            raise NodeError("the copy of {0} has {1} bytes, not {2}".format(self.path, size, self.index.size))
 
 
 def main() -> None:
@@ -501,19 +498,17 @@ def main() -> None:
         if state == "absent":
             module.warn("{0}, so its images cannot be identified and stay".format(problem))
             module.exit_json(changed=False, actions=[], copy_needed=False)
-        _give_up(module, str(problem), PUT_IT_THERE)
-    except ArchiveProblem as problem:
-        _give_up(module, str(problem), problem.hint)
-    except DockerProblem as problem:
-        _give_up(module, str(problem), "")
+        _give_up(module, NodeError(str(problem), PUT_IT_THERE))
+    except NodeError as problem:
+        _give_up(module, problem)
     module.exit_json(**images.result(), **echo(module))
 
 
-def _give_up(module: AnsibleModule, problem: str, hint: str) -> None:
+def _give_up(module: AnsibleModule, problem: NodeError) -> None:
     """Fail, or report the problem as the result of an inspection."""
     if module.params["state"] == "inspected":
-        module.exit_json(**inspection(module.params["path"], problem, hint), **echo(module))
-    module.fail_json(msg=sentence(problem, hint), actions=[], copy_needed=False)
+        module.exit_json(**inspection(module.params["path"], str(problem), problem.hint), **echo(module))
+    module.fail_json(msg=problem.sentence, actions=[], copy_needed=False)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 DOCUMENTATION = r"""
 module: image_peer
 short_description: Take part while an image archive goes from node to node
@@ -175,15 +177,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
     ArchiveIndex,
-    ArchiveProblem,
-    sentence,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.engine_layers import (
     lacking_layers,
     present_members,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer import (
-    CannotTakePart,
     Peer,
     Settings,
     local_address,
@@ -192,7 +191,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.peer import (
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
     NOTED,
     PieceList,
-    WrongPiece,
     held,
     read_pieces,
 )
@@ -238,7 +236,7 @@ def base_path(params: Dict[str, Any]) -> str:
     """Return the path prefix of a node's files for an archive, in a directory that is private to the user.
 
     Raises:
-        CannotTakePart: another user could put files or links there.
+        NodeError: another user could put files or links there.
     """
     above = params["cache_dir"] or default_cache_dir()
     directory = os.path.join(above, "peers")
@@ -249,7 +247,7 @@ def base_path(params: Dict[str, Any]) -> str:
 
 
 def _require_own(path: str, above: bool) -> None:
-    """Raise CannotTakePart if another user can replace what this one has in a directory.
+    """Raise NodeError if another user can replace what this one has in a directory.
 
     Args:
         path: of the directory.
@@ -260,7 +258,7 @@ def _require_own(path: str, above: bool) -> None:
     itself, there = os.lstat(path), os.stat(path)
     for one in (itself, there):
         if one.st_uid != user and not (above and one.st_uid == 0):
-            raise CannotTakePart(
+            raise NodeError(
                 "{0} belongs to user {1} and not to {2}: remove it or, if its file system maps root to "
                 "another user (NFS with root_squash), set images_cache_dir to a local directory".format(
                     path, one.st_uid, user
@@ -268,7 +266,7 @@ def _require_own(path: str, above: bool) -> None:
             )
     shared = there.st_mode & 0o022 and not (above and there.st_mode & stat.S_ISVTX)
     if shared or not (above or stat.S_ISDIR(itself.st_mode)):
-        raise CannotTakePart(
+        raise NodeError(
             "{0} must be a directory that only its user {1} can write to: remove it, or set images_cache_dir "
             "to another directory".format(path, there.st_uid)
         )
@@ -299,7 +297,7 @@ def save(image: str, path: str) -> None:
     """Save an image of the engine as an archive, in constant memory.
 
     Raises:
-        CannotTakePart: there is no room for it, or for the engine's copy.
+        NodeError: there is no room for it, or for the engine's copy.
         DockerProblem: the engine does not have it, does not answer, or breaks off.
         OSError: the file cannot be written.
     """
@@ -316,7 +314,7 @@ def save(image: str, path: str) -> None:
 
 
 def _require_room(size: int, directory: str, info: Dict[str, Any]) -> None:
-    """Raise CannotTakePart unless an image can be saved to a directory.
+    """Raise NodeError unless an image can be saved to a directory.
 
     Args:
         size: bytes of the image.
@@ -332,7 +330,7 @@ def _require_room(size: int, directory: str, info: Dict[str, Any]) -> None:
     for path, room in needed.items():
         free = disk(path)["free"]
         if room > free:
-            raise CannotTakePart(
+            raise NodeError(
                 "saving it needs {0}, and {1} has {2} free: free some space there{3}".format(
                     size_text(room),
                     path,
@@ -362,7 +360,7 @@ def serve(params: Dict[str, Any], base: str) -> Dict[str, Any]:
         pieces = read_pieces(params["path"], made)
         after = os.stat(params["path"])
         if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
-            raise CannotTakePart("{0} was changed while it was read".format(params["path"]))
+            raise NodeError("{0} was changed while it was read".format(params["path"]))
         index = made.to_json()
     address = source_address(params["network"])
     settings = Settings(
@@ -433,7 +431,7 @@ def query_source(params: Dict[str, Any], path: str) -> bytes:
     """Return the source's response to a request.
 
     Raises:
-        CannotTakePart: it does not answer, or belongs to another run by now.
+        NodeError: it does not answer, or belongs to another run by now.
     """
     host, port = params["source"]
     connection = http.client.HTTPConnection(host, int(port), timeout=10)
@@ -441,10 +439,10 @@ def query_source(params: Dict[str, Any], path: str) -> bytes:
         connection.request("GET", path, headers={"Authorization": "Bearer " + params["token"]})
         answer = connection.getresponse()
         if answer.status == 403:
-            raise CannotTakePart(_TAKEN_OVER)
+            raise NodeError(_TAKEN_OVER)
         return answer.read()
     except (OSError, http.client.HTTPException) as error:
-        raise CannotTakePart(
+        raise NodeError(
             "the process that serves it does not answer at {0}:{1} ({2})".format(host, port, reason(error))
         ) from None
     finally:
@@ -483,7 +481,7 @@ def source_address(network: str) -> str:
         address = ipaddress.ip_interface(text).ip
         if address in wanted:
             return str(address)
-    raise CannotTakePart("this node has no address in images_network {0}".format(network))
+    raise NodeError("this node has no address in images_network {0}".format(network))
 
 
 def run_name(params: Dict[str, Any]) -> str:
@@ -521,10 +519,10 @@ def start(base: str, run: str, make: Callable[[], Peer], temporary: str = "") ->
     with os.fdopen(read_end, encoding="utf-8") as said:
         text = said.read()
     if not text:
-        raise CannotTakePart("its process ended before it listened")
+        raise NodeError("its process ended before it listened")
     answer: Dict[str, Any] = json.loads(text)
     if answer.get("problem"):
-        raise CannotTakePart(str(answer["problem"]))
+        raise NodeError(str(answer["problem"]))
     return answer
 
 
@@ -543,14 +541,14 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int, te
     try:
         lock = held(base)
         if lock is None:
-            raise CannotTakePart("another run brings this archive here")
+            raise NodeError("another run brings this archive here")
         lock.truncate(0)
         lock.write("{0} {1}".format(os.getpid(), run))
         lock.flush()
         with contextlib.suppress(OSError):
             os.unlink(base + ".result")
         peer = make()
-    except (CannotTakePart, WrongPiece) as error:
+    except NodeError as error:
         problem = {"problem": str(error)}
     except OSError as error:
         problem = {"problem": os_problem(error)}
@@ -584,7 +582,7 @@ def end_other(base: str, only: str = "") -> Any:
         only: `run_name` of the run whose process may be ended; any run's by default.
 
     Raises:
-        CannotTakePart: it does not end, or another run has started one since.
+        NodeError: it does not end, or another run has started one since.
         OSError: the file system has no locks.
     """
     until = time.monotonic() + _STOP_S
@@ -595,14 +593,12 @@ def end_other(base: str, only: str = "") -> Any:
             return lock
         text, run = held_by(base)
         if only and run not in ("", only):
-            raise CannotTakePart(_TAKEN_OVER)
+            raise NodeError(_TAKEN_OVER)
         if text.isdigit():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(text), signal.SIGTERM if time.monotonic() < until else signal.SIGKILL)
         time.sleep(0.1)
-    raise CannotTakePart(
-        "process {0} of an earlier run, which holds {1}.lock, does not end".format(text, base)
-    )
+    raise NodeError("process {0} of an earlier run, which holds {1}.lock, does not end".format(text, base))
 
 
 def forget_old(directory: str) -> None:
@@ -625,10 +621,8 @@ def main() -> None:
     states = {"source": source, "joined": joined, "reported": reported, "stopped": stopped}
     try:
         found = states[module.params["state"]](module.params)
-    except ArchiveProblem as problem:
-        found = {"problem": sentence(str(problem), problem.hint)}
-    except (CannotTakePart, DockerProblem, WrongPiece) as problem:
-        found = {"problem": str(problem)}
+    except NodeError as problem:
+        found = {"problem": problem.sentence}
     except OSError as error:
         found = {"problem": os_problem(error)}
     module.exit_json(**{"problem": "", **found}, changed=False, **echo(module))

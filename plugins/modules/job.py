@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 DOCUMENTATION = r"""
 module: job
 short_description: Check, start, watch and stop a training job on a node
@@ -281,10 +283,8 @@ from typing import Any, Callable, Dict, List, Optional
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.constants import FINAL_STATES, RUNTIMES
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.agent import Agent, BadConfiguration
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.execution_environment import (
-    NoAgent,
     find,
     find_running,
 )
@@ -380,9 +380,9 @@ def past(directory: str, environment: Dict[str, Any]) -> Dict[str, Any]:
             started = os.fstat(opened.fileno()).st_mtime
             names = [str(node["name"]) for node in json.load(opened)["nodes"]]
     except OSError as error:
-        raise NoAgent("{0} cannot be read: {1}".format(file, error.strerror)) from None
+        raise NodeError("{0} cannot be read: {1}".format(file, error.strerror)) from None
     except (ValueError, KeyError, TypeError):
-        raise NoAgent("{0} is damaged".format(file)) from None
+        raise NodeError("{0} is damaged".format(file)) from None
     submitted = bool(environment.get("slurm"))
     nodes = [] if submitted else names
     return {"slurm": submitted, "nodes": nodes, "time": started}
@@ -496,7 +496,7 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
         if verb == "running":
             return {"changed": False, "running": find_running(chosen, options["cluster"], options["node"])}
         environment = find(chosen, options["cluster"])
-    except (DockerProblem, NoAgent) as error:
+    except NodeError as error:
         return dict(_none(verb, str(error)), no_environment=True)
     try:
         result: Dict[str, Any] = {"changed": False, "directory": environment.directory}
@@ -523,7 +523,7 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
         blank = {"node": None, "value": "", "hint": ""}
         problems = [dict(blank, reason=line) for line in str(error).splitlines()]
         return {"failed": True, "msg": str(error), "rdm_refused": "nodes", "problems": problems}
-    except (DockerProblem, NoAgent) as error:
+    except NodeError as error:
         return _none(verb, str(error))
     return result
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 DOCUMENTATION = r"""
 module: job_data
 short_description: Bring a directory of data to the jobs of a node
@@ -87,7 +89,7 @@ from typing import IO, Any, Dict, List, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import TEMPORARY
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "source": {"type": "path", "required": True},
@@ -104,10 +106,6 @@ FOLDER = "data"
 _READ_SIZE = 1 << 20
 
 
-class InTheWay(Exception):  # noqa: N818  # one sentence for fail_json
-    """A file cannot be put in place; the text is one sentence."""
-
-
 def open_folder(root: str, parts: List[str], make: bool) -> Optional[int]:
     """Return a descriptor of a directory below the root; None if it does not exist.
 
@@ -115,7 +113,7 @@ def open_folder(root: str, parts: List[str], make: bool) -> Optional[int]:
     there can redirect it, not even during this call.
 
     Raises:
-        InTheWay: the path has something other than a directory.
+        NodeError: the path has something other than a directory.
     """
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     for number, part in enumerate(parts):
@@ -129,7 +127,7 @@ def open_folder(root: str, parts: List[str], make: bool) -> Optional[int]:
         except FileNotFoundError:
             return None
         except NotADirectoryError:
-            raise InTheWay(
+            raise NodeError(
                 "{0} is not a directory, perhaps a symbolic link: remove it, since anybody who can write "
                 "there may have made it".format(os.path.join(root, *parts[: number + 1]))
             ) from None
@@ -170,13 +168,13 @@ def store(root: str, path: str, copy: str, wanted: str = "") -> None:
         wanted: its SHA-256 digest; empty to skip the check.
 
     Raises:
-        InTheWay: its path is a directory, a parent is not one, or the digest differs.
+        NodeError: its path is a directory, a parent is not one, or the digest differs.
         OSError: it cannot be written.
     """
     *above, name = [FOLDER, *path.split("/")]
     folder = open_folder(root, above, make=True)
     if folder is None:
-        raise InTheWay("{0} has been removed while it was used".format(os.path.join(root, *above)))
+        raise NodeError("{0} has been removed while it was used".format(os.path.join(root, *above)))
     temporary = TEMPORARY + uuid.uuid4().hex
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -189,10 +187,10 @@ def store(root: str, path: str, copy: str, wanted: str = "") -> None:
                 if wanted:
                     state.update(piece)
         if wanted and state.hexdigest() != wanted:
-            raise InTheWay("{0}, which other nodes brought, is not {1}".format(copy, path))
+            raise NodeError("{0}, which other nodes brought, is not {1}".format(copy, path))
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except IsADirectoryError:
-        raise InTheWay("{0} is a directory: remove it".format(os.path.join(root, *above, name))) from None
+        raise NodeError("{0} is a directory: remove it".format(os.path.join(root, *above, name))) from None
     finally:
         try:
             os.unlink(temporary, dir_fd=folder)
@@ -228,24 +226,18 @@ def digest(stream: Any) -> str:
     return state.hexdigest()
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+@as_module(ARGUMENT_SPEC)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Compare the directory or store a file, and return the module's result."""
     params = module.params
-    result: Dict[str, Any] = {"changed": False, "copied": [], **echo(module)}
     try:
         if params["file"]:
             store(params["directory"], params["file"], params["copy"], params["digest"])
-            result.update(changed=True, copied=[params["file"]])
-        else:
-            needed, digests = compare(params["directory"], params["sizes"], params["by_size"])
-            result.update(needed=needed, digests=digests)
-    except InTheWay as problem:
-        module.fail_json(msg=str(problem), **echo(module))
+            return {"changed": True, "copied": [params["file"]]}
+        needed, digests = compare(params["directory"], params["sizes"], params["by_size"])
+        return {"copied": [], "needed": needed, "digests": digests}
     except OSError as error:
-        msg = "{0}: {1}".format(params["directory"], error.strerror or error)
-        module.fail_json(msg=msg, **echo(module))
-    module.exit_json(**result)
+        raise NodeError("{0}: {1}".format(params["directory"], error.strerror or error)) from None
 
 
 if __name__ == "__main__":

@@ -66,10 +66,7 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.python_env import megatron_helpers
-from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import (
-    EnvironmentProblem,
-    absolute_path,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import absolute_path
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -78,7 +75,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-@as_module(ARGUMENT_SPEC, EnvironmentProblem)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Build or remove the helpers, and return the module's result."""
     options = module.params

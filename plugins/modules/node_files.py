@@ -104,7 +104,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.file_arguments 
     OWNER_MARKER,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import (
-    FilePlanError,
     Plan,
     with_owner_marker,
 )
@@ -122,7 +121,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-@as_module(ARGUMENT_SPEC, FilePlanError)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Write or remove the files, and return the module's result."""
     marker = module.params["owner_marker"]

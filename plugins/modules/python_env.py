@@ -193,13 +193,10 @@ removed:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.python_env import environment
-from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import (
-    EnvironmentProblem,
-    absolute_path,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import absolute_path
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -232,7 +229,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-def run(module: AnsibleModule) -> Dict[str, Any]:
+@as_module(ARGUMENT_SPEC)
+def main(module: AnsibleModule) -> Dict[str, Any]:
     """Make or remove the environment, and return the module's result."""
     options = module.params
     directory, certificates, cache, pyenv_root = (
@@ -294,18 +292,6 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         if lost:
             module.warn(lost)
     return dict(result, python=environment.state_of(directory).get("python", ""))
-
-
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    try:
-        result = run(module)
-    except environment.EnvironmentInUse as problem:
-        module.fail_json(msg=str(problem), used_by=problem.process, **echo(module))
-    except EnvironmentProblem as problem:
-        module.fail_json(msg=str(problem), **echo(module))
-    module.exit_json(**result, **echo(module))
 
 
 if __name__ == "__main__":

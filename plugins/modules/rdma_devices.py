@@ -92,7 +92,7 @@ def find(name: str, must: Any = None, root: str = "/sys", dev_root: str = "/dev"
         dev_root: where the device nodes are.
 
     Raises:
-        RdmaProblem: there is no such function, or its devices cannot be found out or used.
+        NodeError: there is no such function, or its devices cannot be found out or used.
     """
     what = rdma.function(name, root)
     why = rdma.expected(what, root) or ("it is required" if must else "")
@@ -100,7 +100,7 @@ def find(name: str, must: Any = None, root: str = "/sys", dev_root: str = "/dev"
     return {**found._asdict(), **what._asdict()}
 
 
-@as_module(ARGUMENT_SPEC, rdma.RdmaProblem)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Return the module's result."""
     return find(module.params["function"], module.params["required"])

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 DOCUMENTATION = r"""
 module: rdma_probe
 short_description: Check the RDMA devices of a node's container, and measure with its partners
@@ -143,7 +145,7 @@ from urllib.parse import quote
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.docker import container_program
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.docker.container_program import NotMeasuredError
 from ansible_collections.rdm.provision.plugins.module_utils.fabric import (
     rdma_devices_script,
@@ -248,7 +250,7 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
     if options["stage"] == "gather" or not module.check_mode:
         try:
             result = _STAGES[options["stage"]](DockerAPI(), options)
-        except (NotMeasuredError, DockerProblem) as error:
+        except NodeError as error:
             result = {"reason": str(error), "done": True}
     return {**result, "rail": options["rail"]}
 

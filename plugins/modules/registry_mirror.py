@@ -56,13 +56,13 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.docker.registry_mirrors import configure
 
 ARGUMENT_SPEC = {"mirrors": {"type": "list", "elements": "str", "required": True}}
 
 
-@as_module(ARGUMENT_SPEC, DockerProblem)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Configure the mirrors, and return the module's result."""
     result = configure(DockerAPI(), module.params["mirrors"], change=not module.check_mode)

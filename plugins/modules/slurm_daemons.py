@@ -86,7 +86,6 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
-from ansible_collections.rdm.provision.plugins.module_utils.base.programs import ProgramProblem
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -102,7 +101,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-@as_module(ARGUMENT_SPEC, daemons.SlurmProblem, ProgramProblem)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Make or remove the daemons, and return the module's result."""
     options = module.params

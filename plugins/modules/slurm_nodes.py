@@ -47,7 +47,7 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
-from ansible_collections.rdm.provision.plugins.module_utils.base.programs import ProgramProblem, find_program
+from ansible_collections.rdm.provision.plugins.module_utils.base.programs import find_program
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons, host_facts
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -56,7 +56,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-@as_module(ARGUMENT_SPEC, daemons.SlurmProblem, ProgramProblem)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Return the module's result."""
     options = module.params

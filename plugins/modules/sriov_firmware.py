@@ -104,7 +104,7 @@ def _text(one: Dict[str, Any], sriov: Any, vfs: Any) -> str:
     return "{0[name]} ({0[pci]}): SRIOV_EN={1} NUM_OF_VFS={2}\n".format(one, sriov, vfs)
 
 
-@as_module(ARGUMENT_SPEC, ProgramProblem)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Return the module's result."""
     vfs = module.params["vfs"]

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 DOCUMENTATION = r"""
 module: sriov_plugin
 short_description: Install the network plugin rdm-sriov on a node, or take it away
@@ -124,29 +126,23 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program imp
     digest_of,
     from_argument,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady, refuse_served
+from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import refuse_served
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
-    DockerProblem,
     DockerUnavailable,
     socket_path,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import (
-    PreconditionFailed,
     label_filter,
     no_engine_here,
     refuse_while_needed,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
     PLUGIN_SOCKET,
-    PluginProblem,
     someone_listens,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation, networks, unit
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import (
-    InstallationProblem,
-    Paths,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import Paths
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -166,9 +162,8 @@ def install(params: Dict[str, Any], paths: Paths, check: bool) -> Dict[str, Any]
     """Write changed files and start the plugin if needed; return the module's result.
 
     Raises:
-        InstallationProblem: the plugin cannot be installed.
-        NotReady: something else serves the socket.
-        PluginProblem: a network of the cluster cannot be restored.
+        NodeError: the plugin cannot be installed, something else serves the socket, or a network of the
+            cluster cannot be restored.
         OSError: it cannot be written.
     """
     run_as = params["run_as"]
@@ -240,14 +235,12 @@ def remove(params: Dict[str, Any], paths: Paths, check: bool) -> Dict[str, Any]:
     """Remove the plugin; return the module's result.
 
     Raises:
-        DockerProblem: the engine failed.
-        PreconditionFailed: a network needs the plugin.
-        InstallationProblem: systemctl failed.
+        NodeError: the engine or systemctl failed, or a network needs the plugin.
     """
     try:
         installation.refuse_foreign(paths, params["cluster"])
         gone = installation.installed(paths)
-    except InstallationProblem:
+    except NodeError:
         gone = []  # another cluster's
     if gone:
         api = DockerAPI(params["engine"])
@@ -280,7 +273,7 @@ def _shown(path: str) -> str:
     return "program {0}\n".format(found) if found else ""
 
 
-@as_module(ARGUMENT_SPEC, DockerProblem, InstallationProblem, NotReady, PluginProblem, PreconditionFailed)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Install or remove the plugin, and return the module's result."""
     params = module.params

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 DOCUMENTATION = r"""
 module: sriov_vf
 short_description: Make and configure the virtual functions (VFs) of network cards
@@ -137,11 +139,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision impor
     next_steps,
     planned,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
-    Physical,
-    VfProblem,
-    to_fact,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import Physical, to_fact
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import addresses, normal
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import Kernel, bring, evaluate
 
@@ -180,7 +178,7 @@ class Change:
         mine = before.cluster in ("", self._params["cluster"])
         if self._params["state"] == "present":
             if not mine:
-                raise VfProblem(
+                raise NodeError(
                     "the VFs of this node belong to the cluster {0}: remove them there first "
                     "(sriov_state: absent), or delete {1} if it is gone".format(
                         before.cluster, os.path.join(kept_vfs.DIRECTORY, kept_vfs.FILE_NAME)
@@ -276,7 +274,7 @@ class Change:
         """Return the node's record; an empty one if it cannot be read."""
         try:
             return kept_vfs.read(kept_vfs.DIRECTORY)
-        except VfProblem as problem:
+        except NodeError as problem:
             if self._params["state"] == "absent":
                 self.kept.append("{0}, so all VFs stay: write 0 to their sriov_numvfs".format(problem))
             return kept_vfs.NOTHING
@@ -287,7 +285,7 @@ class Change:
         for one in functions:
             try:
                 found = self._kernel.read(one.pci)
-            except VfProblem:
+            except NodeError:
                 continue  # the card and its VFs are gone
             if not one.made or not found.number:
                 continue
@@ -310,24 +308,24 @@ class Change:
     def _systemctl(self, *words: str) -> None:
         status, _, output = self._module.run_command(["systemctl", *words])
         if status:
-            raise VfProblem("systemctl {0}: {1}".format(" ".join(words), " ".join(output.split()) or status))
+            raise NodeError("systemctl {0}: {1}".format(" ".join(words), " ".join(output.split()) or status))
 
 
 def wanted_of(params: Dict[str, Any]) -> List[Wanted]:
     """Return the desired state of each PF.
 
     Raises:
-        VfProblem: the parameters are wrong.
+        NodeError: the parameters are wrong.
     """
     if params["number"] < 1 or not params["parents"]:
-        raise VfProblem(
+        raise NodeError(
             "number {0} and parents {1}: name at least one PF and one VF".format(
                 params["number"], params["parents"]
             )
         )
     unknown = sorted(set(params["addresses"]) - set(params["parents"]))
     if unknown:
-        raise VfProblem("addresses has {0}, which is none of parents".format(unknown[0]))
+        raise NodeError("addresses has {0}, which is none of parents".format(unknown[0]))
     found = []
     for index, parent in enumerate(params["parents"]):
         given = params["addresses"].get(parent)
@@ -338,7 +336,7 @@ def wanted_of(params: Dict[str, Any]) -> List[Wanted]:
                 else [normal(str(one)) for one in given]
             )
         except (TypeError, ValueError) as error:
-            raise VfProblem(
+            raise NodeError(
                 "an address for {0}, {1}, {2}".format(parent, given or params["first_mac"], error)
             ) from None
         found.append(
@@ -376,12 +374,12 @@ def _content(path: str) -> bytes:
         return b""
 
 
-@as_module(ARGUMENT_SPEC, VfProblem)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Return the module's result.
 
     Raises:
-        VfProblem: it failed. Nothing was changed, unless the kernel refused a change.
+        NodeError: it failed. Nothing was changed, unless the kernel refused a change.
     """
     change = Change(module, Kernel(module.params["sysfs_root"]))
     result: Dict[str, Any] = {"changed": change.changes, "kept": change.kept, "note": change.note}

@@ -75,7 +75,7 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.state import node_lock, state_file
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -84,7 +84,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-@as_module(ARGUMENT_SPEC, DockerProblem, ValueError)
+@as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Keep the state file, and return the module's result."""
     kept = not module.check_mode and state_file.keep(module.params, DockerAPI())

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.python_env import megatron_helpers
-from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import EnvironmentProblem
 from ansible_collections.rdm.provision.plugins.modules import megatron_helpers as module
 
 from tests.conftest import ROOT
@@ -83,15 +83,15 @@ def test_the_role_checks_a_branch_out_and_builds_for_the_environments_python(
 def test_what_does_not_compile_is_the_compilers_last_lines_and_leaves_nothing(checkout: Path) -> None:
     what = megatron_helpers.plan(str(checkout), ENVIRONMENT)
     Path(what.source).write_text("#error no such thing\n")
-    with pytest.raises(EnvironmentProblem, match=r"could not build .*helpers.cpp: .*no such thing"):
+    with pytest.raises(NodeError, match=r"could not build .*helpers.cpp: .*no such thing"):
         megatron_helpers.build(what, ENVIRONMENT)
     assert sorted(path.name for path in Path(what.source).parent.iterdir()) == ["Makefile", "helpers.cpp"]
 
 
 def test_what_is_no_megatron_or_no_environment_is_one_sentence(checkout: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"has neither megatron/data/helpers.cpp nor .*: give"):
+    with pytest.raises(NodeError, match=r"has neither megatron/data/helpers.cpp nor .*: give"):
         megatron_helpers.plan(str(checkout / "megatron"), ENVIRONMENT)
-    with pytest.raises(EnvironmentProblem, match="there is no environment at /nowhere to build for"):
+    with pytest.raises(NodeError, match="there is no environment at /nowhere to build for"):
         megatron_helpers.plan(str(checkout), "/nowhere")
     assert not run_module(module, options(checkout, environment="/nowhere", state="absent"))["changed"]
 

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.python_env import base_python
-from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import EnvironmentProblem
 
 pytestmark = pytest.mark.long
 
@@ -47,9 +47,7 @@ def test_pyenv_builds_a_python_or_says_why_not(source: Path, tmp_path: Path) -> 
     (root / "bin" / "pyenv").symlink_to(pyenv)
     shutil.copy(source, mirror / hashlib.sha256(source.read_bytes()).hexdigest())
     variables = {**os.environ, "PYTHON_BUILD_MIRROR_URL": mirror.as_uri(), "TMPDIR": str(tmp_path)}
-    with pytest.raises(
-        EnvironmentProblem, match=r"C compiler cannot create executables.*all of it is in"
-    ) as caught:
+    with pytest.raises(NodeError, match=r"C compiler cannot create executables.*all of it is in") as caught:
         base_python.build_python(str(root), VERSION, {**variables, "CC": "/bin/false"})
     assert Path(str(caught.value).split()[-1].rstrip(")")).stat().st_size > 0
     assert base_python.pyenv_python(str(root), VERSION) is None

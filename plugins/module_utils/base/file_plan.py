@@ -23,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff impor
 )
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import installed, login_user
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.shell_variable import repaired
 from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import ssh_client_config
 from ansible_collections.rdm.provision.plugins.module_utils.base.text_blocks import (
@@ -42,10 +43,6 @@ _MARK_TEXT = b"Made by rdm-provision, which removes this directory when nothing 
 
 _DIRECTORY_MODE = 0o755
 _SECRET = "(secret)\n"  # noqa: S105  # placeholder in diffs
-
-
-class FilePlanError(Exception):
-    """Why the plan cannot be carried out, as one sentence."""
 
 
 class Owner(NamedTuple):
@@ -213,7 +210,7 @@ class Plan:
         if path in self.made:  # parent of a directory planned earlier
             return
         if os.path.lexists(path):
-            raise FilePlanError("{0} is not a directory".format(path))
+            raise NodeError("{0} is not a directory".format(path))
         parent = os.path.dirname(path)
         if parent not in self.made and not os.path.isdir(parent):
             self._make_new(parent, _DIRECTORY_MODE)
@@ -249,7 +246,7 @@ class Plan:
                     entry.owner = self.owner
                 entry.after = put_block(entry.after, item["name"], item["content"], item["insert"] == "start")
         except BlockError as error:
-            raise FilePlanError("{0}: {1}".format(path, error)) from error
+            raise NodeError("{0}: {1}".format(path, error)) from error
 
     def _repair(self, item: Dict[str, Any]) -> None:
         """Comment out lines that give shells a value other than the blocks'."""
@@ -272,7 +269,7 @@ class Plan:
         real = os.path.realpath(path)
         try:
             data = self.entries[real].after if real in self.entries else _read(real)[0]
-        except (OSError, FilePlanError):
+        except (OSError, NodeError):
             return ""
         return (data or b"").decode("utf-8", "surrogateescape")
 
@@ -280,7 +277,7 @@ class Plan:
         if not os.path.lexists(path):
             return
         if os.path.islink(path) or not os.path.isdir(path):
-            raise FilePlanError("{0} is not a directory".format(path))
+            raise NodeError("{0} is not a directory".format(path))
         gone = {entry.path for entry in self.entries.values() if entry.after is None} | set(self.removed)
         left = [
             name
@@ -310,7 +307,7 @@ class Plan:
     def _need_parent(self, path: str) -> None:
         parent = os.path.dirname(path)
         if parent not in self.made and not os.path.isdir(parent):
-            raise FilePlanError("{0} cannot be written: there is no directory {1}".format(path, parent))
+            raise NodeError("{0} cannot be written: there is no directory {1}".format(path, parent))
 
 
 def with_owner_marker(params: Dict[str, Any], markers: Iterable[Dict[str, str]]) -> Dict[str, Any]:
@@ -329,9 +326,7 @@ def _with_owner_marker(params: Dict[str, Any], marker: Dict[str, str]) -> Dict[s
     writes = any(item["state"] == "present" for item in entries)
     if holder and holder != marker["name"]:
         if writes:
-            raise FilePlanError(
-                "{0} belongs to the cluster {1}: choose another directory".format(home, holder)
-            )
+            raise NodeError("{0} belongs to the cluster {1}: choose another directory".format(home, holder))
         return dict(params, directories=[], files=[])
     goes = {_absolute(item["path"]) for item in entries} | {path}
     if not writes and (before is None or home not in goes or not _only(home, goes)):
@@ -388,19 +383,19 @@ def _content(path: str, item: Dict[str, Any]) -> str:
     try:
         return ssh_client_config(**item["ssh_client_config"])
     except ValueError as error:
-        raise FilePlanError("{0}: {1}".format(path, error)) from error
+        raise NodeError("{0}: {1}".format(path, error)) from error
 
 
 def _absolute(given: str) -> str:
     path = local_path(given)
     if not os.path.isabs(path) or "\0" in path:
-        raise FilePlanError("{0!r} is not an absolute path".format(given))
+        raise NodeError("{0!r} is not an absolute path".format(given))
     return os.path.normpath(path)
 
 
 def _mode(given: str) -> int:
     if not re.fullmatch(r"[0-7]{3,4}", given):
-        raise FilePlanError("{0!r} is no mode: give it in octal, such as '0644'".format(given))
+        raise NodeError("{0!r} is no mode: give it in octal, such as '0644'".format(given))
     return int(given, 8)
 
 
@@ -411,7 +406,7 @@ def _owner(owner: Optional[str], group: Optional[str]) -> Owner:
             grp.getgrnam(group).gr_gid if group else -1,
         )
     except KeyError as error:
-        raise FilePlanError("no such owner or group: {0}".format(error.args[0])) from error
+        raise NodeError("no such owner or group: {0}".format(error.args[0])) from error
 
 
 def _read(path: str) -> "tuple[Optional[bytes], int, Owner]":
@@ -421,7 +416,7 @@ def _read(path: str) -> "tuple[Optional[bytes], int, Owner]":
     except (FileNotFoundError, NotADirectoryError):
         return None, 0, Owner(-1, -1)
     if not stat.S_ISREG(now.st_mode):
-        raise FilePlanError("{0} is not a regular file".format(path))
+        raise NodeError("{0} is not a regular file".format(path))
     with open(path, "rb") as stream:
         return stream.read(), stat.S_IMODE(now.st_mode), Owner(now.st_uid, now.st_gid)
 

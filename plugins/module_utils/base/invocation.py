@@ -9,9 +9,10 @@ This runs on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Type
+from typing import Any, Callable, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 
 DEBUGGING = 3  # with -vvv Ansible shows the arguments
 
@@ -22,13 +23,14 @@ def echo(module: Any) -> Dict[str, Any]:
 
 
 def as_module(
-    arguments: Dict[str, Any], *problems: Type[Exception]
+    arguments: Dict[str, Any],
 ) -> Callable[[Callable[[AnsibleModule], Dict[str, Any]]], Callable[[], None]]:
     """Make a function the `main` of a module, which ends with its result or fails with one sentence.
 
+    The sentence is that of a NodeError, or made of an OSError.
+
     Args:
         arguments: the module's argument_spec.
-        problems: exceptions whose text is a sentence. An OSError becomes one.
     """
 
     def decorate(run: Callable[[AnsibleModule], Dict[str, Any]]) -> Callable[[], None]:
@@ -36,8 +38,8 @@ def as_module(
             module = AnsibleModule(argument_spec=arguments, supports_check_mode=True)
             try:
                 result = run(module)
-            except problems as problem:
-                module.fail_json(msg=str(problem), **echo(module))
+            except NodeError as error:
+                module.fail_json(msg=error.sentence, **error.result, **echo(module))
             except OSError as error:
                 where = error.filename or "cannot write"
                 module.fail_json(msg="{0}: {1}".format(where, error.strerror or error), **echo(module))

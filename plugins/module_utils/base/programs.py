@@ -11,10 +11,12 @@ import shutil
 import subprocess
 from typing import List
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 _PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 
 
-class ProgramProblem(Exception):  # noqa: N818  # most are the node's state, not errors
+class ProgramProblem(NodeError):  # noqa: N818  # a state of the node, not an error
     """A program failed or timed out. The text is one sentence."""
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import parse_address_map
 from ansible_collections.rdm.provision.plugins.module_utils.base.text_blocks import (
     BlockError,
     put_block,
     read_block,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 
 _NAME = "nodes"
@@ -59,13 +59,13 @@ def write(api: DockerAPI, name: str) -> None:
     """Make a running container write its block.
 
     Raises:
-        NotReady: the script failed.
+        NodeError: the script failed.
         DockerProblem: the engine refuses.
     """
     result = api.exec(name, ["sh", _SCRIPT], _TIMEOUT, user="0")
     if result.exit_code:
         words = (result.stderr or result.stdout).decode("utf-8", "replace").strip()
-        raise NotReady(
+        raise NodeError(
             "the names of the nodes cannot be written to /etc/hosts in the container {0}: {1}".format(
                 name, words or "status {0}".format(result.exit_code)
             )

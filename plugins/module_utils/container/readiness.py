@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any, Dict, List, NoReturn, Optional
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import listed_name
@@ -24,19 +25,15 @@ _LAST_LINES = 5
 _WORDS_TIMEOUT = 10.0  # seconds
 
 
-class NotReady(Exception):  # noqa: N818  # one sentence for fail_json
-    """Why it is not ready or not ours: one sentence, with the container's last output where there is any."""
-
-
 def refuse_taken(api: DockerAPI, name: str, cluster: str, socket: str = "") -> None:
     """Raise unless the name, and the socket if one is given, are free or ours.
 
     Raises:
-        NotReady: the name or the socket is in use by others.
+        NodeError: the name or the socket is in use by others.
     """
     container = inspect(api, "containers", name)
     if container is not None and not is_ours(container["Config"].get("Labels"), cluster):
-        raise NotReady(
+        raise NodeError(
             "container {0} is not ours (it lacks the label {1}={2}): "
             "remove it, or choose another name".format(name, LABEL_CLUSTER, cluster)
         )
@@ -46,8 +43,8 @@ def refuse_taken(api: DockerAPI, name: str, cluster: str, socket: str = "") -> N
 
 
 def refuse_served(api: DockerAPI, socket: str) -> NoReturn:
-    """Raise NotReady: something else serves a plugin's socket. Name it where it is known."""
-    raise NotReady(
+    """Raise NodeError: something else serves a plugin's socket. Name it where it is known."""
+    raise NodeError(
         "something else serves {0} already{1}: stop it, or leave it to that (sriov_enabled: false)".format(
             socket, _suspect(api, socket)
         )
@@ -58,7 +55,7 @@ def wait_ready(api: DockerAPI, name: str, socket: str, ready_line: str, timeout:
     """Return when the container is ready.
 
     Raises:
-        NotReady: it ended or timed out.
+        NodeError: it ended or timed out.
     """
     deadline = time.monotonic() + timeout
     container = inspect(api, "containers", name)
@@ -68,7 +65,7 @@ def wait_ready(api: DockerAPI, name: str, socket: str, ready_line: str, timeout:
         if why_not is None:
             return
         if time.monotonic() > deadline:
-            raise NotReady(
+            raise NodeError(
                 "container {0} is not ready after {1:g} s: {2}{3}".format(
                     name, timeout, why_not, _words(api, container)
                 )
@@ -80,12 +77,12 @@ def wait_ready(api: DockerAPI, name: str, socket: str, ready_line: str, timeout:
 def _why_not(
     api: DockerAPI, container: Optional[Dict[str, Any]], name: str, socket: str, ready_line: str
 ) -> Optional[str]:
-    """Return why it is not ready yet, None if it is. Raise NotReady if it never will be."""
+    """Return why it is not ready yet, None if it is. Raise NodeError if it never will be."""
     if container is None:
-        raise NotReady("there is no container {0}".format(name))
+        raise NodeError("there is no container {0}".format(name))
     state = container["State"]
     if state["Status"] in ("exited", "dead") or state.get("Restarting"):
-        raise NotReady(
+        raise NodeError(
             "container {0} ended with status {1}{2}{3}".format(
                 name,
                 state["ExitCode"],

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import (
-    NotReady,
     refuse_taken,
     wait_ready,
 )
@@ -41,8 +41,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership imp
     is_ours,
     label_filter,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import PluginProblem
-from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.running_jobs import running_jobs
 
 Container = Dict[str, Any]
@@ -51,10 +49,6 @@ Container = Dict[str, Any]
 _FATES = {"restart": "restarted", "replace": "recreated"}
 ENDS = tuple(_FATES)
 """The steps that end all processes in the container."""
-
-
-class PreconditionFailed(Exception):  # noqa: N818  # one sentence for fail_json
-    """Why the container was not changed; the text is one sentence."""
 
 
 class Steps(NamedTuple):
@@ -78,7 +72,7 @@ def leftovers_of(
     does not run, and is removed otherwise. Containers without a name are removed.
 
     Raises:
-        NotReady: the name is in use by others.
+        NodeError: the name is in use by others.
     """
     refuse_taken(api, name, cluster)
     now, old = inspect(api, "containers", name), _leftover(api, name + OLD, cluster)
@@ -166,7 +160,7 @@ class Change:
         self._found = found
 
     def protect_jobs(self, todo: Steps) -> None:
-        """Raise PreconditionFailed if the steps would end a running job. make() checks again."""
+        """Raise NodeError if the steps would end a running job. make() checks again."""
         for step, fate in _FATES.items():
             if self._found is not None and step in todo.todo:
                 self._protect_jobs(self._found, fate)
@@ -175,12 +169,8 @@ class Change:
         """Take the steps, and wait until the container is ready.
 
         Raises:
-            PreconditionFailed: it would end a job, or the successor does not work. The container is
-                unchanged.
-            NotReady: it does not become ready.
-            DockerProblem: the engine refuses.
-            PluginProblem: it did not get its VFs.
-            RdmaProblem: it did not get their RDMA devices.
+            NodeError: it would end a job, does not become ready, or did not get its VFs or their RDMA
+                devices. If it was to replace another, that one is there as before.
         """
         if "replace" in todo.todo:
             self._replace()
@@ -217,6 +207,10 @@ class Change:
         try:
             # The last check for jobs may be minutes old.
             self._protect_jobs(old, _FATES["replace"])
+        except NodeError:
+            _remove(self._api, successor, volumes=True)
+            raise
+        try:
             if old["State"]["Paused"]:
                 self._api.post("/containers/{0}/unpause".format(old["Id"]))
             if was_running:
@@ -229,11 +223,9 @@ class Change:
             self._functions.hold()
             self._start(successor)
             self._wait()
-        except (DockerProblem, NotReady, PluginProblem, RdmaProblem, PreconditionFailed) as problem:
+        except NodeError as problem:
             self._undo(old, successor)
-            if isinstance(problem, PreconditionFailed):
-                raise
-            raise PreconditionFailed(
+            raise NodeError(
                 "{0}. It was to take the place of another, which {1}".format(
                     str(problem).rstrip(". "), "runs again" if was_running else "is there again"
                 )
@@ -282,7 +274,7 @@ class Change:
     def _protect_jobs(self, found: Container, fate: str) -> None:
         jobs = jobs_in(found, self._wanted["node"]) if self._wanted["protect_jobs"] else []
         if jobs:
-            raise PreconditionFailed(
+            raise NodeError(
                 "the container {0} has to be {1}, but since this run has checked, the {2} in it: run it "
                 "again when {3} ended, or set -e container_protect_jobs=false, which loses the steps since "
                 "the last checkpoint".format(

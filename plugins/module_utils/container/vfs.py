@@ -17,6 +17,7 @@ import re
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import inspect
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
@@ -86,7 +87,7 @@ def devices(given: Given, root: str = "/sys", dev_root: str = "/dev") -> Optiona
         dev_root: where the device nodes are.
 
     Raises:
-        RdmaProblem: they are missing or ambiguous, or no container could open them.
+        NodeError: they are missing or ambiguous, or no container could open them.
     """
     name = given.key if _PCI.match(given.key) else given.interface
     if not name:
@@ -94,7 +95,7 @@ def devices(given: Given, root: str = "/sys", dev_root: str = "/dev") -> Optiona
     what = rdma.function(name, root)
     found = rdma.required(what, rdma.expected(what, root), root, dev_root)
     if found.device and given.interface and is_infiniband(given.interface, root) and _exclusive(root):
-        raise rdma.RdmaProblem(
+        raise NodeError(
             "RDMA devices are in the mode exclusive, in which no container can open {0}: when it moves to "
             "one, the kernel takes its InfiniBand interface {1} away: {2}".format(
                 found.device, given.interface, SHARED
@@ -175,7 +176,7 @@ class Functions:
 
         Raises:
             PluginProblem: no VF can be reserved.
-            RdmaProblem: its RDMA devices cannot be found out.
+            NodeError: its RDMA devices cannot be found out.
         """
         settings: Settings = {}
         for network, address in self._ends:
@@ -219,7 +220,7 @@ class Functions:
 
         Raises:
             PluginProblem: it got another VF.
-            RdmaProblem: it did not get the RDMA device.
+            NodeError: it did not get the RDMA device.
         """
         for network, _ in self._ends:
             has = held(self._socket, found, network)
@@ -247,7 +248,7 @@ def _wait_for_devices(key: str) -> None:
     """Wait until a VF's RDMA device has moved to its container.
 
     Raises:
-        RdmaProblem: it did not move in time.
+        NodeError: it did not move in time.
     """
     until = time.monotonic() + _MOVES_S
     while True:
@@ -255,8 +256,8 @@ def _wait_for_devices(key: str) -> None:
             devices(Given(key))
             why = stayed_behind(key)
             if why:
-                raise rdma.RdmaProblem(why)
-        except rdma.RdmaProblem:
+                raise NodeError(why)
+        except NodeError:
             if time.monotonic() > until:
                 raise
             time.sleep(0.1)

@@ -18,6 +18,7 @@ import time
 from typing import Any, Iterable, Iterator, NamedTuple
 from urllib.parse import quote, urlencode
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.docker import podman
 
 DEFAULT_SOCKET = "/var/run/docker.sock"
@@ -30,7 +31,7 @@ _PART_SIZE = 1024 * 1024
 _STDERR = 2
 
 
-class DockerProblem(Exception):  # noqa: N818  # not every problem is an error of the engine
+class DockerProblem(NodeError):  # noqa: N818  # a state of the node, not an error
     """A request to the engine failed; the text is one sentence."""
 
 

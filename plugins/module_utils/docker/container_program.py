@@ -10,6 +10,7 @@ import json
 from typing import Any, Dict, List, Mapping, Sequence
 from urllib.parse import quote
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import source_of
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
@@ -21,7 +22,7 @@ ARGUMENT_LENGTH = 100_000  # Linux allows 128 KiB per argument
 START_ALLOWANCE = 10.0  # seconds for the engine to start a process on a busy node
 
 
-class NotMeasuredError(Exception):
+class NotMeasuredError(NodeError):
     """No measurement was made; the text says why.
 
     Attributes:

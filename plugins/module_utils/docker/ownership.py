@@ -15,6 +15,7 @@ import time
 from typing import Any, Iterable
 from urllib.parse import quote
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import listed_name
@@ -34,10 +35,6 @@ _PLUGIN_TIMEOUT = 5.0  # seconds
 
 # Where an engine's program may be, regardless of PATH.
 _PROGRAMS = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
-
-
-class PreconditionFailed(Exception):  # noqa: N818  # one sentence for fail_json
-    """Something of others still needs it; the text is one sentence."""
 
 
 def labels(cluster: str, role: str) -> dict[str, str]:
@@ -137,13 +134,13 @@ def refuse_while_needed(api: DockerAPI, driver: str, cluster: str, what: str, ch
             ignore them.
 
     Raises:
-        PreconditionFailed: a network needs the plugin.
+        NodeError: a network needs the plugin.
     """
     users = api.get("/networks", filters={"driver": [driver]})
     if check:
         users = [network for network in users if not is_ours(network["Labels"], cluster)]
     if users:
-        raise PreconditionFailed(
+        raise NodeError(
             "{0} stays: {1} with driver {2} need it: {3}".format(
                 what,
                 "networks" if len(users) > 1 else "a network",

@@ -12,6 +12,7 @@ import json
 import socket
 from typing import Any, Dict, Mapping
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import UnixConnection
 
 PLUGIN_SOCKET = "/run/docker/plugins/sriov.sock"
@@ -28,7 +29,7 @@ _CONNECT_TIMEOUT = 5.0
 _HEADERS = {"Accept": "application/vnd.docker.plugins.v1.1+json"}
 
 
-class PluginProblem(Exception):  # noqa: N818  # most are the node's state, not errors
+class PluginProblem(NodeError):  # noqa: N818  # a state of the node, not an error
     """The plugin does not answer, or refuses; the text is one sentence."""
 
 

@@ -24,7 +24,8 @@ from urllib.parse import urlsplit
 
 from ansible_collections.rdm.provision.plugins.module_utils.base import host
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 
 KEY = "registry-mirrors"
 RECORD = "rdm-registry-mirrors.json"
@@ -35,10 +36,6 @@ _ANSWER_TIMEOUT = 5.0  # seconds
 _URL = re.compile(r"https?://[\w.-]+(:\d+)?/?|https?://\[[0-9a-fA-F:]+\](:\d+)?/?")
 
 Json = Dict[str, Any]
-
-
-class MirrorProblem(DockerProblem):
-    """The engine cannot be configured for a mirror; the text is one sentence."""
 
 
 def is_mirror(url: str) -> bool:
@@ -140,7 +137,7 @@ def configure(api: DockerAPI, mirrors: Sequence[str], change: bool) -> Json:
         `changed`, and the mirrors `before` and `after`.
 
     Raises:
-        MirrorProblem: the engine's configuration does not allow it.
+        NodeError: the engine's configuration does not allow it.
         DockerProblem: the engine does not answer.
     """
     wanted = [url.rstrip("/") for url in mirrors]
@@ -157,18 +154,18 @@ def configure(api: DockerAPI, mirrors: Sequence[str], change: bool) -> Json:
         add = bool(wanted) and others[: len(wanted)] != wanted
         goal = with_mirrors(base, wanted) if add else base
     except ValueError as error:
-        raise MirrorProblem("{0} cannot be read ({1}): correct it".format(path, error)) from None
+        raise NodeError("{0} cannot be read ({1}): correct it".format(path, error)) from None
     after = [url.rstrip("/") for url in _mirrors(_object(goal))]
     changed = text != goal or (bool(wanted) and not set(wanted) <= set(before))
     result = {"changed": changed, "before": before, "after": after}
     if not change or not changed:
         return result
     if not pid:
-        raise MirrorProblem(
+        raise NodeError(
             "the process of the Docker daemon cannot be seen: let root do this (rdm_become: true)"
         )
     if any(word.lstrip("-").startswith("registry-mirror") for word in _words(pid)):
-        raise MirrorProblem(
+        raise NodeError(
             "the Docker daemon was started with --registry-mirror, and would not start with mirrors in "
             "{0} as well: move that option there".format(path)
         )
@@ -181,7 +178,7 @@ def configure(api: DockerAPI, mirrors: Sequence[str], change: bool) -> Json:
         if not _reload(api, pid, after):
             _write(path, text, record)
             os.kill(pid, signal.SIGHUP)
-            raise MirrorProblem(
+            raise NodeError(
                 "the Docker daemon did not take {0} from {1}, which is as it was: see its log".format(
                     ", ".join(wanted) or "its mirrors", path
                 )
@@ -189,7 +186,7 @@ def configure(api: DockerAPI, mirrors: Sequence[str], change: bool) -> Json:
         if not after:
             _write(path, goal, {})
     except OSError as error:
-        raise MirrorProblem(
+        raise NodeError(
             "{0}: {1}: let root do this (rdm_become: true)".format(error.filename or path, error.strerror)
         ) from None
     return result

@@ -24,6 +24,7 @@ import os
 import re
 from typing import Dict, List, NamedTuple, Set
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import entries, link, read
 
@@ -43,10 +44,6 @@ _CLASS = "class/infiniband"
 _VERBS = "class/infiniband_verbs"
 _NET = "class/net"
 _FUNCTIONS = "bus/pci/devices"
-
-
-class RdmaProblem(Exception):  # noqa: N818  # most are the node's state, not errors
-    """The devices of a function cannot be found out; the text is one sentence."""
 
 
 class Function(NamedTuple):
@@ -79,15 +76,15 @@ def function(name: str, root: str = "/sys") -> Function:
     """Return the function with this interface or PCI address.
 
     Raises:
-        RdmaProblem: the node has neither.
+        NodeError: the node has neither.
     """
     if _PCI.match(name.lower()):
         pci = name.lower()
         if not os.path.isdir(os.path.join(root, _FUNCTIONS, pci)):
-            raise RdmaProblem("there is no PCI function {0} on this node".format(pci))
+            raise NodeError("there is no PCI function {0} on this node".format(pci))
         return Function(pci, entries(root, _FUNCTIONS, pci, "net"))
     if not name or "/" in name or not os.path.isdir(os.path.join(root, _NET, name)):
-        raise RdmaProblem("there is no network interface {0} on this node".format(name))
+        raise NodeError("there is no network interface {0} on this node".format(name))
     pci = link(root, _NET, name, "device")
     return Function(pci if _PCI.match(pci) else "", [name])
 
@@ -101,7 +98,7 @@ def rdma_devices(what: Function, root: str = "/sys", dev_root: str = "/dev") -> 
         dev_root: where the device nodes are.
 
     Raises:
-        RdmaProblem: two ways lead to different devices, or a device cannot be used from programs.
+        NodeError: two ways lead to different devices, or a device cannot be used from programs.
     """
     ways = {
         "device": _by_function(what, root),
@@ -112,7 +109,7 @@ def rdma_devices(what: Function, root: str = "/sys", dev_root: str = "/dev") -> 
     output = {way: sorted(found) for way, found in ways.items() if found}
     devices = sorted({name for found in output.values() for name in found})
     if len(devices) > 1:
-        raise RdmaProblem(
+        raise NodeError(
             "{0} has more than one RDMA device: {1}. It must have one: see whether GUIDs are given twice, "
             "and take away what was made on top of it (rdma link delete)".format(
                 _shown(what),
@@ -152,11 +149,11 @@ def required(what: Function, why: str, root: str = "/sys", dev_root: str = "/dev
         dev_root: where the device nodes are.
 
     Raises:
-        RdmaProblem: it has none, or :func:`rdma_devices` fails.
+        NodeError: it has none, or :func:`rdma_devices` fails.
     """
     found = rdma_devices(what, root, dev_root)
     if why and not found.device:
-        raise RdmaProblem(
+        raise NodeError(
             "{0} has no RDMA device and must have one, since {1}: none of those of the node ({2}) is on its "
             "PCI function, names its interface or has its GUID. Bind the function to its driver again, with "
             "that driver's RDMA module loaded (mlx5_ib, mlx4_ib)".format(
@@ -235,12 +232,12 @@ def _char_devices(device: str, root: str, dev_root: str) -> List[str]:
         if entry.startswith(prefix) and read(root, directory, entry, "ibdev") == device
     ]
     if not any(entry.startswith("uverbs") for entry in listed):
-        raise RdmaProblem(
+        raise NodeError(
             "the RDMA device {0} cannot be used from programs: load the module ib_uverbs".format(device)
         )
     missing = [entry for entry in listed if not os.path.exists(os.path.join(dev_root, "infiniband", entry))]
     if missing:
-        raise RdmaProblem(
+        raise NodeError(
             "the kernel has {0} for the RDMA device {1}, and there is no /dev/infiniband/{2}: see whether "
             "udev works (udevadm trigger)".format(", ".join(missing), device, missing[0])
         )

@@ -14,10 +14,8 @@ import json
 import os
 from typing import IO, Any, Iterator
 
-from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
-    ArchiveIndex,
-    ArchiveProblem,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_stream import (
     compression_of,
@@ -45,7 +43,7 @@ def cached_index(path: str, sha256: str, cache_dir: str, stale: bool = False) ->
 
     Raises:
         ArchiveMissing: there is no archive, and no index of it is cached.
-        ArchiveProblem: as `index_archive`, or the digest differs.
+        NodeError: as `index_archive`, or the digest differs.
     """
     if not sha256 and not stale and _is_plain(path):
         return index_archive(path)
@@ -61,7 +59,7 @@ def cached_index(path: str, sha256: str, cache_dir: str, stale: bool = False) ->
             if cache is not None and index.sha256:
                 _remember(cache, identity, index)
     if sha256 and index.sha256 != sha256.lower():
-        raise ArchiveProblem(
+        raise NodeError(
             "{0} has sha256 {1}, not {2}".format(path, index.sha256, sha256.lower()),
             "use the right archive, or correct the sha256",
         )

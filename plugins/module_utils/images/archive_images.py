@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 Json = Dict[str, Any]
 
 
@@ -40,20 +42,7 @@ _NAME = re.compile(
 )
 
 
-class ArchiveProblem(Exception):  # noqa: N818  # its text is one sentence for a person
-    """The archive cannot be used.
-
-    Args:
-        text: the problem, beginning with the archive's path.
-        hint: how to solve it, in the imperative; may be empty.
-    """
-
-    def __init__(self, text: str, hint: str = "") -> None:
-        super().__init__(text)
-        self.hint = hint
-
-
-class ArchiveMissing(ArchiveProblem):
+class ArchiveMissing(NodeError):  # noqa: N818  # a state of the node, not an error
     """There is no such file."""
 
 
@@ -119,7 +108,7 @@ def short_name(name: str) -> str:
     """Return an image name as Docker shows it: without docker.io/library, with its tag.
 
     Raises:
-        ArchiveProblem: this cannot be the name of an image in an archive.
+        NodeError: this cannot be the name of an image in an archive.
     """
     for prefix in ("index.docker.io/", "docker.io/"):
         if name.startswith(prefix):
@@ -127,7 +116,7 @@ def short_name(name: str) -> str:
             if name.startswith("library/"):
                 name = name[len("library/") :]
     if not _NAME.fullmatch(name):
-        raise ArchiveProblem("{0!r} is not an image name".format(name), "write repository:tag")
+        raise NodeError("{0!r} is not an image name".format(name), "write repository:tag")
     return name if ":" in name.rpartition("/")[2] else name + ":latest"
 
 
@@ -169,11 +158,11 @@ def wanted_images(
         architecture: the engine's, such as amd64; an archive may have an image for several.
 
     Raises:
-        ArchiveProblem: the archive has no such image.
+        NodeError: the archive has no such image.
     """
     images = [image for image in index.images if image.architecture in ("", architecture)]
     if not images:
-        raise ArchiveProblem(
+        raise NodeError(
             "{0} holds an image for {1}, and this engine runs {2}".format(
                 path, ", ".join(sorted({image.architecture for image in index.images})), architecture
             ),
@@ -188,7 +177,7 @@ def wanted_images(
     if len(images) == 1 and not images[0].tags:
         return [(images[0], [name])]
     tags = sorted({tag for image in images for tag in image.tags})
-    raise ArchiveProblem(
+    raise NodeError(
         "{0} does not hold {1}; it holds {2}".format(
             path, name, ", ".join(tags) or "several images without name"
         ),
@@ -248,11 +237,6 @@ def room_to_load(archives: Iterable[Json], classic: bool) -> int:
         stored.update(archive["new_layers"])
         most = max(most, sum(stored.values()) + (archive["unpacked"] if classic else 0))
     return most
-
-
-def sentence(problem: str, hint: str) -> str:
-    """Return the problem and its hint as one sentence, for a task that fails."""
-    return "{0}: {1}".format(problem, hint) if hint else problem
 
 
 def inspection(path: str, problem: str = "", hint: str = "") -> Json:

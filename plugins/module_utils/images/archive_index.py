@@ -18,11 +18,11 @@ import re
 import tarfile
 from typing import Any, Iterator, List, NamedTuple, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
     AGAIN,
     MAKE,
     ArchiveIndex,
-    ArchiveProblem,
     Image,
     Json,
     short_name,
@@ -54,7 +54,7 @@ def index_archive(path: str, digest: bool = False) -> ArchiveIndex:
         digest: compute the sha256 of the file.
 
     Raises:
-        ArchiveProblem: the file is missing, unreadable, truncated, corrupt, or not an image archive.
+        NodeError: the file is missing, unreadable, truncated, corrupt, or not an image archive.
     """
     with explained(path), open(path, "rb") as raw:
         compression = compression_of(raw, path)
@@ -105,7 +105,7 @@ def _read_members(stream: Any, path: str, seekable: bool) -> _Members:
                 documents[name] = content
                 total += len(content)
                 if total > _JSON_TOTAL:
-                    raise ArchiveProblem(
+                    raise NodeError(
                         "{0} is not an image archive, since it has too many JSON files".format(path), MAKE
                     )
         end = archive.offset
@@ -132,14 +132,14 @@ def _images(members: _Members, path: str) -> list[Image]:
     else:
         images = oci
     if not images:
-        raise ArchiveProblem(
+        raise NodeError(
             "{0} is not an image archive, since no manifest.json or index.json names an image".format(path),
             MAKE,
         )
     for image in images:
         for layer in image.layer_paths:
             if layer not in members.sizes:
-                raise ArchiveProblem(
+                raise NodeError(
                     "{0} is incomplete, since layer {1} is missing in it".format(path, layer), AGAIN
                 )
     return images
@@ -189,7 +189,7 @@ def _oci_tags(annotations: Json) -> list[str]:
     for key in ("io.containerd.image.name", "org.opencontainers.image.ref.name"):
         name = annotations.get(key, "")
         if ":" in name or "/" in name:
-            with contextlib.suppress(ArchiveProblem):
+            with contextlib.suppress(NodeError):
                 return [short_name(name)]
     return []
 
@@ -215,10 +215,10 @@ def _document(members: _Members, name: str, path: str) -> Any:
     """Return a JSON member, after its content was compared with the digest in its name."""
     content = members.documents.get(name)
     if content is None:
-        raise ArchiveProblem("{0} is incomplete, since {1} is missing in it".format(path, name), AGAIN)
+        raise NodeError("{0} is incomplete, since {1} is missing in it".format(path, name), AGAIN)
     digest = os.path.basename(name).partition(".")[0]
     if re.fullmatch("[0-9a-f]{64}", digest) and hashlib.sha256(content).hexdigest() != digest:
-        raise ArchiveProblem("{0} is corrupt, since {1} does not match its digest".format(path, name), AGAIN)
+        raise NodeError("{0} is corrupt, since {1} does not match its digest".format(path, name), AGAIN)
     with _well_formed(path, name):
         return json.loads(content)
 
@@ -232,6 +232,6 @@ def _well_formed(path: str, name: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArchiveProblem(
+        raise NodeError(
             "{0} is not an image archive, since {1} in it is malformed ({2})".format(path, name, error), MAKE
         ) from None

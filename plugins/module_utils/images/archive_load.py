@@ -13,11 +13,8 @@ import json
 import tarfile
 from typing import Any, BinaryIO, FrozenSet, Generator, Iterable, Iterator, List
 
-from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
-    ArchiveIndex,
-    ArchiveProblem,
-    Json,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex, Json
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_stream import (
     CHUNK,
     Hashing,
@@ -27,7 +24,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_strea
 )
 
 
-class ArchiveChanged(ArchiveProblem):
+class ArchiveChanged(NodeError):  # noqa: N818  # a state of the node, not an error
     """The archive has changed since it was inspected.
 
     Attributes:
@@ -56,7 +53,7 @@ def load_chunks(
         skipped: members to leave out; see `skippable_members`.
 
     Raises:
-        ArchiveProblem: the archive can no longer be read.
+        NodeError: the archive can no longer be read.
         ArchiveChanged: the digest differs, and the end was not sent.
     """
     hasher = hashlib.sha256()

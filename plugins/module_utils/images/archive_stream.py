@@ -17,11 +17,11 @@ import threading
 import zlib
 from typing import IO, Any, BinaryIO, Iterator
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
     AGAIN,
     MAKE,
     ArchiveMissing,
-    ArchiveProblem,
 )
 
 CHUNK = 1024 * 1024
@@ -68,14 +68,14 @@ def compression_of(raw: BinaryIO, path: str) -> str:
         ``gzip``, ``zstd`` or ``plain``.
 
     Raises:
-        ArchiveProblem: it is compressed in a format that engines do not read.
+        NodeError: it is compressed in a format that engines do not read.
     """
     start = raw.read(8)
     raw.seek(0)
     for magic, name in _MAGIC:
         if start.startswith(magic):
             if name not in _SUPPORTED:
-                raise ArchiveProblem(
+                raise NodeError(
                     "{0} is compressed with {1}".format(path, name), "use a plain tar, gzip or zstd"
                 )
             return name
@@ -108,7 +108,7 @@ def _zstd(raw: Any, path: str) -> Iterator[Any]:
             stderr=subprocess.PIPE,
         )
     except FileNotFoundError:
-        raise ArchiveProblem(
+        raise NodeError(
             "{0} is compressed with zstd, and the program zstd is missing here".format(path), "install it"
         ) from None
     assert process.stdin is not None
@@ -159,17 +159,17 @@ def _feed(raw: Any, sink: IO[bytes], failures: list[BaseException]) -> None:
 
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Turn errors of a file into an `ArchiveProblem` with one sentence."""
+    """Turn errors of a file into an `NodeError` with one sentence."""
     try:
         yield
     except EOFError:
-        raise ArchiveProblem("{0} is truncated (it ends in the middle)".format(path), AGAIN) from None
+        raise NodeError("{0} is truncated (it ends in the middle)".format(path), AGAIN) from None
     except (zlib.error, gzip.BadGzipFile) as error:
-        raise ArchiveProblem("{0} is corrupt ({1})".format(path, error), AGAIN) from None
+        raise NodeError("{0} is corrupt ({1})".format(path, error), AGAIN) from None
     except tarfile.ReadError as error:
         if "unexpected end" in str(error):
-            raise ArchiveProblem("{0} is truncated (it ends in the middle)".format(path), AGAIN) from None
-        raise ArchiveProblem(
+            raise NodeError("{0} is truncated (it ends in the middle)".format(path), AGAIN) from None
+        raise NodeError(
             "{0} is not an image archive, since it is not a tar ({1})".format(path, error), MAKE
         ) from None
     except OSError as error:
@@ -179,4 +179,4 @@ def explained(path: str) -> Iterator[None]:
             raise ArchiveMissing("{0} does not exist".format(path)) from None
         reason = os.strerror(error.errno or 0)
         hint = "let this user read it" if isinstance(error, PermissionError) else ""
-        raise ArchiveProblem("{0} cannot be read ({1})".format(path, reason), hint) from None
+        raise NodeError("{0} cannot be read ({1})".format(path, reason), hint) from None

@@ -30,6 +30,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import disk
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import (
     TURN_S,
@@ -114,10 +115,6 @@ class Settings(NamedTuple):
     bandwidth: float = 0
     lease_s: float = 30
     port_s: float = 0
-
-
-class CannotTakePart(Exception):  # noqa: N818  # its text is one sentence for a person
-    """The node cannot be a peer."""
 
 
 class Busy(Exception):  # noqa: N818  # an answer, and not an error
@@ -275,7 +272,7 @@ class Peer:
         growing: another process is still writing the archive to `path`.
 
     Raises:
-        CannotTakePart: the source does not answer, or the node's own port is taken.
+        NodeError: the source does not answer, or the node's own port is taken.
         WrongPiece: the source has another list of pieces.
     """
 
@@ -309,7 +306,7 @@ class Peer:
             try:
                 self._list = self._ask(settings.source, "/pieces", most=_LIST_MAX)
             except (OSError, ValueError, http.client.HTTPException, Busy) as error:
-                raise CannotTakePart(
+                raise NodeError(
                     "the source does not answer at {0}:{1} ({2})".format(*settings.source, reason(error))
                 ) from None
             pieces = PieceList.decoded(self._list, digest)
@@ -333,7 +330,7 @@ class Peer:
                 return _Server((settings.address, settings.port), self)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or time.monotonic() > until:
-                    raise CannotTakePart(
+                    raise NodeError(
                         "it cannot listen on {0}:{1} ({2})".format(
                             settings.address, settings.port, reason(error)
                         )

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import IO, Any, Dict, Iterable, List, NamedTuple, Tuple, Union
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_stream import explained
 
@@ -29,7 +30,7 @@ NOTED = ".have"
 _THREADS = 4
 
 
-class WrongPiece(Exception):  # noqa: N818  # it is caught where the peer is known
+class WrongPiece(NodeError):  # noqa: N818  # a state of the node, not an error
     """The received data is not the requested piece."""
 
 
@@ -113,7 +114,7 @@ def read_pieces(path: str, index: ArchiveIndex, whole: Any = None) -> PieceList:
         whole: a hash object that gets the whole archive, or None.
 
     Raises:
-        ArchiveProblem: it cannot be read.
+        NodeError: it cannot be read.
     """
     with explained(path), open(path, "rb") as raw:
         pieces = PieceList(index.size, piece_size(index.size), [], _layers(path, index))

@@ -11,18 +11,18 @@ import json
 import re
 from typing import Any, Dict, List, Optional
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import ExecResult
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.execution_environment import (
     PROGRAM,
     ExecutionEnvironment,
-    NoAgent,
 )
 
 BAD_INPUT = 3
 """Its exit code for errors that the user can fix."""
 
 
-class BadConfiguration(NoAgent):
+class BadConfiguration(NodeError):  # noqa: N818  # a state of the node, not an error
     """All errors in a configuration, one per line."""
 
 
@@ -50,19 +50,19 @@ class Agent:
             refused: whether to return an answer that reports a failed precondition, instead of raising.
 
         Raises:
-            NoAgent: it is missing, printed something else than an answer, or refuses.
+            NodeError: it is missing, printed something else than an answer, or refuses.
             DockerProblem: the engine failed, or the agent timed out.
         """
         ended = self._run(["job", verb, *words], None if request is None else json.dumps(request))
         try:
             answer = json.loads(ended.stdout.decode("utf-8", "replace"))
         except ValueError:
-            raise NoAgent(self._last_words("job " + verb, ended)) from None
+            raise NodeError(self._last_words("job " + verb, ended)) from None
         if not answer.get("ok") and not refused:
             problems = [
                 str(problem).rstrip(". ") for problem in answer.get("problems") or ["it gives no reason"]
             ]
-            raise NoAgent("; ".join(problems))
+            raise NodeError("; ".join(problems))
         return dict(answer)
 
     def resolve(self, config: str, overrides: List[str]) -> str:
@@ -70,7 +70,7 @@ class Agent:
 
         Raises:
             BadConfiguration: it has errors.
-            NoAgent: the agent failed otherwise.
+            NodeError: the agent failed otherwise.
             DockerProblem: the engine failed, or the agent timed out.
         """
         ended = self._run(["config", "/dev/stdin", *overrides], config)
@@ -79,7 +79,7 @@ class Agent:
             # Python, a locale or libraries may print warnings, too.
             errors = re.findall(r"(?m)^Error: (.+)", output)
             text = "\n".join(errors) or output
-            raise (BadConfiguration if errors and ended.exit_code == BAD_INPUT else NoAgent)(text)
+            raise (BadConfiguration if errors and ended.exit_code == BAD_INPUT else NodeError)(text)
         return ended.stdout.decode("utf-8", "replace")
 
     def _run(self, words: List[str], stdin: Optional[str]) -> ExecResult:

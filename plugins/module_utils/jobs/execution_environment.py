@@ -12,6 +12,7 @@ import subprocess
 from typing import Any, Dict, List, NamedTuple, Optional, Union
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.constants import JOBS
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, ExecResult
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import (
@@ -26,10 +27,6 @@ PROGRAM = "rdm-trainer"
 # The engine's message when the container has no such program.
 _NOT_STARTED = re.compile(r"executable file not found|no such file or directory")
 _BRING_UP = "bring the cluster up first (rdm-provision up)"
-
-
-class NoAgent(Exception):  # noqa: N818  # one sentence for fail_json
-    """The agent cannot be run, or did not answer as expected; the text is one sentence."""
 
 
 class Container(NamedTuple):
@@ -54,12 +51,12 @@ class Container(NamedTuple):
             timeout: seconds.
 
         Raises:
-            NoAgent: there is no such program.
+            NodeError: there is no such program.
             DockerProblem: the engine failed, or the program timed out.
         """
         ended = self.api.exec(self.name, [PROGRAM, *words], timeout=timeout, stdin=stdin)
         if ended.exit_code in (126, 127) and _NOT_STARTED.search(ended.stdout.decode("utf-8", "replace")):
-            raise NoAgent(
+            raise NodeError(
                 "the container {0} has no {1}: use a training image (docs/train-on-your-cluster.md)".format(
                     self.name, PROGRAM
                 )
@@ -86,7 +83,7 @@ class Host(NamedTuple):
         """Run the agent's program to its end, as `Container.run` does.
 
         Raises:
-            NoAgent: there is no such program, or it timed out.
+            NodeError: there is no such program, or it timed out.
         """
         programs = os.path.join(self.environment, "bin")
         program = os.path.join(programs, PROGRAM)
@@ -102,9 +99,9 @@ class Host(NamedTuple):
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise NoAgent("{0} has not ended within {1:.0f} s".format(program, timeout)) from None
+            raise NodeError("{0} has not ended within {1:.0f} s".format(program, timeout)) from None
         except OSError as error:
-            raise NoAgent(
+            raise NodeError(
                 "{0} cannot be run: {1}; recreate the environment (rdm-provision env up)".format(
                     program, error.strerror
                 )
@@ -139,7 +136,7 @@ def find(options: Dict[str, Any], cluster: str) -> ExecutionEnvironment:
         cluster: the cluster's name.
 
     Raises:
-        NoAgent: there is none.
+        NodeError: there is none.
         DockerProblem: the engine cannot be queried.
     """
     return find_host(options) if options["runtime"] == "host" else find_container(DockerAPI(), cluster)
@@ -149,21 +146,21 @@ def find_container(api: DockerAPI, cluster: str) -> Container:
     """Return the cluster's training container.
 
     Raises:
-        NoAgent: there is none, it does not run, or it has no directory for jobs.
+        NodeError: there is none, it does not run, or it has no directory for jobs.
         DockerProblem: the engine cannot be queried.
     """
     found = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "container")})
     if not found:
-        raise NoAgent("there is no training container of cluster {0}: {1}".format(cluster, _BRING_UP))
+        raise NodeError("there is no training container of cluster {0}: {1}".format(cluster, _BRING_UP))
     container = the_one(found)
     name = listed_name(container)
     state = container.get("State", "")
     if state != "running":
-        raise NoAgent("the container {0} does not run (it is {1}): {2}".format(name, state, _BRING_UP))
+        raise NodeError("the container {0} does not run (it is {1}): {2}".format(name, state, _BRING_UP))
     directory = job_directory(container)
     if directory:
         return Container(api, name, directory)
-    raise NoAgent(
+    raise NodeError(
         "the container {0} has no {1}: it is older than this rdm-provision, so {2}".format(
             name, JOBS, _BRING_UP.replace(" first", " again")
         )
@@ -174,7 +171,7 @@ def find_host(options: Dict[str, Any]) -> Host:
     """Return the bare host.
 
     Raises:
-        NoAgent: the environment, the jobs' directory or the key is missing.
+        NodeError: the environment, the jobs' directory or the key is missing.
     """
     environment, directory, key = (
         local_path(str(options[one])) if options[one] else "" for one in ("environment", "directory", "key")
@@ -185,11 +182,13 @@ def find_host(options: Dict[str, Any]) -> Host:
         # A Slurm inventory may use containers, or have no nodes.
         hint += ", from an inventory with rdm_runtime: host that has this host among its nodes"
     if not os.path.isfile(os.path.join(host.environment, "bin", PROGRAM)):
-        raise NoAgent("there is no environment with {0} at {1}: {2}".format(PROGRAM, host.environment, hint))
+        raise NodeError(
+            "there is no environment with {0} at {1}: {2}".format(PROGRAM, host.environment, hint)
+        )
     if not os.path.isdir(host.directory):
-        raise NoAgent("there is no directory {0} for jobs: {1}".format(host.directory, hint))
+        raise NodeError("there is no directory {0} for jobs: {1}".format(host.directory, hint))
     if host.key and not os.access(host.key, os.R_OK):
-        raise NoAgent("the cluster's key {0} cannot be read: {1}".format(host.key, hint))
+        raise NodeError("the cluster's key {0} cannot be read: {1}".format(host.key, hint))
     return host
 
 

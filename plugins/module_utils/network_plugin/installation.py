@@ -13,6 +13,7 @@ import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import TEMPORARY
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
 from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest_of
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
@@ -31,10 +32,6 @@ _KEPT = ("state.json", "state.json.new", "state.json.broken", "lock")  # .new: o
 _SYSTEMCTL_TIMEOUT = 120.0  # longer than systemd waits for a start
 _POLL = 0.1
 _LAST_LINES = 5
-
-
-class InstallationProblem(Exception):  # noqa: N818  # one sentence for fail_json
-    """The plugin cannot be installed or removed; the text is one sentence."""
 
 
 class Paths(NamedTuple):
@@ -133,7 +130,7 @@ def refuse_foreign(paths: Paths, cluster: str) -> None:
         return
     owner = unit.cluster_of(text)
     if owner != cluster:
-        raise InstallationProblem(
+        raise NodeError(
             "{0} is {1}: {2}".format(
                 paths.unit,
                 "of the cluster " + owner if owner else "not ours",
@@ -160,11 +157,11 @@ def control(*words: str) -> None:
     """Run systemctl.
 
     Raises:
-        InstallationProblem: it fails.
+        NodeError: it fails.
     """
     done = _systemctl(*words)
     if done.returncode:
-        raise InstallationProblem(
+        raise NodeError(
             "systemctl {0}: {1}{2}".format(" ".join(words), " ".join(done.stdout.split()), _words())
         )
 
@@ -178,12 +175,12 @@ def wait(paths: Paths, wanted: str, timeout: float) -> None:
         timeout: seconds.
 
     Raises:
-        InstallationProblem: it does not.
+        NodeError: it does not.
     """
     deadline = time.monotonic() + timeout
     while running(paths.socket) != wanted:
         if time.monotonic() > deadline:
-            raise InstallationProblem(
+            raise NodeError(
                 "{0} does not answer at {1} after {2:g} s{3}".format(
                     unit.NAME, paths.socket, timeout, _words()
                 )

@@ -15,6 +15,7 @@ import subprocess
 from typing import Iterator, List, Mapping, Optional
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 
 LOCK = ".rdm-provision.lock"
 """In PYENV_ROOT: the lock for building a Python."""
@@ -25,10 +26,6 @@ _SHOWN = 600
 """Characters of a program's output in a message."""
 
 
-class EnvironmentProblem(Exception):  # noqa: N818  # one sentence for fail_json
-    """The environment cannot be made or used; the text is one sentence."""
-
-
 def absolute_path(text: str, variable: str) -> str:
     """Return an absolute path, resolved for this node and user.
 
@@ -37,11 +34,11 @@ def absolute_path(text: str, variable: str) -> str:
         variable: the variable that sets it.
 
     Raises:
-        EnvironmentProblem: it is relative.
+        NodeError: it is relative.
     """
     path = local_path(text)
     if path and not path.startswith("/"):
-        raise EnvironmentProblem("{0} is {1!r}: begin it with / or ~/".format(variable, text))
+        raise NodeError("{0} is {1!r}: begin it with / or ~/".format(variable, text))
     return path
 
 
@@ -52,15 +49,15 @@ def system_python(wanted: str) -> str:
         wanted: a version, such as 3.11, or a path.
 
     Raises:
-        EnvironmentProblem: there is none, or its venv is missing.
+        NodeError: there is none, or its venv is missing.
     """
     path = shutil.which(wanted if wanted.startswith("/") else "python" + wanted)
     if path is None:
-        raise EnvironmentProblem(
+        raise NodeError(
             "there is no Python {0} on the node: install it, or choose python_env_method: uv".format(wanted)
         )
     if not _makes_environments(path):
-        raise EnvironmentProblem(
+        raise NodeError(
             "{0} has no module venv or ensurepip: install its package (python3-venv on Debian), or choose "
             "python_env_method: uv".format(path)
         )
@@ -90,11 +87,11 @@ def pyenv_program(root: str) -> str:
         root: PYENV_ROOT.
 
     Raises:
-        EnvironmentProblem: there is none.
+        NodeError: there is none.
     """
     found = shutil.which(os.path.join(root, "bin", "pyenv")) or shutil.which("pyenv")
     if found is None:
-        raise EnvironmentProblem(
+        raise NodeError(
             "there is no pyenv in {0} or on the PATH: install it, set python_env_pyenv_root, or choose "
             "python_env_method: uv".format(root)
         )
@@ -122,7 +119,7 @@ def build_python(root: str, wanted: str, variables: Mapping[str, str]) -> str:
             sources.
 
     Raises:
-        EnvironmentProblem: the build failed; the text has the end of its log.
+        NodeError: the build failed; the text has the end of its log.
     """
     with _alone(root):
         found = pyenv_python(root, wanted)
@@ -131,11 +128,11 @@ def build_python(root: str, wanted: str, variables: Mapping[str, str]) -> str:
             run_program(argv, "build Python {0}".format(wanted), dict(variables, PYENV_ROOT=root))
             found = pyenv_python(root, wanted)
     if found is None:
-        raise EnvironmentProblem("pyenv has built no Python {0} in {1}".format(wanted, root))
+        raise NodeError("pyenv has built no Python {0} in {1}".format(wanted, root))
     # pyenv builds in place, so a killed build leaves an incomplete Python.
     if not _makes_environments(found):
         prefix = os.path.dirname(os.path.dirname(found))
-        raise EnvironmentProblem(
+        raise NodeError(
             "{0} is not whole: remove it (pyenv uninstall {1})".format(prefix, os.path.basename(prefix))
         )
     return found
@@ -166,7 +163,7 @@ def run_program(argv: List[str], what: str, variables: Mapping[str, str], direct
         directory: its working directory.
 
     Raises:
-        EnvironmentProblem: it failed; the text has its error, its last output, and the path of its log.
+        NodeError: it failed; the text has its error, its last output, and the path of its log.
     """
     try:
         done = subprocess.run(
@@ -181,12 +178,12 @@ def run_program(argv: List[str], what: str, variables: Mapping[str, str], direct
             universal_newlines=True,
         )
     except subprocess.TimeoutExpired:
-        raise EnvironmentProblem("it took more than {0} s to {1}".format(_LIMIT_S, what)) from None
+        raise NodeError("it took more than {0} s to {1}".format(_LIMIT_S, what)) from None
     if done.returncode:
         wrote = done.stderr if done.stderr.strip() else done.stdout
         output = [line.strip() for line in wrote.splitlines() if line.strip()]
         log = re.search(r"Results logged to (\S+)", wrote)
-        raise EnvironmentProblem(
+        raise NodeError(
             "{0} could not {1}: {2}{3}".format(
                 os.path.basename(argv[0]),
                 what,

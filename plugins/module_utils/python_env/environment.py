@@ -17,10 +17,10 @@ from typing import Any, Collection, Dict, List, NamedTuple, Optional, Tuple
 from urllib.parse import urlsplit
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.python_env import apex
 from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import (
-    EnvironmentProblem,
     build_python,
     pyenv_program,
     pyenv_python,
@@ -40,19 +40,6 @@ _PYTHONS = "pythons"
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 _FIRST = "setuptools"
 """Installed first, since it builds the packages that are published only as source."""
-
-
-class EnvironmentInUse(EnvironmentProblem):
-    """A process uses an environment that is to be removed.
-
-    Args:
-        text: one sentence.
-        process: its number.
-    """
-
-    def __init__(self, text: str, process: int) -> None:
-        super().__init__(text)
-        self.process = process
 
 
 class Wanted(NamedTuple):
@@ -169,12 +156,12 @@ def drift(directory: str, wanted: Wanted) -> str:
     """Return how the environment differs from the desired one; empty if it does not.
 
     Raises:
-        EnvironmentProblem: the path is taken by something else.
+        NodeError: the path is taken by something else.
     """
     if not os.path.lexists(directory):
         return "there is none"
     if not os.path.islink(directory):
-        raise EnvironmentProblem(
+        raise NodeError(
             "{0} is there and was not made by rdm-provision: remove it, or set python_env_directory".format(
                 directory
             )
@@ -183,7 +170,7 @@ def drift(directory: str, wanted: Wanted) -> str:
         return "another one is wanted"
     state = state_of(directory)
     if state.get("cluster", wanted.cluster) != wanted.cluster:
-        raise EnvironmentProblem(
+        raise NodeError(
             "{0} belongs to the cluster {1}: set another python_env_directory".format(
                 directory, state["cluster"]
             )
@@ -217,10 +204,10 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
             another file system; 0 skips the check. Needs in one file system are not added up.
 
     Raises:
-        EnvironmentProblem: there is no Python to make it with, or not enough space.
+        NodeError: there is no Python to make it with, or not enough space.
     """
     if wanted.apex and apex.problem(wanted.apex):
-        raise EnvironmentProblem(apex.problem(wanted.apex))
+        raise NodeError(apex.problem(wanted.apex))
     if wanted.method == "system":
         system_python(wanted.python)
     elif wanted.method == "pyenv" and pyenv_python(sources.pyenv_root, wanted.python) is None:
@@ -239,7 +226,7 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
             continue
         free = shutil.disk_usage(there).free
         if free < wants:
-            raise EnvironmentProblem(
+            raise NodeError(
                 "{0} has {1} free, and {2} {3} there: make room, or set {4} to another file "
                 "system (python_env_space says how much is needed)".format(
                     there, size_text(free), what, size_text(wants), option
@@ -286,14 +273,14 @@ def make(
             other environment stays.
 
     Raises:
-        EnvironmentProblem: it cannot be made.
+        NodeError: it cannot be made.
     """
     path = version_path(directory, wanted)
     found = state_of(path)
     if os.path.lexists(path) and not found:
-        raise EnvironmentProblem("{0} is there and was not made by rdm-provision: remove it".format(path))
+        raise NodeError("{0} is there and was not made by rdm-provision: remove it".format(path))
     if found and (in_use(path) or path in (protect or ())):
-        raise EnvironmentProblem("{0} is in use and has to be recreated: stop its jobs first".format(path))
+        raise NodeError("{0} is in use and has to be recreated: stop its jobs first".format(path))
     try:
         shutil.rmtree(path, ignore_errors=True)
         os.makedirs(path, mode=0o755)
@@ -303,7 +290,7 @@ def make(
         _write_state(path, state)
         _point(directory, path)
     except OSError as error:
-        raise EnvironmentProblem("{0} cannot be made: {1}".format(path, _why(error))) from None
+        raise NodeError("{0} cannot be made: {1}".format(path, _why(error))) from None
     if protect is None:
         return
     for other in mine(directory, wanted.cluster):
@@ -315,8 +302,8 @@ def remove(directory: str, cluster: str) -> List[str]:
     """Remove what `make` has created for a cluster, and nothing else; return the removed paths.
 
     Raises:
-        EnvironmentInUse: a process uses it.
-        EnvironmentProblem: it contains files of another user.
+        NodeError: a process uses it, which `used_by` of its result names.
+        NodeError: it contains files of another user.
     """
     found = mine(directory, cluster)
     require_unused(directory, cluster)
@@ -344,11 +331,11 @@ def _remove_tree(path: str) -> None:
         message = (
             "{0} cannot be removed: {1}: remove what another user has written there, and run the same again"
         )
-        raise EnvironmentProblem(message.format(path, _why(error))) from None
+        raise NodeError(message.format(path, _why(error))) from None
 
 
 def require_unused(directory: str, cluster: str) -> None:
-    """Raise EnvironmentInUse if a process of this node uses one of the cluster's environments."""
+    """Raise NodeError if a process of this node uses one of the cluster's environments."""
     for path in mine(directory, cluster):
         process = in_use(path)
         if process:
@@ -356,7 +343,7 @@ def require_unused(directory: str, cluster: str) -> None:
                 "{0} is in use by process {1}: stop the job first (rdm-provision stop JOB; "
                 "rdm-provision jobs lists them)"
             )
-            raise EnvironmentInUse(message.format(path, process), process)
+            raise NodeError(message.format(path, process), used_by=process)
 
 
 def _needed(pythons: str) -> bool:

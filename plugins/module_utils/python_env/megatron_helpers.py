@@ -14,10 +14,8 @@ import os
 import shutil
 from typing import Dict, List, NamedTuple, Sequence
 
-from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import (
-    EnvironmentProblem,
-    run_program,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import run_program
 
 MARK = ".rdm-provision"
 """Suffix of a file next to a module that we built; it names the environment."""
@@ -69,25 +67,25 @@ def plan(checkout: str, environment: str) -> Build:
         environment: the directory of the Python environment that will use it.
 
     Raises:
-        EnvironmentProblem: the checkout is not Megatron's, or there is no environment.
+        NodeError: the checkout is not Megatron's, or there is no environment.
     """
     source = next(
         (path for path in (os.path.join(checkout, one) for one in SOURCES) if os.path.exists(path)), ""
     )
     if not source:
-        raise EnvironmentProblem(
+        raise NodeError(
             "{0} has neither {1}: give the directory of a Megatron's checkout".format(
                 checkout, " nor ".join(SOURCES)
             )
         )
     python = os.path.join(environment, "bin", "python")
     if not os.access(python, os.X_OK):
-        raise EnvironmentProblem("there is no environment at {0} to build for".format(environment))
+        raise NodeError("there is no environment at {0} to build for".format(environment))
     output = json.loads(
         run_program([python, "-I", "-c", _QUERY], "say where its headers are", _environment())
     )
     if not output["pybind11"]:
-        raise EnvironmentProblem("{0} has neither pybind11 nor torch, which brings it".format(environment))
+        raise NodeError("{0} has neither pybind11 nor torch, which brings it".format(environment))
     target = source[: -len(".cpp")] + output["suffix"]
     return Build(source, target, [output["python"], *output["pybind11"]])
 
@@ -100,11 +98,11 @@ def build(what: Build, environment: str) -> None:
         environment: the environment; removing it removes the module.
 
     Raises:
-        EnvironmentProblem: there is no compiler, or it fails; the text has its last output.
+        NodeError: there is no compiler, or it fails; the text has its last output.
     """
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        raise EnvironmentProblem("there is no C++ compiler on the node: install g++")
+        raise NodeError("there is no C++ compiler on the node: install g++")
     # Nodes may share the checkout, and process ids repeat between nodes.
     partial = "{0}.{1}.{2}".format(what.target, os.uname().nodename, os.getpid())
     try:

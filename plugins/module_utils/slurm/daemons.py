@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.programs import (
     ProgramProblem,
     find_program,
@@ -54,10 +55,6 @@ LOGS = {
     "slurmd": "/var/log/slurm/slurmd.log",
 }
 """Log files of the daemons that write one. slurmrestd writes to the journal."""
-
-
-class SlurmProblem(Exception):  # noqa: N818  # one sentence for the user
-    """A daemon is not in its desired state; the text is one sentence."""
 
 
 class Services:
@@ -121,7 +118,7 @@ class Services:
                 os.kill(pid, signal.SIGTERM)
         while self.pids(name):
             if time.monotonic() > deadline:
-                raise SlurmProblem(
+                raise NodeError(
                     "{0} does not end within {1:g} s: see {2}".format(name, STOP_S, LOGS.get(name, "its log"))
                 )
             time.sleep(POLL_S)
@@ -180,14 +177,14 @@ def wait_for(name: str, services: Services, seconds: float, address: str = "") -
         address: as in :func:`answers`.
 
     Raises:
-        SlurmProblem: it timed out; the text has the last line of its log.
+        NodeError: it timed out; the text has the last line of its log.
     """
     deadline = time.monotonic() + seconds
     while not (services.pids(name) and answers(name, address)):
         if time.monotonic() > deadline:
             output = last_words(name)
             words = "; its log ends with: {0}".format(output) if output else ""
-            raise SlurmProblem(
+            raise NodeError(
                 "{0} does not answer {1:g} s after it was started{2}".format(name, seconds, words)
             )
         time.sleep(POLL_S)
@@ -268,7 +265,7 @@ def present(options: Mapping[str, Any], check: bool) -> List[str]:
     """Bring the daemons of this host to their desired state; return the changes.
 
     Raises:
-        SlurmProblem: a daemon does not start.
+        NodeError: a daemon does not start.
         ProgramProblem: a program fails.
     """
     services = Services()
@@ -369,7 +366,7 @@ def make_directories(paths: List[str], check: bool) -> List[str]:
     except KeyError:
         if check:  # the package will create the user
             return ["make {0}".format(path) for path in paths]
-        raise SlurmProblem("the user slurm is missing, which Slurm's packages make") from None
+        raise NodeError("the user slurm is missing, which Slurm's packages make") from None
     changed = []
     for path in paths:
         right = os.path.isdir(path) and os.stat(path).st_uid == entry.pw_uid
@@ -388,7 +385,7 @@ def make_key(path: str, check: bool) -> List[str]:
     Its directory must exist.
 
     Raises:
-        SlurmProblem: the user slurm is missing.
+        NodeError: the user slurm is missing.
     """
     if os.path.exists(path):
         return []
@@ -396,7 +393,7 @@ def make_key(path: str, check: bool) -> List[str]:
         try:
             entry = pwd.getpwnam("slurm")
         except KeyError:
-            raise SlurmProblem("the user slurm is missing, which Slurm's packages make") from None
+            raise NodeError("the user slurm is missing, which Slurm's packages make") from None
         key = os.urandom(KEY_BYTES)
         write_whole(path, key, 0o600, lambda file: os.fchown(file, entry.pw_uid, entry.pw_gid))
     return ["make the key of tokens {0}".format(path)]
@@ -436,7 +433,7 @@ def wait_for_nodes(wanted: List[str], seconds: float) -> List[Dict[str, str]]:
     """Wait until all nodes can run jobs; return them.
 
     Raises:
-        SlurmProblem: some cannot.
+        NodeError: some cannot.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -450,7 +447,7 @@ def wait_for_nodes(wanted: List[str], seconds: float) -> List[Dict[str, str]]:
         if time.monotonic() > deadline:
             output = "; ".join("{0}: {1}".format(*item) for item in sorted(bad.items()))
             hint = "see /var/log/slurm/slurmd.log there"
-            raise SlurmProblem(
+            raise NodeError(
                 "not all nodes can take jobs after {0:g} s: {1}: {2}".format(seconds, output, hint)
             )
         time.sleep(POLL_S)

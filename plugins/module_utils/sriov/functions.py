@@ -15,6 +15,7 @@ import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, ip_json
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import partitions
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs_files as files
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import normal
@@ -37,10 +38,6 @@ _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _VIRTFN = re.compile(r"virtfn(\d+)")
 _INFINIBAND = "32"  # of /sys/class/net/*/type
 _GIVEN_AWAY = ("vfio", "uio", "pci-stub", "pciback")
-
-
-class VfProblem(Exception):  # noqa: N818  # most are the node's state, not errors
-    """A PF or VF cannot be read or changed; the text is one sentence."""
 
 
 class Virtual(NamedTuple):
@@ -133,7 +130,7 @@ def physical(
         addresses: the result of :func:`host_addresses`; None to query.
 
     Raises:
-        VfProblem: there is no such interface or PCI device, or it is not a PF.
+        NodeError: there is no such interface or PCI device, or it is not a PF.
     """
     device = _device(parent, root)
     pci = os.path.basename(device)
@@ -336,7 +333,7 @@ def _device(parent: str, root: str) -> str:
                 missing = "{0} is a partition's interface on a physical function: name that one"
                 device = ""
     if not device or not os.path.isdir(device):
-        raise VfProblem(missing.format(parent))
+        raise NodeError(missing.format(parent))
     return os.path.realpath(device)
 
 

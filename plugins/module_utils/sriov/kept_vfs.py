@@ -16,8 +16,8 @@ import os
 import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import VfProblem
 
 DIRECTORY = "/etc/rdm-sriov"
 PROGRAM = "/usr/local/lib/rdm-sriov/rdm-sriov-vf"
@@ -78,7 +78,7 @@ def read(directory: str) -> Kept:
     """Return the node's record.
 
     Raises:
-        VfProblem: the file exists and cannot be read.
+        NodeError: the file exists and cannot be read.
     """
     path = os.path.join(directory, FILE_NAME)
     try:
@@ -92,7 +92,7 @@ def read(directory: str) -> Kept:
     except FileNotFoundError:
         return NOTHING
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise VfProblem(
+        raise NodeError(
             "{0} no longer records which VFs were made here ({1})".format(path, error or "cut off")
         ) from None
 

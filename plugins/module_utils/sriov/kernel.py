@@ -12,6 +12,7 @@ import time
 from typing import Callable, Collection, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, iproute2
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import (
     Step,
     Wanted,
@@ -23,7 +24,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions impo
     Addresses,
     Links,
     Physical,
-    VfProblem,
     host_addresses,
     physical,
     vf_links,
@@ -61,7 +61,7 @@ class Kernel:
         """Return a PF, by interface or PCI address.
 
         Raises:
-            VfProblem: there is none.
+            NodeError: there is none.
         """
         return physical(parent, self.root, self.links(), self.addresses())
 
@@ -92,7 +92,7 @@ class Kernel:
         """Make one change.
 
         Raises:
-            VfProblem: the kernel refuses.
+            NodeError: the kernel refuses.
         """
         if step.ip:
             try:
@@ -102,7 +102,7 @@ class Kernel:
         else:
             refused = self._write(step)
         if refused:
-            raise VfProblem("cannot {0}: {1}".format(step.says, refused))
+            raise NodeError("cannot {0}: {1}".format(step.says, refused))
 
     def settle(self, parent: str, held: Collection[int] = ()) -> None:
         """Wait until the VFs of a PF have their drivers and interfaces, or until settle_s is over.
@@ -155,14 +155,14 @@ def evaluate(
         ending: interface of a PF -> how many of its VFs are in containers that end before the work begins.
 
     Raises:
-        VfProblem: some PF cannot be changed; the text has all reasons.
+        NodeError: some PF cannot be changed; the text has all reasons.
     """
     pairs: List[Tuple[Physical, Wanted]] = []
     wrong: List[str] = []
     for one in wanted:
         try:
             found = kernel.read(one.parent)
-        except VfProblem as problem:
+        except NodeError as problem:
             wrong.append(str(problem))
             continue
         twice = [other for other, _ in pairs if other.pci == found.pci]
@@ -172,7 +172,7 @@ def evaluate(
         wrong += problems(found, one, int((ending or {}).get(found.name, 0)))
         pairs.append((found, one))
     if wrong:
-        raise VfProblem("; ".join(wrong))
+        raise NodeError("; ".join(wrong))
     return pairs
 
 
@@ -180,7 +180,7 @@ def bring(kernel: Kernel, wanted: Wanted) -> bool:
     """Bring a PF into its desired state; return whether anything was changed.
 
     Raises:
-        VfProblem: it cannot be changed, or the kernel refuses.
+        NodeError: it cannot be changed, or the kernel refuses.
     """
     done: List[Step] = []
     for _ in range(_ROUNDS):
@@ -195,4 +195,4 @@ def bring(kernel: Kernel, wanted: Wanted) -> bool:
             kernel.do(step)
         done += steps
         kernel.settle(wanted.parent, {vf.number for vf in found.vfs if vf.holder})
-    raise VfProblem("the kernel let one {0}, and shows no effect".format(done[-1].says))
+    raise NodeError("the kernel let one {0}, and shows no effect".format(done[-1].says))

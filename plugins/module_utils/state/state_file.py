@@ -24,6 +24,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base import shell_fi
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import TEMPORARY, write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import installed, read_text
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.text_blocks import BlockError, read_block
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.container import etc_hosts
@@ -35,14 +36,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import lost_addresses
-from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation, networks
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import state_of
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
-    VfProblem,
-    physical,
-    vf_links,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import physical, vf_links
 
 FILE_NAME = "state.json"
 FORMER_NAME = "receipt"
@@ -216,11 +212,11 @@ def keep(params: Mapping[str, Any], api: DockerAPI) -> bool:
 
     Raises:
         DockerProblem: the engine does not answer.
-        ValueError: the watch does not have the right keys.
+        NodeError: the watch does not have the right keys.
         OSError: it cannot be written.
     """
     if set(params["watch"]) != set(WATCH):
-        raise ValueError("watch must have just these keys: {0}".format(", ".join(WATCH)))
+        raise NodeError("watch must have just these keys: {0}".format(", ".join(WATCH)))
     directory = local_path(params["directory"])
     if read_text(os.path.join(directory, "cluster")).strip() != params["watch"]["cluster"]:
         return False  # this node has nothing of the cluster
@@ -260,7 +256,7 @@ def _see_functions(functions: Iterable[Any], root: str, found: Found) -> None:
         card = "the network card {0}".format(parent)
         try:
             one = physical(parent, root, links, addresses={})
-        except VfProblem:
+        except NodeError:
             _note(found, "sriov", card, MISSING)
             continue
         _note(found, "sriov", card, "there")
@@ -352,7 +348,7 @@ def _rdma_devices(key: str, sysfs_root: str, dev_root: str) -> Optional[str]:
     """Return the names of a VF's RDMA devices, or why there are none; None if unknown."""
     try:
         paths = devices(Given(key), sysfs_root, dev_root)
-    except RdmaProblem as problem:
+    except NodeError as problem:
         return str(problem)
     why = stayed_behind(key, sysfs_root)
     if why:

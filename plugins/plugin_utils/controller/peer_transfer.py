@@ -17,15 +17,13 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
     default_cache_dir,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
-    ArchiveIndex,
-    ArchiveProblem,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
     NOTED,
     PieceList,
@@ -128,7 +126,7 @@ class Transfer:
                 started = self._call(first, source, _READ_S)
         except AnsibleActionFail:
             raise
-        except (OrdinaryError, AnsibleError, ArchiveProblem, _Problem) as error:
+        except (OrdinaryError, AnsibleError, NodeError) as error:
             directly = "pulled by each node" if self._image else "brought to each node directly"
             self._warn(f"{self._name} is {directly}, since {first} cannot serve it: {error}")
             if upload:
@@ -217,7 +215,7 @@ class Transfer:
         def show() -> None:
             nonlocal last
             if time.monotonic() - last > _LEASE_S / 3:
-                with contextlib.suppress(_Problem):
+                with contextlib.suppress(NodeError):
                     self._call(first, {"state": "reported", "source": at})
                 last = time.monotonic()
 
@@ -232,7 +230,7 @@ class Transfer:
         while not (upload and upload.broken):
             try:
                 report = self._call(first, {"state": "reported", "source": at})
-            except _Problem as error:
+            except NodeError as error:
                 # One failed call is no reason to give up all nodes.
                 if isinstance(error, _Unreached) and time.monotonic() - heard < _LEASE_S:
                     time.sleep(_POLL_S)
@@ -255,7 +253,7 @@ class Transfer:
         if name in problems:
             raise _Unreached(problems[name])
         if answers[name]["problem"]:
-            raise _Problem(answers[name]["problem"])
+            raise NodeError(answers[name]["problem"])
         return answers[name]
 
     def _call_all(
@@ -296,11 +294,7 @@ class Transfer:
         self._action._display.warning(text)
 
 
-class _Problem(Exception):  # noqa: N818  # its text is shown
-    """A call failed on a node."""
-
-
-class _Unreached(_Problem):
+class _Unreached(NodeError):  # noqa: N818  # it is tried again
     """The node did not answer this time."""
 
 

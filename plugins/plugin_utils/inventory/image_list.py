@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from ipaddress import ip_network
 from typing import Any, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
-from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
-    ArchiveProblem,
-    short_name,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import short_name
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 SOURCES = ("registry", "archive", "build")
@@ -129,7 +127,7 @@ def canonical(name: str) -> str:
     repository, at, digest = name.partition("@")
     try:
         return short_name(repository) + at + digest
-    except ArchiveProblem:
+    except NodeError:
         return name
 
 
@@ -182,7 +180,7 @@ def _wrong(entry: Mapping[str, Any]) -> list[str]:
     source = entry.get("source")
     try:
         short_name(repository)
-    except ArchiveProblem:
+    except NodeError:
         return ["is not an image name", "write repository:tag"]
     if source not in SOURCES:
         reason = f"has the source {source!r}" if source else "has no source"

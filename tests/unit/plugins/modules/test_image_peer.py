@@ -14,10 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerUnavailable
-from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveProblem
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
-from ansible_collections.rdm.provision.plugins.module_utils.images.peer import CannotTakePart
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED, PieceList
 from ansible_collections.rdm.provision.plugins.modules import image_peer
 
@@ -61,7 +60,7 @@ def test_a_node_fetches_an_archive_and_nothing_is_left_of_its_processes(
     assert path.read_bytes() == archive.read_bytes()
     # What the load removes; the list of pieces is for the case that it fails.
     assert sorted(one.name for one in path.parent.iterdir()) == [path.name, path.name + NOTED]
-    with pytest.raises(CannotTakePart, match=r"does not answer at .* .Connection refused."):
+    with pytest.raises(NodeError, match=r"does not answer at .* .Connection refused."):
         image_peer.reported(parameters(tmp_path, key="s", source=at))
 
 
@@ -105,10 +104,10 @@ def test_an_image_of_the_engine_is_saved_while_it_is_served(
 @pytest.mark.parametrize(
     ("changes", "problem", "says"),
     [
-        ({"size": 1 << 60}, CannotTakePart, r"saving it needs 1048576.0 TiB, and .*/peers has .* free"),
+        ({"size": 1 << 60}, NodeError, r"saving it needs 1048576.0 TiB, and .*/peers has .* free"),
         ({"parts": [b"half", DockerUnavailable("no engine")]}, DockerUnavailable, "no engine"),
         ({"parts": [OSError(28, "No space left")]}, OSError, r"No space left: '.*/peers/s.tar'"),
-        ({"parts": [b"no tar"]}, ArchiveProblem, "is not an image archive"),
+        ({"parts": [b"no tar"]}, NodeError, "is not an image archive"),
     ],
 )
 def test_of_an_image_that_cannot_be_saved_nothing_is_left(
@@ -126,11 +125,11 @@ def test_the_engine_has_room_for_its_own_copy_of_an_image_that_is_saved(
     engine.size, engine.root = 2 << 20, str(tmp_path)
     monkeypatch.setattr(image_peer, "disk", lambda _path: {"free": 3 << 20})
     there = parameters(tmp_path, key="s", name="s", image="test:1", network="127.0.0.0/8")
-    with pytest.raises(CannotTakePart, match=r"saving it needs 4\.0 MiB, and .*/peers has 3\.0 MiB free"):
+    with pytest.raises(NodeError, match=r"saving it needs 4\.0 MiB, and .*/peers has 3\.0 MiB free"):
         image_peer.source(there)
     engine.root = "/proc"
     monkeypatch.setattr(image_peer, "disk", lambda path: {"free": 1 if path == "/proc" else 3 << 20})
-    with pytest.raises(CannotTakePart, match=r"/proc has 1 B free: free some space there$"):
+    with pytest.raises(NodeError, match=r"/proc has 1 B free: free some space there$"):
         image_peer.source(there)
 
 
@@ -161,11 +160,11 @@ def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: P
     serve(archive)
     later = serve(archive, token="of a later run")
     at = [later["address"], str(later["port"])]
-    with pytest.raises(CannotTakePart, match="another run has taken it over"):
+    with pytest.raises(NodeError, match="another run has taken it over"):
         image_peer.reported(parameters(tmp_path, key="s", source=at))
     node = {"key": "n", "name": "n", "source": at, "digest": later["digest"], "token": "of a later run"}
     image_peer.joined(parameters(tmp_path, **node))
-    with pytest.raises(CannotTakePart, match="another run has taken it over"):
+    with pytest.raises(NodeError, match="another run has taken it over"):
         image_peer.joined(parameters(tmp_path, **{**node, "token": "of this run"}))
     for key in ("s", "n"):
         ended = image_peer.stopped(parameters(tmp_path, key=key))
@@ -174,7 +173,7 @@ def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: P
     assert ended["error"] != "it has not taken part", "its process was ended"
     assert image_peer.reported(parameters(tmp_path, key="s", source=at, token="of a later run"))["sent"] == 0
     image_peer.stopped(parameters(tmp_path, key="s", token="of a later run"))
-    with pytest.raises(CannotTakePart, match="does not answer"):
+    with pytest.raises(NodeError, match="does not answer"):
         image_peer.reported(parameters(tmp_path, key="s", source=at, token="of a later run"))
 
 
@@ -183,13 +182,13 @@ def test_a_process_that_cannot_start_says_why_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(image_peer, "_PORT_S", 0)
     there = {"key": "n", "name": "n", "source": ["127.0.0.1", "1"], "digest": "d"}
-    with pytest.raises(CannotTakePart, match=r"does not answer at 127.0.0.1:1 .Connection refused."):
+    with pytest.raises(NodeError, match=r"does not answer at 127.0.0.1:1 .Connection refused."):
         image_peer.joined(parameters(tmp_path, **there))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(CannotTakePart, match=str(port)):
+        with pytest.raises(NodeError, match=str(port)):
             serve(archive, port=port)
-    with pytest.raises(CannotTakePart, match="port must be 0-65535"):
+    with pytest.raises(NodeError, match="port must be 0-65535"):
         serve(archive, port=99999)
     assert not list((tmp_path / "cache" / "peers").iterdir())
 
@@ -205,7 +204,7 @@ def test_a_file_that_cannot_be_served_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(image_peer, "_START_S", 1)
     pieces = PieceList(3, 2, ["a", "b"], {})
     given = {"path": str(tmp_path / "upload"), "pieces": pieces.encoded().decode(), "digest": pieces.digest}
-    with pytest.raises(CannotTakePart, match=f"{tmp_path}/upload: No such file"):
+    with pytest.raises(NodeError, match=f"{tmp_path}/upload: No such file"):
         image_peer.source(parameters(tmp_path, key="s", name="s", network="127.0.0.0/8", **given))
 
 
@@ -245,7 +244,7 @@ def test_a_process_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytes
     base = image_peer.base_path(parameters(tmp_path, key="n"))
     with Path(base + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(CannotTakePart, match=r"process .* does not end"):
+        with pytest.raises(NodeError, match=r"process .* does not end"):
             image_peer.end_other(base)
 
 
@@ -270,7 +269,7 @@ def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path, plante
     else:
         directory.mkdir()
         directory.chmod(0o777)
-    with pytest.raises(CannotTakePart, match=f"{directory} must be a directory that only its user"):
+    with pytest.raises(NodeError, match=f"{directory} must be a directory that only its user"):
         image_peer.base_path(parameters(tmp_path, key="n"))
 
 
@@ -283,7 +282,7 @@ def test_a_cache_in_which_others_can_rename_files_is_not_used(tmp_path: Path, mo
         assert image_peer.base_path(parameters(tmp_path, key="n")) == f"{cache}/peers/n"
         return
     why = f"{cache} must be a directory that only its user .* set images_cache_dir to another directory"
-    with pytest.raises(CannotTakePart, match=why):
+    with pytest.raises(NodeError, match=why):
         image_peer.base_path(parameters(tmp_path, key="n"))
     assert not list(cache.iterdir())
 
@@ -299,7 +298,7 @@ def test_a_cache_of_another_user_is_not_used(
     lstat, own = os.lstat, os.geteuid()
     other = os.stat_result([0o40755, 0, 0, 1, own + 1, 0, 0, 0, 0, 0])
     monkeypatch.setattr(os, "lstat", lambda at: other if at == str(path) else lstat(at))
-    with pytest.raises(CannotTakePart, match=f"{path} belongs to user {own + 1} and not to {own}: remove"):
+    with pytest.raises(NodeError, match=f"{path} belongs to user {own + 1} and not to {own}: remove"):
         image_peer.base_path(parameters(tmp_path, key="n"))
 
 
@@ -311,5 +310,5 @@ def test_a_file_system_that_maps_root_to_another_user_is_named(
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
     path = f"{tmp_path}/cache/peers" if own == 0 else f"{tmp_path}/cache"
     why = f"{path} belongs to user {own} and not to {own + 1}: .* set images_cache_dir to a local"
-    with pytest.raises(CannotTakePart, match=why):
+    with pytest.raises(NodeError, match=why):
         image_peer.base_path(parameters(tmp_path, key="n"))

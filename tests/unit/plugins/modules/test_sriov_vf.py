@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base import systemd
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import kept_vfs
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import VfProblem, physical
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import physical
 from ansible_collections.rdm.provision.plugins.modules import sriov_vf
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_programs import program_argument
 from ansible_collections.rdm.provision.rdm_sriov import boot
@@ -274,7 +275,7 @@ def test_the_program_waits_for_a_card_that_comes_late(node: Node, monkeypatch: p
 
     def late(*arguments: Any, **more: Any) -> Any:
         if next(attempts) < 3:
-            raise VfProblem("not yet")
+            raise NodeError("not yet")
         return physical(*arguments, **more)
 
     monkeypatch.setattr(boot, "physical", late)

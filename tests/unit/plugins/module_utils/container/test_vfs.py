@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.container import vfs
 from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import (
     Functions,
@@ -16,7 +17,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import
     stayed_behind,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
-from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import RdmaProblem
 
 from tests.fixtures.sysfs.build import build
 
@@ -55,7 +55,7 @@ def test_devices_that_no_container_could_open_are_refused_before_it_is_made(node
     mode = exclusive(node)
     infiniband = Given("0000:41:00.1", "ib1")
     with pytest.raises(
-        RdmaProblem, match=r"mode exclusive, in which no container .* interface ib1 away.* set netns shared"
+        NodeError, match=r"mode exclusive, in which no container .* interface ib1 away.* set netns shared"
     ):
         paths(node, infiniband)
     assert paths(node, Given("0000:01:10.2", "eth3")) == [], "it has no RDMA device"
@@ -72,7 +72,7 @@ def test_in_the_mode_exclusive_a_device_is_where_its_container_is(node: Path) ->
     assert re.search(r"mlx5_5 of 0000:a1:00\.2 did not move .* journalctl -u rdm-sriov", why)
     # The kernel shows it only in the container's namespace, but its character devices in every one.
     shutil.rmtree(node / "sys/class/infiniband/mlx5_5")
-    with pytest.raises(RdmaProblem, match="has no RDMA device and must have one"):
+    with pytest.raises(NodeError, match="has no RDMA device and must have one"):
         paths(node, running)
     for name in ("infiniband_verbs/uverbs5", "infiniband_mad/umad5"):
         (node / "sys/class" / name / "device").symlink_to(node / "sys/bus/pci/devices/0000:a1:00.2")
@@ -115,7 +115,7 @@ def test_a_device_that_moves_a_moment_after_the_start_is_waited_for(
     def devices(given: Given) -> list[str]:
         seen.append(given.key)
         if len(seen) < 3:
-            raise RdmaProblem("it did not move")
+            raise NodeError("it did not move")
         return []
 
     monkeypatch.setattr(vfs, "devices", devices)
@@ -123,5 +123,5 @@ def test_a_device_that_moves_a_moment_after_the_start_is_waited_for(
     assert seen == ["0000:a1:00.2"] * 3
     monkeypatch.setattr(vfs, "_MOVES_S", 0.0)
     seen.clear()
-    with pytest.raises(RdmaProblem, match="did not move"):
+    with pytest.raises(NodeError, match="did not move"):
         vfs._wait_for_devices("0000:a1:00.2")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady, refuse_served
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import refuse_served
 from ansible_collections.rdm.provision.plugins.module_utils.container.swap import leftovers_of
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import container_names, the_one
@@ -46,11 +47,11 @@ def test_a_container_without_a_name_goes_by_its_id(names: dict[str, Any]) -> Non
     assert the_one([{**BARE, **names}])["Id"] == BARE["Id"]
     with pytest.raises(ValueError, match=f"the container {SHORT} does not run"):
         container_exec.find_container(engine(**names), "rdm")
-    with pytest.raises(execution_environment.NoAgent, match=f"the container {SHORT} does not run"):
+    with pytest.raises(NodeError, match=f"the container {SHORT} does not run"):
         execution_environment.find_container(engine(**names), "rdm")
     found = container_exec.find_container(engine(**names, State="running"), "rdm")
     assert found == {"name": SHORT, "state": "running"}
-    with pytest.raises(NotReady, match=r"something else serves /run/x\.sock already:"):
+    with pytest.raises(NodeError, match=r"something else serves /run/x\.sock already:"):
         refuse_served(engine(**names), "/run/x.sock")
 
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.modules import rdma_devices
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,7 +70,7 @@ def test_a_card_without_rdma_has_none_and_need_not_have_any(node: Path) -> None:
         "pci": "0000:01:10.2",
         "interfaces": ["eth3"],
     }
-    with pytest.raises(rdma.RdmaProblem, match="must have one, since it is required"):
+    with pytest.raises(NodeError, match="must have one, since it is required"):
         find(node, "eth3", must=True)
 
 
@@ -81,7 +81,7 @@ def test_one_whose_physical_function_has_a_device_must_have_one(node: Path, name
     for guid in node.glob(f"sys/class/infiniband/mlx5_{number}/ports/1/gids/0"):
         guid.unlink()
     (node / f"sys/class/infiniband/mlx5_{number}/node_guid").write_text("0000:0000:0000:0000\n")
-    with pytest.raises(rdma.RdmaProblem, match=r"must have one, since .*none of those of the node \(mlx4_0"):
+    with pytest.raises(NodeError, match=r"must have one, since .*none of those of the node \(mlx4_0"):
         find(node, name)
     assert find(node, name, must=False)["device"] == ""
 
@@ -90,7 +90,7 @@ def test_a_guid_that_two_have_is_reported_with_both(node: Path) -> None:
     (node / "sys/class/infiniband/mlx5_2/ports/1/gids/0").write_text(
         "fe80:0000:0000:0000:0022:3344:7766:5501\n"
     )
-    with pytest.raises(rdma.RdmaProblem) as caught:
+    with pytest.raises(NodeError) as caught:
         find(node, "ib1")
     assert "by its PCI function mlx5_1; by the GUID in its address mlx5_1, mlx5_2." in str(caught.value)
     # Without the interface there is one source, and nothing to compare.
@@ -100,7 +100,7 @@ def test_a_guid_that_two_have_is_reported_with_both(node: Path) -> None:
 def test_a_guid_that_belongs_to_another_is_reported_with_both(node: Path) -> None:
     address = node / "sys/class/net/ib1/address"
     address.write_text("00:00:08:41:fe:80:00:00:00:00:00:00:b8:ce:f6:03:00:a1:b2:c0\n")
-    with pytest.raises(rdma.RdmaProblem) as caught:
+    with pytest.raises(NodeError) as caught:
         find(node, "0000:41:00.1")
     assert "ib1 (0000:41:00.1) has more than one" in str(caught.value)
     assert "by its PCI function mlx5_1; by the GUID in its address mlx5_0." in str(caught.value)
@@ -117,7 +117,7 @@ def test_guids_that_nobody_has_given_yet_say_nothing(node: Path) -> None:
 def test_soft_roce_on_top_of_a_vf_that_has_a_device_is_reported_with_both(node: Path) -> None:
     (node / RXE / "parent").write_text("ens11\n")
     (node / RXE / "ports/1/gid_attrs/ndevs/0").write_text("ens11\n")
-    with pytest.raises(rdma.RdmaProblem) as caught:
+    with pytest.raises(NodeError) as caught:
         find(node, "ens11")
     text = str(caught.value)
     assert (
@@ -130,7 +130,7 @@ def test_soft_roce_whose_two_words_differ_is_reported_with_both(node: Path) -> N
     (node / "sys/class/infiniband/rxe1").mkdir()
     (node / "sys/class/infiniband/rxe1/parent").write_text("eth2\n")
     (node / RXE / "parent").write_text("eth3\n")
-    with pytest.raises(rdma.RdmaProblem, match=r"GIDs rxe0; by the interface that they were made on rxe1\."):
+    with pytest.raises(NodeError, match=r"GIDs rxe0; by the interface that they were made on rxe1\."):
         find(node, "eth2")
 
 
@@ -151,7 +151,7 @@ def test_a_character_device_that_is_missing_is_never_left_out_silently(
     node: Path, gone: str, message: str
 ) -> None:
     (node / gone).unlink()
-    with pytest.raises(rdma.RdmaProblem, match=message):
+    with pytest.raises(NodeError, match=message):
         find(node, "ib1")
 
 
@@ -162,7 +162,7 @@ def test_without_rdma_cm_the_rest_is_of_use(node: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere0", "0000:99:00.0", "../ib0", ""])
 def test_what_is_missing_is_named(node: Path, name: str) -> None:
-    with pytest.raises(rdma.RdmaProblem, match="there is no"):
+    with pytest.raises(NodeError, match="there is no"):
         find(node, name)
 
 
@@ -235,7 +235,7 @@ def test_whatever_guid_is_wrong_nobody_gets_a_device_of_another(
         gid.write_text(f"fe80:0000:0000:0000:0022:3344:0000:00{other:02x}")
         for index, mine in enumerate(order):
             if index == other and mine != number:
-                with pytest.raises(rdma.RdmaProblem, match=f"(?=.*mlx5_{mine})(?=.*mlx5_{number})"):
+                with pytest.raises(NodeError, match=f"(?=.*mlx5_{mine})(?=.*mlx5_{number})"):
                     find(tree, f"ib{index}")
             else:
                 assert find(tree, f"ib{index}")["device"] == f"mlx5_{mine}"

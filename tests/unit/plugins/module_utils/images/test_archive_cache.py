@@ -9,15 +9,13 @@ import os
 from pathlib import Path
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.images import archive_cache as cache_module
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
     forget_index,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
-    ArchiveMissing,
-    ArchiveProblem,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveMissing
 
 from tests.image_archives import (
     MadeImage,
@@ -57,7 +55,7 @@ def test_a_wrong_digest_is_named(tmp_path: Path, image: MadeImage) -> None:
     data = saved(image)
     path = put(tmp_path, data)
     for _again in range(2):
-        with pytest.raises(ArchiveProblem, match=f"archive has sha256 {digest(data)[7:]}, not {64 * '0'}"):
+        with pytest.raises(NodeError, match=f"archive has sha256 {digest(data)[7:]}, not {64 * '0'}"):
             cached_index(path, 64 * "0", str(tmp_path / "cache"))
 
 

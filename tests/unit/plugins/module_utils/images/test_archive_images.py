@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
-    ArchiveProblem,
     new_layers,
     room_to_load,
     same_image,
@@ -44,7 +44,7 @@ def test_names_are_as_docker_shows_them(name: str, short: str) -> None:
     "name", ["", "a b", "a:$(id)", "a'b", "a\nb", "../x", "a@sha256:" + 64 * "0", "-x:1"]
 )
 def test_what_is_no_name(name: str) -> None:
-    with pytest.raises(ArchiveProblem, match="is not an image name"):
+    with pytest.raises(NodeError, match="is not an image name"):
         short_name(name)
 
 

@@ -19,13 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.images import peer as peers
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
-from ansible_collections.rdm.provision.plugins.module_utils.images.peer import (
-    CannotTakePart,
-    Peer,
-    Settings,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
     PieceFile,
     PieceList,
@@ -616,9 +613,9 @@ def test_why_a_node_cannot_take_part_is_one_sentence(tmp_path: Path, archive: Pa
     with socket.create_server((HOME, 0)) as taken:
         port = taken.getsockname()[1]
         pieces = PieceList(3, 2, ["a", "b"], {})
-        with pytest.raises(CannotTakePart, match=f"cannot listen on {HOME}:{port} .Address already in use."):
+        with pytest.raises(NodeError, match=f"cannot listen on {HOME}:{port} .Address already in use."):
             Peer(Settings("a", HOME, port, TOKEN), pieces.digest, str(archive), pieces)
-    with pytest.raises(CannotTakePart, match=f"does not answer at {HOME}:{port} .Connection refused."):
+    with pytest.raises(NodeError, match=f"does not answer at {HOME}:{port} .Connection refused."):
         Peer(Settings("a", HOME, 0, TOKEN, (HOME, port)), pieces.digest, str(tmp_path / "a"))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import (
-    InstallationProblem,
     Paths,
     control,
     remove,
@@ -30,7 +30,7 @@ def test_its_own_last_line_is_reported_and_not_systemds(
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(InstallationProblem, match=r"Job failed\.; its last output: ModuleNotFoundError$"):
+    with pytest.raises(NodeError, match=r"Job failed\.; its last output: ModuleNotFoundError$"):
         control("restart", "rdm-sriov.service")
 
 

@@ -26,8 +26,8 @@ from typing import ClassVar
 
 import pytest
 from ansible.module_utils import basic
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.python_env import apex, base_python, environment
-from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import EnvironmentProblem
 from ansible_collections.rdm.provision.plugins.module_utils.python_env.environment import (
     Sources,
     Wanted,
@@ -141,7 +141,7 @@ def test_an_environment_holds_what_the_lock_names_and_the_trainer(node: Node, me
 def test_a_package_with_another_digest_is_refused_and_not_replaced(node: Node, method: str) -> None:
     node.make(node.wanted())
     forged = node.wanted(method, node.lock.replace("sha256:", "sha256:0000")[:-5] + "\n")
-    with pytest.raises(EnvironmentProblem, match="could not install the packages: "):
+    with pytest.raises(NodeError, match="could not install the packages: "):
         node.make(forged)
     assert environment.drift(node.directory, node.wanted()) == ""
     # An incomplete environment may be recreated.
@@ -164,7 +164,7 @@ def test_what_a_job_uses_stays_until_it_has_ended(node: Node) -> None:
     with subprocess.Popen([f"{old}/bin/python", "-c", "input()"], stdin=subprocess.PIPE) as job:
         node.make(node.wanted(lock="# newer\n" + node.lock))
         assert Path(old).exists()
-        with pytest.raises(EnvironmentProblem, match=rf"is in use by process {job.pid}: stop the job first"):
+        with pytest.raises(NodeError, match=rf"is in use by process {job.pid}: stop the job first"):
             environment.remove(node.directory, "c")
         job.communicate(b"\n")
     assert len(environment.remove(node.directory, "c")) == 2
@@ -180,7 +180,7 @@ def test_what_other_nodes_use_or_may_use_stays_where_they_share_it(node: Node) -
     first = make("1", [])
     second = make("2", [first])
     assert Path(first).exists(), "a job of another node runs from it"
-    with pytest.raises(EnvironmentProblem, match="is in use and has to be recreated: stop its jobs first"):
+    with pytest.raises(NodeError, match="is in use and has to be recreated: stop its jobs first"):
         make("1", [first])
     third = make("3", None)
     assert Path(first).exists(), "nobody knows who uses it"
@@ -202,7 +202,7 @@ def test_what_another_user_has_written_there_is_named_and_the_rest_goes_later(
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", denied)
         message = rf"{directory} cannot be removed: Permission denied \(root\.pyc\): remove what another user"
-        with pytest.raises(EnvironmentProblem, match=message):
+        with pytest.raises(NodeError, match=message):
             environment.remove(node.directory, "c")
     assert environment.remove(node.directory, "c") == [directory]
     assert not Path(directory).exists()
@@ -221,21 +221,19 @@ def test_drift_of_packages_and_programs_is_seen(node: Node) -> None:
 
 def test_what_others_have_made_stays(node: Node) -> None:
     Path(node.directory).mkdir()
-    with pytest.raises(EnvironmentProblem, match="was not made by rdm-provision: remove it, or set"):
+    with pytest.raises(NodeError, match="was not made by rdm-provision: remove it, or set"):
         environment.drift(node.directory, node.wanted())
     assert environment.remove(node.directory, "c") == []
     assert Path(node.directory).is_dir()
     Path(node.directory).rmdir()
     node.make(node.wanted(cluster="other"))
     assert environment.remove(node.directory, "c") == []
-    with pytest.raises(EnvironmentProblem, match="belongs to the cluster other"):
+    with pytest.raises(NodeError, match="belongs to the cluster other"):
         environment.drift(node.directory, node.wanted())
 
 
 def test_a_python_that_is_not_there_is_one_sentence(node: Node) -> None:
-    with pytest.raises(
-        EnvironmentProblem, match=r"there is no Python 3\.99 on the node: install it, or choose"
-    ):
+    with pytest.raises(NodeError, match=r"there is no Python 3\.99 on the node: install it, or choose"):
         node.make(node.wanted("system")._replace(python="3.99"))
 
 
@@ -256,7 +254,7 @@ def test_a_python_that_cannot_be_built_is_the_end_of_its_log(node: Node) -> None
     pyenv.parent.mkdir()
     pyenv.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{FAILED_BUILD}END\nexit 1\n")
     pyenv.chmod(0o755)
-    with pytest.raises(EnvironmentProblem) as caught:
+    with pytest.raises(NodeError) as caught:
         node.make(node.wanted("pyenv")._replace(python="3.99.1"))
     assert str(caught.value).startswith("pyenv could not build Python 3.99.1: ")
     assert "configure: error: C compiler cannot create executables" in str(caught.value)
@@ -298,7 +296,7 @@ def test_nodes_that_share_pyenv_build_one_after_the_other(tmp_path: Path) -> Non
 )
 def test_what_a_program_says_in_short_has_its_error(lines: list[str], begins: str, ends: str) -> None:
     script = "import sys; sys.exit('\\n'.join(sys.argv[1:]))"
-    with pytest.raises(EnvironmentProblem) as problem:
+    with pytest.raises(NodeError) as problem:
         base_python.run_program([sys.executable, "-c", script, *lines], "do it", {})
     message = str(problem.value).partition(" could not do it: ")[2]
     assert message.startswith(begins)
@@ -310,7 +308,7 @@ def test_what_a_killed_build_has_left_is_named(tmp_path: Path) -> None:
     python = tmp_path / "versions" / "3.99.1" / "bin" / "python3"
     python.parent.mkdir(parents=True)
     python.symlink_to("/bin/false")
-    with pytest.raises(EnvironmentProblem, match=r"3\.99\.1 is not whole: remove it \(pyenv uninstall 3"):
+    with pytest.raises(NodeError, match=r"3\.99\.1 is not whole: remove it \(pyenv uninstall 3"):
         base_python.build_python(str(tmp_path), "3.99", os.environ)
 
 
@@ -327,7 +325,7 @@ def test_what_cannot_be_made_is_refused_before_anything_is(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     wanted = node.wanted(method)._replace(python="3.99")
-    with pytest.raises(EnvironmentProblem, match=message):
+    with pytest.raises(NodeError, match=message):
         environment.require(f"{node.home}/not/yet/env", wanted, node.sources, space)
     assert not Path(node.home, "not").exists()
 
@@ -391,7 +389,7 @@ def test_every_file_system_that_something_goes_to_has_room(
     sources = node.sources._replace(
         no_index=False, cache=f"{node.home}/{cache}", pyenv_root=f"{node.home}/{pyenv}"
     )
-    expected = pytest.raises(EnvironmentProblem, match=message) if message else contextlib.nullcontext()
+    expected = pytest.raises(NodeError, match=message) if message else contextlib.nullcontext()
     with expected:
         wanted = node.wanted("pyenv")._replace(python="3.99")
         environment.require(f"{node.home}/env", wanted, sources, needed * 2**30)
@@ -411,7 +409,7 @@ def test_only_where_packages_are_kept_does_the_users_cache_need_room(
     rooms(node, monkeypatch, xdg=0.1)
     monkeypatch.setenv("XDG_CACHE_HOME", f"{node.home}/xdg")
     sources = node.sources._replace(cache="", no_index=True, find_links=links)
-    expected = pytest.raises(EnvironmentProblem, match=r"/xdg has 102\.4 MiB free, and its downloads need")
+    expected = pytest.raises(NodeError, match=r"/xdg has 102\.4 MiB free, and its downloads need")
     with expected if room else contextlib.nullcontext():
         environment.require(f"{node.home}/env", node.wanted(method), sources, 2 * 2**30)
 
@@ -446,9 +444,7 @@ def test_a_mirror_that_lacks_the_python_for_uv_is_named(node: Node) -> None:
     mirror = node.home / "mirror"
     mirror.mkdir()
     node.sources = node.sources._replace(python_mirror=mirror.as_uri())
-    with pytest.raises(
-        EnvironmentProblem, match=rf"uv could not make an environment: .*{mirror}/[0-9]+/cpython"
-    ):
+    with pytest.raises(NodeError, match=rf"uv could not make an environment: .*{mirror}/[0-9]+/cpython"):
         node.make(node.wanted()._replace(python="3.10.3"))
 
 
@@ -580,12 +576,12 @@ def test_a_python_with_another_digest_is_refused(
         mirror.mkdir()
     node.sources = node.sources._replace(python_mirror=mirror.as_uri())
     if not own:
-        with pytest.raises(EnvironmentProblem) as lacks:
+        with pytest.raises(NodeError) as lacks:
             node.make(node.wanted())
         wanted = Path(str(lacks.value).split("`")[1])
         wanted.parent.mkdir()
         shutil.copy(python_mirror / PYTHON_ARCHIVE, wanted)
-    with pytest.raises(EnvironmentProblem, match=r"could not make an environment: .*Hash mismatch for") as no:
+    with pytest.raises(NodeError, match=r"could not make an environment: .*Hash mismatch for") as no:
         node.make(node.wanted())
     has = hashlib.sha256((python_mirror / PYTHON_ARCHIVE).read_bytes()).hexdigest()
     assert str(no.value).endswith(f"Computed: {has}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons
 
 
@@ -34,7 +35,7 @@ def test_the_key_of_tokens_is_made_once_for_its_user_alone(tmp_path: Path) -> No
 
 def test_without_slurms_user_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pwd, "getpwnam", lambda name: {}[name])
-    with pytest.raises(daemons.SlurmProblem, match="the user slurm is missing"):
+    with pytest.raises(NodeError, match="the user slurm is missing"):
         daemons.make_key(str(tmp_path / "jwt.key"), False)
 
 
@@ -56,7 +57,7 @@ def test_a_daemon_that_has_an_address_is_there_when_it_listens(
     with socket.socket(family) as server:
         server.bind((host.strip("[]"), 0))
         address = f"{host}:{server.getsockname()[1]}"
-        with pytest.raises(daemons.SlurmProblem, match=r"slurmrestd does not answer .* ends with: .* bind"):
+        with pytest.raises(NodeError, match=r"slurmrestd does not answer .* ends with: .* bind"):
             daemons.wait_for("slurmrestd", running, 0.0, address)
         server.listen()
         daemons.wait_for("slurmrestd", running, 30.0, address)

@@ -6,6 +6,7 @@ import pwd
 from pathlib import Path
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.programs import ProgramProblem
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons, host_facts
 
@@ -130,5 +131,5 @@ def test_a_check_says_what_would_be_made_before_the_package_has_made_its_user(
 
     monkeypatch.setattr(pwd, "getpwnam", nobody)
     assert daemons.make_directories(["/var/lib/slurm/slurmd"], True) == ["make /var/lib/slurm/slurmd"]
-    with pytest.raises(daemons.SlurmProblem, match="the user slurm is missing"):
+    with pytest.raises(NodeError, match="the user slurm is missing"):
         daemons.make_directories(["/var/lib/slurm/slurmd"], False)

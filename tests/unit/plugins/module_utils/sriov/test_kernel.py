@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import functions
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted, next_steps, problems
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
-    VfProblem,
-    facts,
-    from_fact,
-    to_fact,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import facts, from_fact, to_fact
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import addresses, guid_of
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import bring, evaluate
 from hypothesis import given, settings
@@ -40,7 +36,7 @@ def wanted(parent: str, number: int = 4, **more: Any) -> Wanted:
 def error_of(kernel: FakeKernel, *several: Wanted) -> str:
     """Return why it is refused, and check that nothing was changed."""
     before = list(kernel.log)
-    with pytest.raises(VfProblem) as refused:
+    with pytest.raises(NodeError) as refused:
         evaluate(kernel, several)
     assert kernel.log == before
     return str(refused.value)
@@ -423,13 +419,13 @@ def test_too_few_addresses_are_refused(kernel: FakeKernel) -> None:
 
 def test_a_setting_without_effect_is_reported(kernel: FakeKernel) -> None:
     kernel.ignores.add("policy")
-    with pytest.raises(VfProblem, match=r"^the kernel let one .*policy of VF 3 of ib0.*shows no effect$"):
+    with pytest.raises(NodeError, match=r"^the kernel let one .*policy of VF 3 of ib0.*shows no effect$"):
         bring(kernel, wanted("ib0"))
 
 
 def test_a_vf_that_no_driver_takes_is_reported_and_the_next_run_repairs_it(kernel: FakeKernel) -> None:
     kernel.drivers.discard("igbvf")
-    with pytest.raises(VfProblem, match=r"^cannot bind VF 0 of eth2 .*: no driver took it: load .*igbvf"):
+    with pytest.raises(NodeError, match=r"^cannot bind VF 0 of eth2 .*: no driver took it: load .*igbvf"):
         bring(kernel, wanted("eth2"))
     kernel.drivers.add("igbvf")
     assert bring(kernel, wanted("eth2")) is True
@@ -439,7 +435,7 @@ def test_a_vf_that_vanishes_meanwhile_is_reported(kernel: FakeKernel) -> None:
     kernel.make("0000:41:00.0", 1)
     steps = next_steps(kernel.read("ib0"), wanted("ib0", 1))
     kernel.unplug("ib0", 0)
-    with pytest.raises(VfProblem, match=r"^cannot unbind VF 0 of ib0 \(0000:41:00.1\): .*it has vanished"):
+    with pytest.raises(NodeError, match=r"^cannot unbind VF 0 of ib0 \(0000:41:00.1\): .*it has vanished"):
         kernel.do(steps[0])
 
 
@@ -448,7 +444,7 @@ def test_a_card_that_has_sriov_off_is_named(kernel: FakeKernel, monkeypatch: pyt
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(kernel, "make", refuse)
-    with pytest.raises(VfProblem, match=r"^cannot give ib0 4 VFs: Input/output error \(SR-IOV is off in"):
+    with pytest.raises(NodeError, match=r"^cannot give ib0 4 VFs: Input/output error \(SR-IOV is off in"):
         bring(kernel, wanted("ib0"))
 
 
