@@ -190,10 +190,6 @@ class Engine(abc.ABC):
             **({"HIDDEN_SIZE": widths[0]} if widths else {}),
         }
 
-    def parameter_names(self) -> list[str]:
-        """Return the names of this rank's parameters, which are the same in every layout."""
-        return [name for name, _ in self.module.named_parameters()]
-
     @contextlib.contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
         """Let an observer see the steps within this context; other steps cost nothing extra."""

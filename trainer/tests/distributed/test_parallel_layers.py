@@ -105,7 +105,7 @@ def promises(*jobs: Config) -> list[dict[str, Any]]:
         engine.train_step(training.batches(config, topology, 1))
         said.append(
             {
-                "names": engine.parameter_names(),
+                "names": [name for name, _ in engine.module.named_parameters()],
                 "rates": {group["lr"] for group in engine.deepspeed.optimizer.param_groups},
             }
         )

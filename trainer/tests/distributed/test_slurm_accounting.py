@@ -21,6 +21,7 @@ USER = getpass.getuser()
 ASSOCIATION = ("user", USER, "where", f"account={ACCOUNT}", "set")
 MINE = f"launcher.slurm.account={ACCOUNT}"
 MORE = ": request no more, or Slurm lets it wait for ever."
+COMPONENTS = ", and the job's 2 components are 2: Slurm would never run it."
 
 
 @pytest.fixture(scope="module", params=EACH_RELEASE)
@@ -32,149 +33,132 @@ def slurm(
         yield cluster
 
 
+LIMITS = [
+    (
+        ASSOCIATION,
+        "maxtres=gres/gpu=4",
+        ("nodes=2", "gres=gpu:a10:4"),
+        ("nodes=2", "gres=gpu:a10:2"),
+        f"The job requests 8 GPUs, and a job of account {ACCOUNT} may have 4 (MaxTRES)",
+        "AssocMaxGRESPerJob",
+    ),
+    (
+        ASSOCIATION,
+        "maxtresmins=gres/gpu=100",
+        ("gres=gpu:a10:2", "time='60'"),
+        ("gres=gpu:a10:2", "time='50'"),
+        f"The job requests 120 minutes of GPUs, and a job of account {ACCOUNT} may have 100 (MaxTRESMins)",
+        "AssocMaxGRESMinutesPerJob",
+    ),
+]
+MORE_LIMITS = [
+    (
+        ASSOCIATION,
+        "maxtrespernode=gres/gpu=2",
+        ("gres=gpu:a10:3",),
+        ("nodes=2", "gres=gpu:a10:2"),
+        f"The job requests 3 GPUs of a node, and a job of account {ACCOUNT} may have 2 (MaxTRESPerNode)",
+        "AssocMaxGRESPerNode",
+    ),
+    # A parent account has the limit.
+    (
+        ("account", ABOVE, "set"),
+        "grptres=cpu=3",
+        ("nodes=2", "cpus=2"),
+        ("cpus=3",),
+        f"The job requests 4 CPUs, and all jobs of account {ABOVE} may have 3 (GrpTRES)",
+        "AssocGrpCpuLimit",
+    ),
+    (
+        ("account", ACCOUNT, "set"),
+        "grptres=mem=1000M",
+        ("nodes=2", "mem=600M"),
+        ("nodes=2", "mem=500M"),
+        f"The job requests 1200 MiB of memory, and all jobs of account {ACCOUNT} may have 1000 (GrpTRES)",
+        "AssocGrpMemLimit",
+    ),
+    (
+        ("qos", "long", "set"),
+        "maxtresperuser=gres/gpu=4",
+        ("qos=long", "nodes=2", "gres=gpu:a10:4"),
+        ("qos=long", "nodes=2", "gres=gpu:a10:2"),
+        "The job requests 8 GPUs, and a user of the QOS long may have 4 (MaxTRESPerUser)",
+        "QOSMaxGRESPerUser",
+    ),
+    (
+        ("qos", "long", "set"),
+        "maxtresperaccount=node=1",
+        ("qos=long", "nodes=2"),
+        ("qos=long",),
+        "The job requests 2 nodes, and an account of the QOS long may have 1 (MaxTRESPerAccount)",
+        "MaxNodePerAccount",
+    ),
+    (
+        ("qos", "long", "set"),
+        "grptres=node=1",
+        ("qos=long", "nodes=2"),
+        ("qos=long",),
+        "The job requests 2 nodes, and all jobs of the QOS long may have 1 (GrpTRES)",
+        "QOSGrpNodeLimit",
+    ),
+    (
+        ("account", ACCOUNT, "set"),
+        "grptresrunmins=cpu=100",
+        ("cpus=2", "time='60'"),
+        ("cpus=2", "time='50'"),
+        f"The job requests 120 minutes of CPUs, and all jobs of account {ACCOUNT} "
+        "may have 100 (GrpTRESRunMins)",
+        "AssocGrpCPURunMinutesLimit",
+    ),
+    # Past jobs have used a little of the limit.
+    (
+        ("account", ABOVE, "set"),
+        "grptresmins=mem=30000",
+        ("mem=600M", "time='60'"),
+        ("mem=300M", "time='60'"),
+        f"The job requests 36000 minutes of MiB of memory, and all jobs of account {ABOVE} "
+        "may have 30000 (GrpTRESMins)",
+        "AssocGrpMemMinutes",
+    ),
+    (
+        ("qos", "long", "set"),
+        "maxtresmins=node=100",
+        ("qos=long", "nodes=2", "time='60'"),
+        ("qos=long", "nodes=2", "time='50'"),
+        "The job requests 120 minutes of nodes, and a job of the QOS long may have 100 (MaxTRESMins)",
+        "QOSMaxNodeMinutesPerJob",
+    ),
+    (
+        ("account", ABOVE, "set"),
+        "grpwall=50",
+        ("time='60'",),
+        ("time='40'",),
+        f"launcher.slurm.time 60 is more than the 00:50:00 of all jobs of account {ABOVE} (GrpWall)",
+        "AssocGrpWallLimit",
+    ),
+    # Slurm counts each component, and gives no reason.
+    (
+        ("account", ABOVE, "set"),
+        "grpjobs=1",
+        ("nodes={hgx: 1, gpu2: 1}",),
+        ("nodes={gpu2: 1}",),
+        f"Of all jobs of account {ABOVE}, 1 may run at a time (GrpJobs)",
+        "",
+    ),
+    (
+        ("qos", "long", "set"),
+        "maxjobsperuser=1",
+        ("qos=long", "nodes={hgx: 1, gpu2: 1}"),
+        ("qos=long", "nodes={gpu2: 1}"),
+        "Of a user of the QOS long, 1 may run at a time (MaxJobsPerUser)",
+        "",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("whose", "limit", "asked", "allowed", "said", "waits"),
-    [
-        (
-            ASSOCIATION,
-            "maxtres=gres/gpu=4",
-            ("nodes=2", "gres=gpu:a10:4"),
-            ("nodes=2", "gres=gpu:a10:2"),
-            f"The job requests 8 GPUs, and a job of account {ACCOUNT} may have 4 (MaxTRES){MORE}",
-            "AssocMaxGRESPerJob",
-        ),
-        pytest.param(
-            ASSOCIATION,
-            "maxtrespernode=gres/gpu=2",
-            ("gres=gpu:a10:3",),
-            ("nodes=2", "gres=gpu:a10:2"),
-            f"The job requests 3 GPUs of a node, and a job of account {ACCOUNT} may have 2 "
-            f"(MaxTRESPerNode){MORE}",
-            "AssocMaxGRESPerNode",
-            marks=pytest.mark.long,
-        ),
-        # A parent account has the limit.
-        pytest.param(
-            ("account", ABOVE, "set"),
-            "grptres=cpu=3",
-            ("nodes=2", "cpus=2"),
-            ("cpus=3",),
-            f"The job requests 4 CPUs, and all jobs of account {ABOVE} may have 3 (GrpTRES){MORE}",
-            "AssocGrpCpuLimit",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ("account", ACCOUNT, "set"),
-            "grptres=mem=1000M",
-            ("nodes=2", "mem=600M"),
-            ("nodes=2", "mem=500M"),
-            f"The job requests 1200 MiB of memory, and all jobs of account {ACCOUNT} may have 1000 "
-            f"(GrpTRES){MORE}",
-            "AssocGrpMemLimit",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ("qos", "long", "set"),
-            "maxtresperuser=gres/gpu=4",
-            ("qos=long", "nodes=2", "gres=gpu:a10:4"),
-            ("qos=long", "nodes=2", "gres=gpu:a10:2"),
-            f"The job requests 8 GPUs, and a user of the QOS long may have 4 (MaxTRESPerUser){MORE}",
-            "QOSMaxGRESPerUser",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ("qos", "long", "set"),
-            "maxtresperaccount=node=1",
-            ("qos=long", "nodes=2"),
-            ("qos=long",),
-            f"The job requests 2 nodes, and an account of the QOS long may have 1 (MaxTRESPerAccount){MORE}",
-            "MaxNodePerAccount",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ("qos", "long", "set"),
-            "grptres=node=1",
-            ("qos=long", "nodes=2"),
-            ("qos=long",),
-            f"The job requests 2 nodes, and all jobs of the QOS long may have 1 (GrpTRES){MORE}",
-            "QOSGrpNodeLimit",
-            marks=pytest.mark.long,
-        ),
-        (
-            ASSOCIATION,
-            "maxtresmins=gres/gpu=100",
-            ("gres=gpu:a10:2", "time='60'"),
-            ("gres=gpu:a10:2", "time='50'"),
-            f"The job requests 120 minutes of GPUs, and a job of account {ACCOUNT} may have 100 (MaxTRESMins)"
-            f"{MORE}",
-            "AssocMaxGRESMinutesPerJob",
-        ),
-        pytest.param(
-            ("account", ACCOUNT, "set"),
-            "grptresrunmins=cpu=100",
-            ("cpus=2", "time='60'"),
-            ("cpus=2", "time='50'"),
-            f"The job requests 120 minutes of CPUs, and all jobs of account {ACCOUNT} may have 100 "
-            f"(GrpTRESRunMins){MORE}",
-            "AssocGrpCPURunMinutesLimit",
-            marks=pytest.mark.long,
-        ),
-        # Past jobs have used a little of the limit.
-        pytest.param(
-            ("account", ABOVE, "set"),
-            "grptresmins=mem=30000",
-            ("mem=600M", "time='60'"),
-            ("mem=300M", "time='60'"),
-            f"The job requests 36000 minutes of MiB of memory, and all jobs of account {ABOVE} may have "
-            "30000 "
-            f"(GrpTRESMins){MORE}",
-            "AssocGrpMemMinutes",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ("qos", "long", "set"),
-            "maxtresmins=node=100",
-            ("qos=long", "nodes=2", "time='60'"),
-            ("qos=long", "nodes=2", "time='50'"),
-            "The job requests 120 minutes of nodes, and a job of the QOS long may have 100 "
-            f"(MaxTRESMins){MORE}",
-            "QOSMaxNodeMinutesPerJob",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ("account", ABOVE, "set"),
-            "grpwall=50",
-            ("time='60'",),
-            ("time='40'",),
-            f"launcher.slurm.time 60 is more than the 00:50:00 of all jobs of account {ABOVE} "
-            f"(GrpWall){MORE}",
-            "AssocGrpWallLimit",
-            marks=pytest.mark.long,
-        ),
-        # Slurm counts each component, and gives no reason.
-        pytest.param(
-            ("account", ABOVE, "set"),
-            "grpjobs=1",
-            ("nodes={hgx: 1, gpu2: 1}",),
-            ("nodes={gpu2: 1}",),
-            f"Of all jobs of account {ABOVE}, 1 may run at a time (GrpJobs), and the job's 2 components "
-            "are 2: "
-            "Slurm would never run it.",
-            "",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ("qos", "long", "set"),
-            "maxjobsperuser=1",
-            ("qos=long", "nodes={hgx: 1, gpu2: 1}"),
-            ("qos=long", "nodes={gpu2: 1}"),
-            "Of a user of the QOS long, 1 may run at a time (MaxJobsPerUser), and the job's 2 components "
-            "are 2: "
-            "Slurm would never run it.",
-            "",
-            marks=pytest.mark.long,
-        ),
-    ],
+    [*LIMITS, *(pytest.param(*row, marks=pytest.mark.long) for row in MORE_LIMITS)],
     ids=lambda value: value if isinstance(value, str) and "=" in value else "",
 )
 def test_what_a_limit_would_never_let_run_is_refused_and_what_it_allows_runs(
@@ -196,7 +180,7 @@ def test_what_a_limit_would_never_let_run_is_refused_and_what_it_allows_runs(
         # slurmctld learns of the limit by itself.
         request = slurm.request(over, *more)
         checked = slurm.ask("check", request=request)
-        assert checked["problems"] == [said]
+        assert checked["problems"] == [said + (MORE if waits else COMPONENTS)]
         # Slurm accepts the same job, and lets it wait. A later release may reject one of several components.
         answer = slurm.ask("start", request={**request, "offer": checked["offer"]})
         assert answer["ok"] or (not waits and "violates" in answer["problems"][0]), answer

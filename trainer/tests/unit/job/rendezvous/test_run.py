@@ -56,6 +56,11 @@ def test_jobs_of_other_names_do_not_know_each_other_by_one_secret() -> None:
     assert session_key("alpaca-17", secret) != session_key("alpaca-18", secret)
 
 
+def _plan(command: tuple[str, ...], **more: Any) -> Plan:
+    member, fabric = Member("n0", "n0", "127.0.0.1", 1), Fabric("eth7", "127.0.0.1")
+    return Plan(command, member, fabric, 0, b"a secret of tests", timeout=240.0, lost_after=240.0, **more)
+
+
 def test_a_command_has_what_its_configuration_sets_and_that_goes_before_what_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,33 +68,14 @@ def test_a_command_has_what_its_configuration_sets_and_that_goes_before_what_is_
     own = {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "ib7", "NODE_RANK": "5"}
     command = ("sh", "-c", f"echo $NCCL_DEBUG $NCCL_SOCKET_IFNAME $NODE_RANK > {tmp_path}/said")
     config = CommandConfig(name="test", command=command, launcher=LauncherConfig(kind="torchrun", env=own))
-    plan = Plan(
-        command,
-        Member("n0", "n0", "127.0.0.1", 1),
-        Fabric("eth7", "127.0.0.1"),
-        0,
-        b"a secret of tests",
-        timeout=240.0,
-        lost_after=240.0,
-        config=configuration.dump(config),
-    )
-    assert launch(plan, 1, "name") == 0
+    assert launch(_plan(command, config=configuration.dump(config)), 1, "name") == 0
     assert (tmp_path / "said").read_text() == "INFO ib7 0\n"
 
 
 def test_a_port_that_the_configuration_wants_and_another_has_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        plan = Plan(
-            ("touch", str(tmp_path / "ran")),
-            Member("n0", "n0", "127.0.0.1", 1),
-            Fabric("eth7", "127.0.0.1"),
-            0,
-            b"a secret of tests",
-            timeout=240.0,
-            lost_after=240.0,
-            master_port=port,
-        )
+        plan = _plan(("touch", str(tmp_path / "ran")), master_port=port)
         with pytest.raises(TrainerError, match=f"launcher.master_port {port} is in use on n0"):
             launch(plan, 1, "name")
     assert launch(plan, 1, "name") == 0
