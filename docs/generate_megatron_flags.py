@@ -248,8 +248,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
         r".*cuda-graph.*",
     ),
     (
-        "BERT, ICT, RETRO, vision",
-        "GPT and T5 alone are here. " + MISSING,
+        "Other BERTs, ICT, RETRO, vision",
+        "GPT, T5 and a BERT without the next-sentence head alone are here. " + MISSING,
         r"bert-.*|ict-.*|biencoder-.*|retro-.*|retriever-.*|titles-data-path|query-in-block-prob|use-one-sent-docs"
         r"|evidence-data-path|block-data-path|embedding-path|indexer-.*|output-bert-embeddings|num-classes|img-[hw]"
         r"|num-channels|patch-dim|.*classes-fraction|data-per-class-fraction|no-data-sharding|vision-.*|swin-.*|mask-type"
