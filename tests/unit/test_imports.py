@@ -143,6 +143,8 @@ MORE_ARROWS = {
     "rdm_trainer.prometheus": {"rdm_job"},
     # How the engine takes a step, in the planner's words, beside its code.
     "rdm_trainer.engine_step": {"rdm_planner"},
+    # What a rank that hangs reports, as the verdict reads it.
+    "rdm_trainer.flight_recorder": {"rdm_log"},
     # What was measured is written as the planner reads it.
     "rdm_trainer.profile_model": {"rdm_planner"},
     # Names of directories and files that agents and reports know, too.

@@ -14,7 +14,7 @@ import os
 import struct
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ __all__ = [
     "HEARTBEAT_VARIABLE",
     "NODE_VARIABLE",
     "HeartbeatWriter",
+    "collectives",
     "read",
     "shape",
     "starved",
@@ -115,6 +116,22 @@ class HeartbeatWriter:
             with contextlib.suppress(OSError):
                 _replace(_shape_of(self._path), {key: str(value) for key, value in shape.items()})
 
+    @property
+    def is_active(self) -> bool:
+        """It has a path."""
+        return self._path is not None
+
+    @property
+    def iteration(self) -> int:
+        """The step that was begun."""
+        return self._iteration
+
+    def hung(self, groups: Sequence[Sequence[Any]]) -> None:
+        """Write how far this rank has come in its process groups; see ``rdm_log.peers.GroupState``."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                _replace(_collectives_of(self._path), {"iteration": self._iteration, "groups": groups})
+
     def _set(self, since: float) -> None:
         if self._mark is not None:
             _MARK.pack_into(self._mark, 0, self._iteration, since)
@@ -153,6 +170,10 @@ def _replace(path: Path, record: Mapping[str, Any]) -> None:
 
 def _shape_of(path: Path) -> Path:
     return path.with_suffix(".shape")
+
+
+def _collectives_of(path: Path) -> Path:
+    return path.with_suffix(".collectives")
 
 
 def _mark_of(path: Path) -> Path:
@@ -195,3 +216,16 @@ def shape(path: Path) -> dict[str, str]:
         found = json.loads(_shape_of(path).read_text())
         return found if isinstance(found, dict) else {}
     return {}
+
+
+def collectives(path: Path, iteration: int) -> list[Any]:
+    """Return how far a rank has come in its process groups; empty unless it hangs in this step.
+
+    Args:
+        path: The record's path.
+        iteration: The step.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(_collectives_of(path).read_text())
+        return list(found["groups"]) if found["iteration"] == iteration else []
+    return []

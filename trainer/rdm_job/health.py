@@ -14,7 +14,7 @@ from typing import Any
 from rdm_core.config import Config, JobConfig, workload_of
 from rdm_job.info import requested as requested_of
 from rdm_job.protocol import Request, State
-from rdm_log import peers
+from rdm_log import collectives, peers
 from rdm_log.errors import Finding
 from rdm_log.peers import RankHeartbeat
 from rdm_log.signs import Sign
@@ -207,6 +207,7 @@ def observed(
             *_unwatched(watches),
         ],
         holding=peers.holding(ranks),
+        awaited=collectives.awaited(ranks),
     )
 
 

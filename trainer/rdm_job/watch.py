@@ -319,6 +319,7 @@ class Watch:
         except OSError:
             return None
         heartbeats = self._heartbeats.setdefault(rank, deque(maxlen=_HEARTBEATS))
+        groups = heartbeat.collectives(self._directory.heartbeat(rank), iteration)
         is_of_attempt = record.get("compute_s") is not None and record["time"] >= self._begun_at
         if is_of_attempt and (not heartbeats or heartbeats[-1]["time"] != record["time"]):
             heartbeats.append(record)
@@ -331,6 +332,7 @@ class Watch:
             **self._usual_of(rank, peers.usual(list(heartbeats))),
             "nan_at": record.get("nan_at"),
             "retries": sum(one.get("retries") or 0 for one in list(heartbeats)[-_LATELY:]),
+            **({"collectives": groups} if groups else {}),
         }
 
     def _usual_of(self, rank: int, usual: Mapping[str, float]) -> dict[str, float]:

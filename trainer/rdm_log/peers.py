@@ -12,11 +12,11 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rdm_log.signs import Sign
 
-__all__ = ["RankHeartbeat", "first_nan", "holding", "limit_of", "slow", "strained", "usual"]
+__all__ = ["GroupState", "RankHeartbeat", "first_nan", "holding", "limit_of", "slow", "strained", "usual"]
 
 _MANY = 8
 _SLOWER = {True: 1.3, False: 1.5}
@@ -37,6 +37,30 @@ _WARM = 2
 _MOST_SIGNS = 8
 
 
+class GroupState(NamedTuple):
+    """How far a rank has come in a process group.
+
+    Attributes:
+        name: The group's name in torch. Groups without common ranks may share it.
+        first: The first of its ranks.
+        size: The number of its ranks.
+        kind: What the group is for, such as ``data-parallel``; may be empty.
+        entered: The number of the last collective that the rank has entered.
+        waits: The number of the first one that is not complete; 0 if all are.
+        operation: Its name.
+        since: When the rank entered it, in seconds since 1970.
+    """
+
+    name: str
+    first: int
+    size: int
+    kind: str
+    entered: int
+    waits: int = 0
+    operation: str = ""
+    since: float = 0.0
+
+
 @dataclass(frozen=True)
 class RankHeartbeat:
     """The progress and speed of a rank.
@@ -55,6 +79,7 @@ class RankHeartbeat:
         before_waited_s: Its usual waiting time at the beginning.
         nan_at: The first step whose loss on this rank was NaN or infinite.
         retries: How often lately its GPU's memory was full, so that the cache had to be freed.
+        collectives: How far it has come in each process group; only while it hangs.
     """
 
     rank: int
@@ -70,13 +95,14 @@ class RankHeartbeat:
     before_waited_s: float = 0.0
     nan_at: int | None = None
     retries: int = 0
+    collectives: Sequence[GroupState] = ()
 
     @classmethod
     def of(cls, node: str, data: Mapping[str, Any]) -> RankHeartbeat:
         """Return the heartbeat that an agent reports for a rank; older releases say ``own_s``."""
-        return cls(
-            node=node, **{"compute_s" if key == "own_s" else key: value for key, value in data.items()}
-        )
+        fields = {"compute_s" if key == "own_s" else key: value for key, value in data.items()}
+        groups = [GroupState(*one) for one in data.get("collectives", ())]
+        return cls(**{**fields, "node": node, "collectives": groups})
 
 
 def usual(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

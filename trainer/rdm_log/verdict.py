@@ -88,6 +88,7 @@ class Observed:
         vocabulary: The padded size of the vocabulary.
         signs: Signs from nodes' samples and from comparing ranks.
         holding: Ranks that the others wait for at this moment.
+        awaited: The collective that they wait in; see ``collectives.awaited``.
         silent_since: When its logs were last written, if that is long ago and no state says that it runs.
         watched: The verdict of the job's observer, during the job or at its end. It knows more than the logs.
     """
@@ -110,6 +111,7 @@ class Observed:
     vocabulary: int | None = None
     signs: Sequence[Sign] = ()
     holding: Sequence[RankHeartbeat] = ()
+    awaited: Sequence[Sign] = ()
     silent_since: str = ""
     watched: Verdict | None = None
 
@@ -472,15 +474,19 @@ def _late(seen: Observed, state: str) -> Iterator[Sign]:
 
 
 def _held_up(seen: Observed, text: str, usual: str) -> Iterator[Sign]:
-    """Yield that a job makes no progress, with the ranks that the others wait for, if known."""
+    """Yield that a job makes no progress, with the ranks that the others wait for, and in what, if known."""
+    yield _late_sign(seen, text, usual)
+    yield from seen.awaited
+
+
+def _late_sign(seen: Observed, text: str, usual: str) -> Sign:
     if not seen.holding:
-        yield Sign("late", f"{text}: {usual}." if usual else f"{text}.")
-        return
+        return Sign("late", f"{text}: {usual}." if usual else f"{text}.")
     first, *others = seen.holding
     names = f"rank {first.rank} on {first.node}"
     if others:
         names += f" and {len(others)} more"
-    yield Sign(
+    return Sign(
         "late",
         f"{text}{f' ({usual})' if usual else ''}: the others wait for {names}.",
         first.node,

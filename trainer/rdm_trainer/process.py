@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from rdm_core.errors import TrainerError
+from rdm_trainer import flight_recorder
 
 __all__ = ["Start", "Stop", "alone", "device", "join", "memory", "require_alone", "require_device"]
 
@@ -92,6 +93,7 @@ def join(backend: str, timeout: datetime.timedelta) -> None:
     if "WORLD_SIZE" not in os.environ:
         # Port 0: the store takes a free one, and no other process needs to know it.
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    flight_recorder.enable()
     dist.init_process_group(backend, timeout=timeout, device_id=device() if backend == "nccl" else None)
 
 

@@ -38,6 +38,7 @@ from rdm_trainer.distributed.leaders import find_leaders
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.engines import create
 from rdm_trainer.engines.engine import StepResult
+from rdm_trainer.flight_recorder import FlightRecorder
 from rdm_trainer.optim.schedule import LearningRate, WeightDecay
 from rdm_trainer.profiler import Profiler
 from rdm_trainer.prometheus import exporting
@@ -186,6 +187,7 @@ class Training:
         self._milestone("after megatron is initialized")
         self._compute_time = ComputeTime(HeartbeatWriter(), process.device())
         self.topology = create.create_topology(config)
+        self._recorder = FlightRecorder(self._compute_time.heartbeat, self.topology.kinds)
         self._start.end("process groups")
         # What the user has to change is refused before anything is written.
         found = find(config, job_dir / CHECKPOINTS, self._collective, self._announce)
@@ -596,6 +598,7 @@ class Training:
         self._trace.close()
         self._loaders.close()
         self._tracker.close()
+        self._recorder.close()
         self._compute_time.close()
         self.engine.close()
         self._lock.close()

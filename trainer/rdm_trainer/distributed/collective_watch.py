@@ -4,6 +4,9 @@
 Every operation calls one method of ``torch.distributed.ProcessGroup`` once: torch's functions, references to
 them that DeepSpeed keeps, operations on objects, and batches. The watch wraps these methods, and the waits on
 their works to see the ends. Only our own layers bypass them, so their operations are wrapped separately.
+
+torch's flight recorder cannot replace it: it has neither start nor end of Gloo's collectives, nothing of its
+messages, and durations of NCCL's only if all are timed. ``flight_recorder`` reads it when a rank hangs.
 """
 
 from __future__ import annotations

@@ -249,6 +249,12 @@ class Topology:
             timeout=timeout,
         )
 
+    @property
+    def kinds(self) -> dict[str, Any]:
+        """The groups, by what they are for."""
+        axes = ("tensor", "pipeline", "data", "context", "expert")
+        return {f"{axis}-parallel": getattr(self, f"{axis}_group") for axis in axes}
+
     @classmethod
     def single(cls) -> Topology:
         """Return a topology of one rank without process groups."""
