@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Turn the hosts' results on an environment into sentences on why it is not removed."""
+"""Turn the hosts' results on an environment into sentences on why it is not removed; see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -9,16 +9,31 @@ from typing import Any
 
 from ansible.inventory.manager import split_host_pattern
 
+DOCUMENTATION = r"""
+name: environment_users
+short_description: Why an environment is not removed
+author: The rdm-provision developers
+description:
+  - Names every host on which a job uses the environment, and every host that did not answer.
+positional: _input, limit
+options:
+  _input:
+    description: For each host its last result of M(rdm.provision.python_env); empty if it has none.
+    type: dict
+    required: true
+  limit:
+    description: The run's C(--limit), for the hint that leaves out hosts without an answer.
+    type: str
+    default: ""
+"""
+
+RETURN = r"""
+_value: {description: One sentence for each reason., type: list}
+"""
+
 
 def environment_users(results: Mapping[str, Mapping[str, Any]], limit: str = "") -> list[str]:
-    """Return why an environment is not removed, one sentence for each reason.
-
-    It names every host on which a job uses the environment, and every host that did not answer.
-
-    Args:
-        results: host -> its last registered result of the module `python_env`; empty if it has none.
-        limit: the run's `--limit`, for the hint that leaves out hosts without an answer; empty for none.
-    """
+    """Return why an environment is not removed, one sentence for each reason."""
     problems = [f"{host}: {result['msg']}" for host, result in results.items() if "used_by" in result]
     silent = [host for host, result in results.items() if "used_by" not in result and not _answered(result)]
     if silent:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Choose the hosts of a play by the work that an earlier play found."""
+"""Choose the hosts of a play by the work that an earlier play found; see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -11,16 +11,35 @@ from ansible.errors import AnsibleFilterError
 from ansible.plugins.loader import lookup_loader
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 
+DOCUMENTATION = r"""
+name: hosts_of_play
+short_description: The hosts of a play, by the work that an earlier play found
+author: The rdm-provision developers
+description:
+  - A pattern that no host matches where there is no work.
+  - Also loads what most tasks need into the process that forks the workers. Hosts are taken for that alone.
+positional: _input, part
+options:
+  _input:
+    description: The result of M(rdm.provision.work), undefined if no facts were gathered; or the hosts.
+    type: raw
+    required: true
+  part:
+    description: Which play; a role's name, C(absent), C(state_file), C(release) or C(verify).
+    type: str
+    default: ""
+"""
+
+RETURN = r"""
+_value: {description: The value of the play's C(hosts)., type: raw}
+"""
+
 NOBODY = "!all"
 EVERYBODY = "master:workers"
 
 
 def hosts_of_play(work: Any, part: str = "") -> Any:
     """Return the value of a play's `hosts`, or a pattern that no host matches.
-
-    Args:
-        work: the result of the action `work`, undefined if no facts were gathered; or the hosts themselves.
-        part: which play: a role's name, `absent`, `state_file`, `release` or `verify`.
 
     Raises:
         AnsibleFilterError: the work is not known, since no facts were gathered.

@@ -144,8 +144,7 @@ master_addr:
   sample: 192.169.16.100
 nodes:
   description:
-    - Every node of the inventory, the master first.
-    - For a node with facts also the fields of C(CheckedNode) in C(plugin_utils/checks/cluster.py).
+    - Every node of the inventory, the master first. What follows C(vf_mac) has only a node with facts.
   returned: success
   type: dict
   contains:
@@ -161,6 +160,15 @@ nodes:
     accelerator: {description: "V(rocm), V(cuda) or V(cpu).", type: str}
     image: {description: The image that the training container runs., type: str}
     vf_mac: {description: The first MAC of its VFs; empty where the cluster has none., type: str}
+    config_dir: {description: The directory of the cluster's files., type: str}
+    container: {description: What its container gets of the node's devices., type: dict}
+    network_present: {description: Whether it has a network of the planned name., type: bool}
+    network_differences: {description: "How that differs from the plan, in sentences.", type: list}
+    shells: {description: Which shells are installed., type: dict}
+    seen: {description: "Name, state and image of its container; empty for none.", type: dict}
+    functions_end: {description: "VFs of containers that end first, by the PF's interface.", type: dict}
+    function_devices: {description: Whether its container gets only the devices of its VF., type: bool}
+    rails: {description: "Its further rails, each with network, subnet and MY_IP.", type: list}
 hostfile:
   description: DeepSpeed's hostfile, the master first.
   returned: success
@@ -191,8 +199,7 @@ lock:
   type: dict
 state_files:
   description:
-    - What M(rdm.provision.node_facts) and M(rdm.provision.state_file) compare, by node.
-    - The fields of C(StateFile) in C(plugin_utils/desired/state_files.py).
+    - By node what M(rdm.provision.node_facts), M(rdm.provision.state_file) and M(rdm.provision.work) compare.
   returned: with O(state_files)
   type: dict
 rdm_refused:
