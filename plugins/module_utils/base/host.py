@@ -7,6 +7,7 @@ They come from files and system calls; no program is run.
 from __future__ import annotations
 
 import grp
+import json
 import os
 import pwd
 import shutil
@@ -134,6 +135,15 @@ def read_text(path: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if there is none, or it cannot be read."""
+    try:
+        found = json.loads(read_text(path))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def daemon_pid(docker_socket: str, proc: str = "/proc", programs: Sequence[str] = ("dockerd",)) -> int:

@@ -7,10 +7,11 @@ A user's `docker ps` may show one of these. They are found from files; no engine
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_json
 
 
 def other_engines(user: dict[str, Any], used: str, run_root: str = "/run/user") -> list[dict[str, str]]:
@@ -46,12 +47,12 @@ def current_context(directory: str) -> tuple[str, str] | None:
     Args:
         directory: the user's `.docker`.
     """
-    name = _json(os.path.join(directory, "config.json")).get("currentContext")
+    name = read_json(os.path.join(directory, "config.json")).get("currentContext")
     if not isinstance(name, str) or name in ("", "default"):
         return None
     # The directory of a context is the digest of its name.
     digest = hashlib.sha256(name.encode()).hexdigest()
-    meta = _json(os.path.join(directory, "contexts", "meta", digest, "meta.json"))
+    meta = read_json(os.path.join(directory, "contexts", "meta", digest, "meta.json"))
     try:
         address = str(meta["Endpoints"]["docker"]["Host"])
     except (KeyError, TypeError):
@@ -64,12 +65,3 @@ def _is_socket(path: str) -> bool:
         return stat.S_ISSOCK(os.stat(path).st_mode)
     except OSError:
         return False
-
-
-def _json(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -17,6 +17,7 @@ from typing import Any, Collection, Dict, List, NamedTuple, Optional, Tuple
 from urllib.parse import urlsplit
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_json
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.python_env import apex
@@ -144,12 +145,7 @@ def version_path(directory: str, wanted: Wanted) -> str:
 
 def state_of(path: str) -> Dict[str, Any]:
     """Return the state file of one of our environments; empty for anything else."""
-    try:
-        with open(os.path.join(path, STATE_FILE), encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return read_json(os.path.join(path, STATE_FILE))
 
 
 def drift(directory: str, wanted: Wanted) -> str:

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from ansible_collections.rdm.provision.plugins.module_utils.base import shell_files
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import TEMPORARY, write_whole
-from ansible_collections.rdm.provision.plugins.module_utils.base.host import installed, read_text
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import installed, read_json, read_text
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.text_blocks import BlockError, read_block
@@ -193,12 +193,8 @@ def _other_inputs(role: str, before: Any, now: str) -> str:
 def read(config_dir: str) -> Dict[str, Any]:
     """Return the state file in a directory; empty if there is none, or it cannot be read."""
     path, former = (os.path.join(local_path(config_dir), name) for name in (FILE_NAME, FORMER_NAME))
-    try:
-        with open(path if os.path.exists(path) else former, encoding="utf-8") as stream:
-            kept: Any = json.load(stream)
-    except (OSError, ValueError):
-        return {}
-    parts = [kept.get(key) if isinstance(kept, dict) else None for key in ("inputs", "found", "watch")]
+    kept = read_json(path if os.path.exists(path) else former)
+    parts = [kept.get(key) for key in ("inputs", "found", "watch")]
     fits = all(isinstance(part, dict) for part in parts) and set(kept["watch"]) == set(WATCH)
     return kept if fits and all(isinstance(states, dict) for states in kept["found"].values()) else {}
 
