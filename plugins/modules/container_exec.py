@@ -86,7 +86,7 @@ import re
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
 )
@@ -126,18 +126,16 @@ def find_container(api: DockerAPI, cluster: str) -> dict[str, Any]:
     return {"name": name, "state": state}
 
 
-def run(module: AnsibleModule) -> dict[str, Any]:
+@as_module(ARGUMENT_SPEC, check_mode=False)
+def main(module: AnsibleModule) -> dict[str, Any]:
     """Run the command and return the module's result."""
     options = module.params
     if not options["argv"]:
-        return {"failed": True, "msg": "argv is empty: give a command to run"}
+        raise NodeError("argv is empty: give a command to run")
     stdin = None if options["stdin"] is None else base64.b64decode(options["stdin"])
     api = DockerAPI()
-    try:
-        name = find_container(api, options["cluster"])["name"]
-        ended = api.exec(name, options["argv"], options["timeout"], options["user"], stdin)
-    except NodeError as problem:
-        return {"failed": True, "msg": str(problem)}
+    name = find_container(api, options["cluster"])["name"]
+    ended = api.exec(name, options["argv"], options["timeout"], options["user"], stdin)
     result = {
         "changed": True,
         "container": name,
@@ -151,15 +149,6 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     elif ended.exit_code != 0:
         result.update(failed=True, msg="exit code {0}".format(ended.exit_code))
     return result
-
-
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=False)
-    result = {**run(module), **echo(module)}
-    if result.pop("failed", False):
-        module.fail_json(**result)
-    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
 DOCUMENTATION = r"""
 module: kernel_parameters
 short_description: Add parameters to the kernel's command line of the next boot
@@ -130,37 +133,33 @@ def with_grubby(program: str, parameters: List[str], check: bool) -> Dict[str, A
     return {"changed": True, "diff": diff} if missing else {"changed": False}
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+@as_module(ARGUMENT_SPEC)
+def main(module: AnsibleModule) -> Dict[str, Any]:
+    """Change what the boot loader passes, and return the module's result."""
     root = module.params["root"]
     wanted = module.params["parameters"] or iommu.iommu_parameters(
         iommu.cpu_vendor(os.path.join(root, "sys"))
     )
     odd = [one for one in wanted if not _PARAMETER.match(one)]
     if odd:
-        module.fail_json(msg="{0!r} is not a kernel parameter: write name or name=value".format(odd[0]))
+        raise NodeError("{0!r} is not a kernel parameter: write name or name=value".format(odd[0]))
     missing = iommu.lacking(wanted, read_text(os.path.join(root, "proc/cmdline")).split())
-    result: Dict[str, Any] = {"changed": False}
+    result: Dict[str, Any] = {}
+    update, grubby = find_program("update-grub"), find_program("grubby")
     try:
-        if missing:
-            update, grubby = find_program("update-grub"), find_program("grubby")
-            if update:
-                path = os.path.join(root, DROP_IN)
-                result = with_grub(path, update, wanted, module.check_mode)
-            elif grubby:
-                result = with_grubby(grubby, wanted, module.check_mode)
-            else:
-                module.fail_json(
-                    msg="neither update-grub nor grubby is installed: add {0} to the kernel's command line "
-                    "in the configuration of the node's boot loader".format(" ".join(missing))
-                )
+        if missing and update:
+            result = with_grub(os.path.join(root, DROP_IN), update, wanted, module.check_mode)
+        elif missing and grubby:
+            result = with_grubby(grubby, wanted, module.check_mode)
+        elif missing:
+            raise NodeError(
+                "neither update-grub nor grubby is installed: add {0} to the kernel's command line "
+                "in the configuration of the node's boot loader".format(" ".join(missing))
+            )
     except ProgramProblem as problem:
-        module.fail_json(msg="the kernel's command line is as it was: {0}".format(problem))
-    except OSError as error:
-        module.fail_json(msg="{0}: {1}".format(error.filename or DROP_IN, error.strerror or error))
+        raise NodeError("the kernel's command line is as it was: {0}".format(problem)) from None
     reasons = ["the kernel was booted without {0}".format(" ".join(missing))] if missing else []
-    module.exit_json(**result, reboot_required=bool(missing), reasons=reasons)
+    return {**result, "reboot_required": bool(missing), "reasons": reasons}
 
 
 if __name__ == "__main__":

@@ -117,14 +117,14 @@ class Options:
 
         return watch(run, title=cluster.name, verbose=self.verbose, silent=self.as_json, brief=brief)
 
-    def carry_out_and_report(self, cluster: Cluster, run: Run, *, brief: bool = False) -> RunResult:
+    def carry_out_and_report(self, cluster: Cluster, run: Run) -> RunResult:
         """Run to the end, as above, and return a result for the verb to print.
 
         Raises:
             click.exceptions.Exit: nothing is left to print: the command was shown, the result is JSON, or the
                 run was refused or cancelled. It has the exit code.
         """
-        result = self.carry_out(cluster, run, brief=brief)
+        result = self.carry_out(cluster, run)
         if result is None:
             raise click.exceptions.Exit(0)
         if self.as_json:

@@ -164,9 +164,9 @@ def daemon_pid(docker_socket: str, proc: str = "/proc", programs: Sequence[str] 
     return next((pid for pid in others if _command(proc, pid) == programs[0]), 0)
 
 
-def is_paused(pid: int, proc: str = "/proc") -> bool:
+def is_paused(pid: int) -> bool:
     """Return whether a process is stopped, by SIGSTOP or a debugger."""
-    state = read_text("{0}/{1}/stat".format(proc, pid)).rpartition(")")[2].split()
+    state = read_text("/proc/{0}/stat".format(pid)).rpartition(")")[2].split()
     return state[:1] in (["T"], ["t"])
 
 

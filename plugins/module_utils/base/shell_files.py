@@ -112,9 +112,7 @@ def shell_blocks(
     ]
 
 
-def source_blocks(
-    file: str, name: str, zsh: bool = False, home: str = "~", state: str = "present"
-) -> list[dict[str, Any]]:
+def source_blocks(file: str, name: str, state: str = "present") -> list[dict[str, Any]]:
     """Return the blocks by which one user's shells read a file, both at their start and at their end.
 
     The last one overrides what the user's own lines, such as pyenv's, do to PATH. The first one serves a
@@ -123,8 +121,6 @@ def source_blocks(
     Args:
         file: the file; its path contains the node's host name where nodes may share the home.
         name: names the blocks.
-        zsh: as in shell_blocks().
-        home: as in shell_blocks().
         state: as in shell_blocks().
 
     Raises:
@@ -143,7 +139,7 @@ def source_blocks(
             "needed_by": file.replace(HOST_NAME, "*") if HOST_NAME in file else "",
             "state": state,
         }
-        for one in startup_files(False, zsh, home)
+        for one in startup_files(False, False, "~")
         for insert in (("start", "end") if one.path.endswith("/.bashrc") else ("end",))
     ]
 

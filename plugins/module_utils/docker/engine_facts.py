@@ -191,7 +191,7 @@ def job_directory(container: dict[str, Any]) -> str:
     return next((str(mount.get("Source", "")) for mount in mounts if mount.get("Destination") == JOBS), "")
 
 
-def lost_addresses(container: Mapping[str, Any], proc: str = "/proc") -> list[str]:
+def lost_addresses(container: Mapping[str, Any]) -> list[str]:
     """Return the addresses of a running container that none of its interfaces has.
 
     If an interface vanishes, such as that of a removed VF, the engine does not notice and still reports the
@@ -199,12 +199,11 @@ def lost_addresses(container: Mapping[str, Any], proc: str = "/proc") -> list[st
 
     Args:
         container: as the engine shows it.
-        proc: where procfs is.
     """
     if not container["State"].get("Running"):
         return []
     try:
-        with open(f"{proc}/{container['State']['Pid']}/net/fib_trie", encoding="ascii") as file:
+        with open(f"/proc/{container['State']['Pid']}/net/fib_trie", encoding="ascii") as file:
             has = set(_LOCAL_ADDRESS.findall(file.read()))
     except (OSError, KeyError):
         return []  # it has just ended, or may not be read

@@ -107,7 +107,7 @@ def _refuses_others(path: str, flags: int = 0) -> bool:
     return False
 
 
-def _is_process(named: str, proc: str = "/proc") -> bool:
+def _is_process(named: str) -> bool:
     """Return whether a process runs that is identified by its id, its start and the machine's boot.
 
     The id is the one in the process's own namespace, its container's.
@@ -119,13 +119,13 @@ def _is_process(named: str, proc: str = "/proc") -> bool:
                 return False
     except OSError:
         return False
-    for process in filter(str.isdigit, os.listdir(proc)):
+    for process in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(os.path.join(proc, process, "stat"), "rb") as stream:
+            with open(os.path.join("/proc", process, "stat"), "rb") as stream:
                 fields = stream.read().rpartition(b")")[2].split()
             if fields[19].decode() != words[1] or fields[0] in (b"Z", b"X"):
                 continue
-            with open(os.path.join(proc, process, "status"), encoding="utf-8", errors="replace") as stream:
+            with open(os.path.join("/proc", process, "status"), encoding="utf-8", errors="replace") as stream:
                 numbers = _NUMBERS.search(stream.read())
         except (OSError, IndexError):  # it has ended
             continue

@@ -190,10 +190,10 @@ def foreign(running: Dict[str, List[int]]) -> str:
     return "{0} runs,".format(names[0]) if names else ""
 
 
-def key_digest(path: str = MUNGE_KEY) -> str:
+def key_digest() -> str:
     """Return the digest of munge's key (safe to show, since the key is random); empty if there is none."""
     try:
-        with open(path, "rb") as file:
+        with open(MUNGE_KEY, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
     except OSError:
         return ""

@@ -426,11 +426,11 @@ def _size_and_time(path: str) -> str:
     return "{0} bytes at {1}".format(now.st_size, now.st_mtime_ns)
 
 
-def _in_group(user: str, group: str = "docker") -> str:
+def _in_group(user: str) -> str:
     try:
-        return "in the group" if user in grp.getgrnam(group).gr_mem else "not in the group {0}".format(group)
+        return "in the group" if user in grp.getgrnam("docker").gr_mem else "not in the group docker"
     except KeyError:
-        return "without a group {0}".format(group)
+        return "without a group docker"
 
 
 def _implied(what: str, was: Mapping[str, str], now: Mapping[str, str], gone: List[str]) -> bool:

@@ -175,8 +175,10 @@ def plan_job(
         # The login host runs no process of the job, even if it is one of the nodes.
         taking_part = [Node(slurm.login, "127.0.0.1", 1)]
         overrides += ["launcher.kind=slurm"] if kind is None and wanted.text else []
-        image = _chosen(job_image.KEY, _section(launcher, "slurm"), wanted.overrides)
-        sha256 = _chosen(job_image.DIGEST, _section(launcher, "slurm"), wanted.overrides)
+        given = launcher.get("slurm")
+        section = given if isinstance(given, dict) else {}  # the trainer reports what is not a dictionary
+        image = _chosen(job_image.KEY, section, wanted.overrides)
+        sha256 = _chosen(job_image.DIGEST, section, wanted.overrides)
         where, wrong = job_image.from_list(image, slurm.images, sha256)
         overrides += where
         problems += wrong
@@ -383,12 +385,6 @@ def _chosen(key: str, section: Mapping[str, Any], overrides: Sequence[str]) -> A
             except (yaml.YAMLError, ValueError, RecursionError):
                 value = text
     return value
-
-
-def _section(section: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a subsection; empty if it holds no keys, which the trainer reports."""
-    found = section.get(key)
-    return found if isinstance(found, dict) else {}
 
 
 def _new_name(config: Mapping[str, Any], source: str, now: float) -> str:
