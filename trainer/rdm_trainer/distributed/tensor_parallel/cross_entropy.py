@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from rdm_core.cost.chunks import chunk_tokens
+from rdm_trainer.distributed.gradient_sum import GradientSum, add_product
 
 __all__ = ["linear_cross_entropy"]
 
@@ -37,6 +38,7 @@ def linear_cross_entropy(
     sums_gradient: bool = True,
     compiled: bool = False,
     chunk_elements: int | None = None,
+    gradient_sum: GradientSum | None = None,
 ) -> torch.Tensor:
     """Return the mean cross entropy of ``hidden_states @ weight.T`` over the tokens that the mask counts.
 
@@ -53,6 +55,7 @@ def linear_cross_entropy(
             contribution.
         compiled: Run the element-wise parts through ``torch.compile``.
         chunk_elements: Maximum number of logits at once; by default a number that is fast.
+        gradient_sum: Where the backward pass adds the gradient of the weight.
 
     Returns:
         float32 scalar, the same on every rank of the group.
@@ -63,6 +66,7 @@ def linear_cross_entropy(
         labels.reshape(-1),
         mask.reshape(-1),
         mask.sum().clamp_min(1.0) if count is None else count,
+        None if gradient_sum is None else gradient_sum.token,
         (
             first,
             weight.shape[0] if valid is None else valid,
@@ -71,6 +75,7 @@ def linear_cross_entropy(
             compiled,
             chunk_elements,
             torch.is_grad_enabled(),
+            None if gradient_sum is None else gradient_sum.total,
         ),
     )
     return loss
@@ -151,6 +156,11 @@ def _scaled(gradient: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> 
     return result
 
 
+def _add_scaled(total: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor) -> None:
+    """Add a gradient times a scale to a sum in fp32."""
+    total.add_(gradient.float() * scale)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -160,9 +170,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         labels: torch.Tensor,
         mask: torch.Tensor,
         count: torch.Tensor,
-        options: tuple[int, int, Any, bool, bool, int | None, bool],
+        _token: torch.Tensor | None,
+        options: tuple[int, int, Any, bool, bool, int | None, bool, torch.Tensor | None],
     ) -> torch.Tensor:
-        first, valid, group, sums_gradient, compiled, chunk_elements, training = options
+        first, valid, group, sums_gradient, compiled, chunk_elements, training, total = options
         reduce = _compiled(_reduce) if compiled else _reduce
         gradient_of = _compiled(_gradient) if compiled else _gradient
         tokens = hidden_states.shape[0]
@@ -182,19 +193,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
             del logits
             torch.mm(gradient, weight, out=states_gradient[part])
             states = hidden_states[part] if shrink is None else hidden_states[part] * shrink
-            update = gradient.t() @ states
-            if weight_gradient is None:
-                # Summing several chunks in 16 bits would lose precision.
-                weight_gradient = update.float() if size < tokens else update
+            if size >= tokens:
+                weight_gradient = gradient.t() @ states
             else:
-                weight_gradient += update
+                # Summing several chunks in 16 bits would lose precision.
+                if weight_gradient is None:
+                    weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
+                add_product(weight_gradient, gradient, states)
             # The next chunk's logits reuse this memory.
-            del gradient, update, states
+            del gradient, states
         if states_gradient is not None:
             if group is not None and sums_gradient:
                 dist.all_reduce(states_gradient, group=group)
             ctx.save_for_backward(states_gradient, weight_gradient, count, shrink)
-            ctx.weight_type = weight.dtype
+            ctx.weight_type, ctx.total, ctx.compiled = weight.dtype, total, compiled
         return loss / count
 
     @staticmethod
@@ -202,11 +214,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         states_gradient, weight_gradient, count, shrink = ctx.saved_tensors
         # Divide only here, where the loss scale is included; otherwise fp16 would underflow.
         scale = gradients[0] / count
-        return (
-            _scaled(states_gradient, scale, states_gradient.dtype),
-            _scaled(weight_gradient, scale if shrink is None else scale / shrink, ctx.weight_type),
-            None,
-            None,
-            None,
-            None,
-        )
+        of_states = _scaled(states_gradient, scale, states_gradient.dtype)
+        scale = scale if shrink is None else scale / shrink
+        if ctx.total is None:
+            return of_states, _scaled(weight_gradient, scale, ctx.weight_type), *(None,) * 5
+        add = _compiled(_add_scaled) if ctx.compiled else _add_scaled
+        add(ctx.total, weight_gradient, scale)
+        return of_states, *(None,) * 4, ctx.total.new_empty(()), None

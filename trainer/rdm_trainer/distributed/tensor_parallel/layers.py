@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from rdm_trainer.compute_time import waiting
+from rdm_trainer.distributed.gradient_sum import GradientSum, accumulate, add_weight_gradient
 from rdm_trainer.distributed.parameters import ShardSpec, parameter
 from rdm_trainer.distributed.tensor_parallel import float8
 from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
@@ -89,10 +90,11 @@ def begin_scatter_of(whole: torch.Tensor, group: Any, dimension: int) -> torch.T
 
 
 class _Linear(torch.autograd.Function):
-    """Linear layer in fp8, or one whose input's gradient is summed over the ranks, or both.
+    """Linear layer in fp8, one whose input's gradient is summed over the ranks, or one with a gradient sum.
 
-    The sum overlaps with the computation of the weight's gradient. If tokens are sharded, it saves only this
-    rank's tokens. The backward pass gathers the others again while it computes the input's gradient.
+    The sum over the ranks overlaps with the computation of the weight's gradient. If tokens are sharded, it
+    saves only this rank's tokens. The backward pass gathers the others again while it computes the input's
+    gradient.
     """
 
     @staticmethod
@@ -107,12 +109,14 @@ class _Linear(torch.autograd.Function):
         row_scale: torch.Tensor | None,
         columns: torch.Tensor | None,
         column_scale: torch.Tensor | None,
+        total: torch.Tensor | None,
+        _token: torch.Tensor | None,
     ) -> torch.Tensor:
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         if columns is None:
-            ctx.save_for_backward(hidden_states, weight)
+            ctx.save_for_backward(hidden_states, weight, total, None)
         else:
-            ctx.save_for_backward(hidden_states, columns, column_scale)
+            ctx.save_for_backward(hidden_states, columns, None, column_scale)
         if sequence_parallel:
             hidden_states = end_gather(begin_gather(hidden_states, group), group, _TOKENS)
         if rows is None or row_scale is None:
@@ -121,24 +125,30 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_states, weight, *scale = ctx.saved_tensors
+        hidden_states, weight, total, scale = ctx.saved_tensors
         gradient, group = gradients[0], ctx.group
         gathering = begin_gather(hidden_states, group) if ctx.sequence_parallel else None
-        input_gradient = float8.input_gradient(gradient, weight, *scale) if scale else gradient @ weight
+        if scale is None:
+            input_gradient = gradient @ weight
+        else:
+            input_gradient = float8.input_gradient(gradient, weight, scale)
         if gathering is not None:
             hidden_states = end_gather(gathering, group, _TOKENS)
             pending = begin_scatter_of(input_gradient, group, _TOKENS)
         elif group is not None:
             pending = begin_sum(input_gradient, group)
         rows = gradient.flatten(0, -2)
-        if scale:
-            weight_gradient = float8.weight_gradient(gradient, hidden_states, rowwise=bool(scale[0].dim()))
+        weight_gradient = token_gradient = None
+        if scale is not None:
+            weight_gradient = float8.weight_gradient(gradient, hidden_states, rowwise=bool(scale.dim()))
+        elif total is not None:
+            token_gradient = add_weight_gradient(total, rows, hidden_states.flatten(0, -2))
         else:
             weight_gradient = rows.t() @ hidden_states.flatten(0, -2)
         bias_gradient = rows.sum(dim=0) if ctx.needs_input_grad[2] else None
         if group is not None:
             input_gradient = end_collective(pending)
-        return input_gradient, weight_gradient, bias_gradient, None, None, None, None, None, None
+        return input_gradient, weight_gradient, bias_gradient, *(None,) * 7, token_gradient
 
 
 def _linear(
@@ -146,6 +156,7 @@ def _linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     float8_weight: Float8Weight | None,
+    gradient_sum: GradientSum | None,
     group: Any = None,
     sequence_parallel: bool = False,
 ) -> torch.Tensor:
@@ -156,21 +167,26 @@ def _linear(
         weight: [outputs, inputs].
         bias: [outputs].
         float8_weight: The weight in fp8, to compute in fp8.
+        gradient_sum: Where the backward pass adds the gradient of the weight, if not in fp8.
         group: The ranks over which the gradient of the inputs is summed.
         sequence_parallel: The ranks shard the tokens of the inputs.
     """
     if float8_weight is not None:
-        copies: Any = (
+        more: Any = (
             float8_weight.rows,
             float8_weight.row_scale,
             float8_weight.columns,
             float8_weight.column_scale,
+            None,
+            None,
         )
+    elif gradient_sum is not None:
+        more = (*(None,) * 4, gradient_sum.total.flatten(0, -2), gradient_sum.token)
     elif group is None:
         return functional.linear(hidden_states, weight, bias)
     else:
-        copies = (None,) * 4
-    output: torch.Tensor = _Linear.apply(hidden_states, weight, bias, group, sequence_parallel, *copies)
+        more = (None,) * 6
+    output: torch.Tensor = _Linear.apply(hidden_states, weight, bias, group, sequence_parallel, *more)
     return output
 
 
@@ -281,6 +297,7 @@ class ColumnParallelLinear(nn.Module):
 
     Attributes:
         float8: The weight in fp8, if the layer computes in fp8.
+        gradient_sum: The sum of the weight's gradients, if backward passes add to it.
     """
 
     def __init__(
@@ -301,6 +318,7 @@ class ColumnParallelLinear(nn.Module):
         )
         self.bias = parameter(ShardSpec((*several, outputs), divided, rank, ranks)) if bias else None
         self.float8: Float8Weight | None = None
+        self.gradient_sum: GradientSum | None = None
         self.group = topology.tensor_group if topology.tensor > 1 else None
         self.sequence_parallel = topology.sequence_parallel
 
@@ -308,7 +326,9 @@ class ColumnParallelLinear(nn.Module):
         """Map [..., inputs] to this rank's [..., outputs / tensor], or [..., stacked x outputs / tensor]."""
         weight = self.weight.flatten(0, -2)
         bias = None if self.bias is None else self.bias.flatten()
-        return _linear(hidden_states, weight, bias, self.float8, self.group, self.sequence_parallel)
+        return _linear(
+            hidden_states, weight, bias, self.float8, self.gradient_sum, self.group, self.sequence_parallel
+        )
 
 
 class RowParallelLinear(nn.Module):
@@ -323,6 +343,7 @@ class RowParallelLinear(nn.Module):
 
     Attributes:
         float8: The weight in fp8, if the layer computes in fp8.
+        gradient_sum: The sum of the weight's gradients, if backward passes add to it.
     """
 
     def __init__(
@@ -334,6 +355,7 @@ class RowParallelLinear(nn.Module):
         )
         self.bias = parameter(ShardSpec((outputs,))) if bias else None
         self.float8: Float8Weight | None = None
+        self.gradient_sum: GradientSum | None = None
         self.group = topology.tensor_group if topology.tensor > 1 else None
         self.sequence_parallel = topology.sequence_parallel
 
@@ -348,15 +370,40 @@ class RowParallelLinear(nn.Module):
                 over the ranks. The result of ``begin`` must not be read before ``end``.
         """
         if self.group is None:
-            return _linear(hidden_states, self.weight, self.bias, self.float8)
+            return _linear(hidden_states, self.weight, self.bias, self.float8, self.gradient_sum)
         if step != "end":
-            part = _linear(hidden_states, self.weight, None, self.float8)
+            part = _linear(hidden_states, self.weight, None, self.float8, self.gradient_sum)
             hidden_states = _BeginSum.apply(part, self.group, self.sequence_parallel)
         if step != "begin":
             hidden_states = _EndSum.apply(hidden_states)
             if self.bias is not None:
                 hidden_states = hidden_states + self.bias
         return hidden_states
+
+
+class _Embedding(torch.autograd.Function):
+    """The rows of tokens; the backward pass adds to the sum of the weight's gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: torch.Tensor,
+        weight: torch.Tensor,
+        total: torch.Tensor,
+        _token: torch.Tensor,
+        compiled: bool,
+    ) -> torch.Tensor:
+        ctx.total, ctx.compiled = total, compiled
+        ctx.save_for_backward(tokens)
+        return functional.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (tokens,) = ctx.saved_tensors
+        # Sums of fp32 rows by index would take long where one token is frequent.
+        update = torch.ops.aten.embedding_dense_backward(gradients[0], tokens, len(ctx.total), -1, False)
+        accumulate(ctx.total, update, first=False, compiled=ctx.compiled)
+        return None, None, None, ctx.total.new_empty(()), None
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -372,6 +419,9 @@ class VocabParallelEmbedding(nn.Module):
         topology: This rank's place, with the tensor axis.
         std: Standard deviation of the initial weights.
         compiled: Compile the element-wise part of the loss.
+
+    Attributes:
+        gradient_sum: The sum of the weight's gradients, if backward passes add to it.
     """
 
     def __init__(
@@ -396,6 +446,7 @@ class VocabParallelEmbedding(nn.Module):
                 decays=True,
             )
         )
+        self.gradient_sum: GradientSum | None = None
         self.group = topology.tensor_group if topology.tensor > 1 else None
         self.sequence_parallel = topology.sequence_parallel
         self.first = topology.tensor_rank * (padded // topology.tensor)
@@ -443,13 +494,21 @@ class VocabParallelEmbedding(nn.Module):
             # With sequence parallelism, the backward pass of the states' gather sums the gradient.
             sums_gradient=not self.sequence_parallel,
             compiled=self.compiled,
+            gradient_sum=self.gradient_sum,
         )
+
+    def _rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        one = self.gradient_sum
+        if one is None:
+            return functional.embedding(tokens, self.weight)
+        rows: torch.Tensor = _Embedding.apply(tokens, self.weight, one.total, one.token, self.compiled)
+        return rows
 
     def _look_up(self, tokens: torch.Tensor) -> torch.Tensor:
         if self.group is None:
-            return functional.embedding(tokens, self.weight)
+            return self._rows(tokens)
         local = tokens - self.first
         outside = (local < 0) | (local >= self.weight.shape[0])
-        rows = functional.embedding(local.masked_fill(outside, 0), self.weight)
+        rows = self._rows(local.masked_fill(outside, 0))
         own = rows.masked_fill(outside.unsqueeze(-1), 0.0)
         return summed_output(own, self.group, sequence_parallel=self.sequence_parallel)

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import nn
 
+from rdm_trainer.distributed.gradient_sum import accumulate
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.engines.accumulation import accumulate
 
 __all__ = ["DistributedOptimizer"]
 

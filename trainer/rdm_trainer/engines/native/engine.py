@@ -51,8 +51,8 @@ class NativeEngine(Engine):
         model = models.build(config, topology, device=self.device, dtype=dtype, fill=fill)
         self.module = model
         self.work = self._work([layer.kind for layer in model.layers])
-        self.sharded = ShardedAdamW(config, model, topology, self.device, _shared(config, topology))
         self._float8 = Float8Layers(config, model)
+        self.sharded = ShardedAdamW(config, model, topology, self.device, _shared(config, topology))
         model.before_layer = self._before_layer
         self.optimiser = self.sharded.optimiser
         chunks = config.parallel.virtual_pipeline

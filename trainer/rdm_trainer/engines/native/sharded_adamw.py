@@ -11,6 +11,7 @@ Source: Rajbhandari et al., "ZeRO" (2020), stage 1.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,10 +21,15 @@ from torch import nn
 
 from rdm_core.config import Config
 from rdm_trainer.checkpoint.fragments import STATES, Fragment
+from rdm_trainer.distributed.gradient_sum import GradientSum, accumulate
 from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel
+from rdm_trainer.distributed.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.engines.accumulation import accumulate
 from rdm_trainer.engines.engine import DTYPES, adamw
 
 __all__ = ["ShardedAdamW"]
@@ -140,11 +146,19 @@ class ShardedAdamW:
         self._reducing, self._next = False, 0
         self._gathering: dict[_Bucket, Any] = {}
         self._hooks = [weight.register_post_accumulate_grad_hook(self._take) for weight in self._bucket_of]
+        self._sums: dict[nn.Parameter, GradientSum] = {}
+        for layer in module.modules():
+            kinds = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding)
+            # A product in fp8 does not add to a sum.
+            if isinstance(layer, kinds) and getattr(layer, "float8", None) is None:
+                layer.gradient_sum = self._sum_of(layer.weight)
 
     def close(self) -> None:
         """Release the weights: hooks keep them in a reference cycle that Python's collector cannot see."""
         for hook in self._hooks:
             hook.remove()
+        for one in self._sums.values():
+            one.close()
 
     # Gradients.
 
@@ -152,6 +166,8 @@ class ShardedAdamW:
         """Begin the sums of a step."""
         for bucket in self.buckets:
             bucket.clear()
+        if self._sums:
+            torch._foreach_zero_([one.total for one in self._sums.values()])
         self._reducing, self._next = False, 0
 
     def expect_backward(self, is_last: bool) -> None:
@@ -161,12 +177,27 @@ class ShardedAdamW:
     @torch.no_grad()
     def _take(self, weight: torch.Tensor) -> None:
         assert isinstance(weight, nn.Parameter)
-        assert weight.grad is not None
+        if weight.grad is None:
+            # The backward pass adds to the sum, and its token says so. Not all versions of PyTorch call this.
+            return
         bucket = self._bucket_of[weight]
         total = bucket.gradients[bucket.spans[weight]].view(weight.shape)
         accumulate(total, weight.grad, first=weight not in bucket.filled, compiled=self._compiled)
-        bucket.filled.add(weight)
         weight.grad = None
+        self._added(weight)
+
+    def _sum_of(self, weight: nn.Parameter) -> GradientSum:
+        """Return the sum to which backward passes add a weight's gradient; :meth:`begin` zeroes it."""
+        bucket = self._bucket_of[weight]
+        total = bucket.gradients[bucket.spans[weight]].view(weight.shape)
+        found = self._sums[weight] = GradientSum(total, functools.partial(self._added, weight))
+        return found
+
+    @torch.no_grad()
+    def _added(self, weight: nn.Parameter) -> None:
+        """Note that a weight's gradient has been added, and reduce the buckets that this completes."""
+        bucket = self._bucket_of[weight]
+        bucket.filled.add(weight)
         if self._reducing:
             bucket.complete += 1
             # All replicas reduce in the same order, whichever bucket is complete first.

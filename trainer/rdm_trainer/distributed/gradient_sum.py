@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Sums of gradients over micro-batches in fp32.
+
+Backward passes add to a :class:`GradientSum` by themselves. Otherwise a backward pass writes a gradient in 16
+bits, and another kernel reads it and adds it to the sum. cuBLAS adds a product to a sum in fp32 in about the
+time that it takes to write the product in 16 bits.
+
+Source: ``gradient_accumulation_fusion`` of Megatron-LM.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+__all__ = ["GradientSum", "accumulate", "add_product", "add_weight_gradient"]
+
+_CUBLAS = torch.version.cuda is not None
+# Compiled kernels see a large gradient as rows of this many elements, so that they know its alignment.
+_ROW = 1024
+
+
+def _copy(total: torch.Tensor, gradient: torch.Tensor) -> None:
+    total.copy_(gradient)
+
+
+def _add(total: torch.Tensor, gradient: torch.Tensor) -> None:
+    total.add_(gradient)
+
+
+@functools.cache
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    return torch.compile(function)
+
+
+def accumulate(total: torch.Tensor, gradient: torch.Tensor, *, first: bool, compiled: bool) -> None:
+    """Add a gradient to its sum.
+
+    Args:
+        total: The sum, float32, contiguous.
+        gradient: The gradient, of the same shape.
+        first: It is the first of a step, so copy it instead of adding it to zeros.
+        compiled: Compiled kernels may process large gradients.
+    """
+    take = _copy if first else _add
+    rows, rest = divmod(total.numel(), _ROW)
+    if compiled and rows >= _ROW and not rest:
+        # PyTorch's own mixed-type kernels reach only half of the memory bandwidth.
+        _compiled(take)(total.view(rows, _ROW), gradient.reshape(rows, _ROW))
+    else:
+        take(total, gradient)
+
+
+class GradientSum:
+    """The sum of a weight's gradients.
+
+    A backward pass that adds to it returns no gradient of the weight, but one of the token.
+
+    Args:
+        total: The sum, float32, of the weight's shape, contiguous.
+        on_added: Called after each backward pass that has added to the sum.
+
+    Attributes:
+        token: float32 scalar, an input of each operation that adds to the sum. Its gradient has no meaning.
+    """
+
+    def __init__(self, total: torch.Tensor, on_added: Callable[[], None]) -> None:
+        # Backward passes refuse a saved tensor that has changed, and all views of a tensor count its changes.
+        # A tensor made with ``data`` has a count of its own.
+        self.total = total.data
+        self.token = torch.zeros((), device=total.device, requires_grad=True)
+        self._on_added = on_added
+        self._hook = self.token.register_post_accumulate_grad_hook(self._added)
+
+    def close(self) -> None:
+        """Remove the hook, whose reference cycle Python's collector cannot see."""
+        self._hook.remove()
+
+    def _added(self, token: torch.Tensor) -> None:
+        token.grad = None
+        self._on_added()
+
+
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add ``left.T @ right`` to a sum.
+
+    Args:
+        total: The sum, float32 [m, n].
+        left: [rows, m].
+        right: [rows, n], of the same type.
+    """
+    if left.dtype == torch.float32:
+        total.addmm_(left.t(), right)
+    elif _CUBLAS and total.is_cuda:
+        torch.addmm(total, left.t(), right, out_dtype=torch.float32, out=total)
+    else:
+        total += left.t() @ right
+
+
+# The compiler must not know that the operation changes the sum: it would copy the sum before each change,
+# and refuse a backward pass whose forward pass came before another one's change, as in a pipeline.
+@torch.library.custom_op("rdm::add_weight_gradient", mutates_args=())
+def add_weight_gradient(total: torch.Tensor, gradient: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Add a linear layer's weight gradient to its sum, and return the gradient of the sum's token.
+
+    Args:
+        total: The sum, float32 [outputs, inputs].
+        gradient: The gradient of the layer's output [rows, outputs].
+        inputs: The layer's inputs [rows, inputs].
+    """
+    # No change of the sum itself is counted.
+    add_product(total.data, gradient, inputs)
+    return total.new_empty(())
+
+
+@add_weight_gradient.register_fake
+def _(total: torch.Tensor, _gradient: torch.Tensor, _inputs: torch.Tensor) -> torch.Tensor:
+    return total.new_empty(())

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Backward passes add the gradients of weights to their sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rdm_trainer.distributed.gradient_sum import GradientSum
+from rdm_trainer.distributed.parameters import initialise
+from rdm_trainer.distributed.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from rdm_trainer.distributed.topology import Topology
+
+_TOKENS = torch.tensor([[1, 4, 4, 0], [6, 1, 2, 4]])
+
+
+class _Model(nn.Module):
+    """Layers of all kinds that can add to sums; the head shares the embedding's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        topology = Topology.single()
+        self.embedding = VocabParallelEmbedding(7, 8, 16, topology, 0.5)
+        self.wide = ColumnParallelLinear(16, 24, topology, 0.5, stacked=2)
+        self.narrow = RowParallelLinear(48, 16, topology, 0.5)
+        self.requires_grad_()
+        initialise(self, "", seed=3)
+
+    def body(self, states: torch.Tensor) -> torch.Tensor:
+        return states + self.narrow(torch.tanh(self.wide(states)))
+
+    def losses(self, compiled: bool) -> list[torch.Tensor]:
+        """Return the losses of two micro-batches, both before any backward pass."""
+        body = torch.compile(self.body, backend="aot_eager") if compiled else self.body
+        found = []
+        for tokens in (_TOKENS, _TOKENS.flip(0)):
+            labels = tokens.roll(1, dims=1), torch.ones(tokens.shape)
+            found.append(self.embedding(body(self.embedding(tokens)), labels))
+        return found
+
+
+def _layers(model: _Model) -> list[ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding]:
+    return [model.embedding, model.wide, model.narrow]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_are_those_of_the_gradients(dtype: torch.dtype, compiled: bool) -> None:
+    torch._dynamo.reset()
+    plain, summed = _Model().to(dtype), _Model().to(dtype)
+    for loss in plain.losses(compiled=False):
+        loss.backward()
+    added: list[nn.Module] = []
+    for layer in _layers(summed):
+        total = torch.zeros(layer.weight.shape)
+        layer.gradient_sum = GradientSum(total, lambda layer=layer: added.append(layer))
+
+    for loss in summed.losses(compiled):
+        loss.backward()
+
+    for layer, other in zip(_layers(summed), _layers(plain), strict=True):
+        assert layer.gradient_sum is not None
+        assert layer.weight.grad is None
+        assert layer.gradient_sum.token.grad is None
+        assert added.count(layer) == 2
+        tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(
+            layer.gradient_sum.total, other.weight.grad.float(), rtol=tolerance, atol=tolerance
+        )
+    assert torch.equal(summed.wide.bias.grad, plain.wide.bias.grad)
+
+
+def test_a_sum_is_that_of_its_memory() -> None:
+    buffer = torch.zeros(2, 8, 16)
+    model = _Model()
+    model.embedding.gradient_sum = GradientSum(buffer[1], lambda: None)
+
+    for loss in model.losses(compiled=False):
+        loss.backward()
+
+    assert buffer[1].any()
+    assert not buffer[0].any()
+
+
+def test_without_a_gradient_nothing_is_added() -> None:
+    model = _Model()
+    total = torch.zeros(model.wide.weight.shape)
+    model.wide.gradient_sum = GradientSum(total, lambda: pytest.fail("no backward pass has run"))
+
+    with torch.no_grad():
+        model.losses(compiled=False)
+
+    assert not total.any()
