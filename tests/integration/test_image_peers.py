@@ -26,6 +26,8 @@ from tests.integration.ssh_nodes import configure_ssh, ssh_environment
 
 IMAGE = "rdm-test/passed-on:1"
 SIZE = 24_000_000
+HANGS_S = 240.0
+"""Timeout in seconds, long enough for a busy machine."""
 MARK = "RDM_TEST_IMAGE_PEERS"
 """Variable of all processes of a run, on the controller and on the nodes."""
 LATE = """\
@@ -120,7 +122,7 @@ class Nodes:
             arrived = [file.stat().st_blocks * 512 for file in self.peers.glob("*.tar")]
             return len(arrived) == 2 and min(arrived) >= SIZE / 2
 
-        assert wait_until(half, 120), self.processes()
+        assert wait_until(half, HANGS_S), self.processes()
 
     @property
     def peers(self) -> Path:
@@ -180,7 +182,7 @@ def test_the_run_is_killed_at_half(nodes: Nodes) -> None:
     run.kill()
     run.communicate(timeout=TIMEOUT_S)
     assert len(nodes.processes()) >= 3, "those of the nodes go on"
-    assert wait_until(lambda: not nodes.processes(), 120), nodes.processes()
+    assert wait_until(lambda: not nodes.processes(), HANGS_S), nodes.processes()
     assert nodes.left() <= {".tar", ".have", ".lock", ".result"}
     assert not nodes.loaded()
     assert nodes.provision() < 0.5
