@@ -43,19 +43,17 @@ class Checkpoints:
         """
         own = {number for number, path in self._all().items() if (path / _MARK).is_file()}
         common: set[int] = set.intersection(*map(set, self._collective.gather(sorted(own))))
-        if self._writes:
-            for number in self._all().keys() - own:
-                self._remove(number)
-        if not common:
-            return None
-        path = self._all()[max(common)]
-        was: dict[str, int] = json.loads((path / _MARK).read_text())
+        path = self._all()[max(common)] if common else None
+        was: dict[str, int] = json.loads((path / _MARK).read_text()) if path else {}
         for key, value in self._layout.items():
             if was.get(key, value) != value:
                 raise TrainerError(
                     f"{path} was written with {key} {was[key]}, and this job has {value}; go on with "
                     "that, or give the job another --job-dir."
                 )
+        if self._writes:
+            for number in self._all().keys() - own:
+                self._remove(number)
         return path
 
     def commit(self, step: int) -> None:

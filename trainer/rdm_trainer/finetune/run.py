@@ -90,7 +90,6 @@ class _Finetuning:
         self._collective = collective = Collective(timeout)
         self._is_first = collective.rank == 0
         self._progress = Progress(job_dir / "progress.json", config.optimisation.train_iterations or 0)
-        self._note(phase="starting")
         job_dir.mkdir(parents=True, exist_ok=True)
         leaders, _ = find_leaders(job_dir, collective)
         is_shared = len(set(leaders)) == 1
@@ -105,7 +104,9 @@ class _Finetuning:
                 "lora.rank": config.lora.rank,
             },
         )
+        # A layout that the user has to change is refused before the progress is touched.
         self._resumed = self._checkpoints.newest()
+        self._note(phase="starting")
         compute_time = ComputeTime(HeartbeatWriter(), process.device())
         self._reporter = Reporter(
             config,

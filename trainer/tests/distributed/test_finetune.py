@@ -82,6 +82,12 @@ def test_a_killed_job_goes_on_with_the_same_losses(tuning: Finetunings, sharded:
     (job / "checkpoints/checkpoint-9/.complete").unlink()
     assert list(losses(job)) == [1, 2, 3]
     (job / "metrics.jsonl").unlink()
+    # Another number of processes is refused, and changes nothing.
+    progress = (job / "progress.json").read_bytes()
+    code, _, errors = tuning.run("killed", *kept)
+    assert (code, "was written with devices" in errors) == (3, True)
+    assert (job / "progress.json").read_bytes() == progress
+    assert (job / "checkpoints/checkpoint-9").exists()
     code, out, errors = tuning.run("killed", *kept, world=RANKS)
     assert code == 0, errors
     assert "going on from killed/checkpoints/checkpoint-2" in out

@@ -35,5 +35,10 @@ def test_each_node_names_what_deepspeed_looks_for(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
     assert (tmp_path / "checkpoint-4/latest").read_text() == "global_step4"
     assert checkpoints(tmp_path).newest() == tmp_path / "checkpoint-4"
+    # It was not written to its end.
+    (tmp_path / "checkpoint-6").mkdir()
     with pytest.raises(TrainerError, match="was written with devices 2, and this job has 4"):
         checkpoints(tmp_path, devices=4).newest()
+    assert (tmp_path / "checkpoint-6").exists()
+    assert checkpoints(tmp_path).newest() == tmp_path / "checkpoint-4"
+    assert not (tmp_path / "checkpoint-6").exists()
