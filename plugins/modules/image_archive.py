@@ -190,7 +190,7 @@ from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import disk
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
@@ -482,33 +482,27 @@ class Images:
             raise NodeError("the copy of {0} has {1} bytes, not {2}".format(self.path, size, self.index.size))
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+@as_module(ARGUMENT_SPEC)
+def main(module: AnsibleModule) -> dict[str, Any]:
+    """Inspect, load or remove the images, and return the module's result."""
     state = module.params["state"]
+    nothing: dict[str, Any] = {"actions": [], "copy_needed": False}
     try:
         images = Images(module.params, DockerAPI(), module.check_mode)
         if state == "inspected":
-            module.exit_json(**images.inspect(), **echo(module))
-        elif state == "present":
-            images.present()
-        else:
-            images.absent()
+            return images.inspect()
+        (images.present if state == "present" else images.absent)()
+        return images.result()
     except ArchiveMissing as problem:
         if state == "absent":
             module.warn("{0}, so its images cannot be identified and stay".format(problem))
-            module.exit_json(changed=False, actions=[], copy_needed=False)
-        _give_up(module, NodeError(str(problem), PUT_IT_THERE))
+            return nothing
+        found = NodeError(str(problem), PUT_IT_THERE, **nothing)
     except NodeError as problem:
-        _give_up(module, problem)
-    module.exit_json(**images.result(), **echo(module))
-
-
-def _give_up(module: AnsibleModule, problem: NodeError) -> None:
-    """Fail, or report the problem as the result of an inspection."""
-    if module.params["state"] == "inspected":
-        module.exit_json(**inspection(module.params["path"], str(problem), problem.hint), **echo(module))
-    module.fail_json(msg=problem.sentence, actions=[], copy_needed=False)
+        found = NodeError(str(problem), problem.hint, **nothing)
+    if state == "inspected":
+        return inspection(module.params["path"], str(found), found.hint)
+    raise found
 
 
 if __name__ == "__main__":
