@@ -308,7 +308,9 @@ def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -
         else:
             problems += [Problem(name, "", str(output), "") for output in answer.get("problems") or []]
     # Every node reports the problems of the configuration; they are shown once.
-    everywhere = [set(_reasons(problems, node["name"])) for node in plan["nodes"]]
+    everywhere = [
+        {problem.reason for problem in problems if problem.node == node["name"]} for node in plan["nodes"]
+    ]
     common = set.intersection(*everywhere) if len(everywhere) > 1 else set()
     shared: dict[str, Problem] = {}
     for problem in problems:
@@ -336,10 +338,6 @@ def _differences(
                 hint = "give all nodes the same image, or the same environment (rdm-provision env up)"
                 problems += [Problem(name, f"{what} {version}", reason, hint) for name in having]
     return problems
-
-
-def _reasons(problems: Iterable[Problem], node: str) -> list[str]:
-    return [problem.reason for problem in problems if problem.node == node]
 
 
 def _first_line(text: str) -> str:
