@@ -9,6 +9,7 @@ docstring of a class describes its section, and the text below a field describes
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
@@ -31,6 +32,7 @@ __all__ = [
     "PositiveFloat",
     "Samples",
     "SlurmConfig",
+    "at_home",
     "step_range",
 ]
 
@@ -86,6 +88,12 @@ Fraction = Annotated[float, Bounds(least=0, below=1)]
 Port = Annotated[int, Bounds(least=1024, most=65535)]
 Each = Annotated[dict[str, str], ByPartition()]
 FilePath = Annotated[str, OfFile()]
+
+
+def at_home(path: str) -> str:
+    """Return a path with its home directory instead of ``~``; unchanged if there is no such directory."""
+    # Path's method would shorten docker:// and raise an error for an unknown user.
+    return os.path.expanduser(path)  # noqa: PTH111
 
 
 @dataclass(frozen=True)
@@ -170,9 +178,10 @@ class SlurmConfig:
     rest: str | None = None
     """A slurmrestd that replaces `sbatch`: `https://HOST:PORT`, `http://HOST:PORT` (others on the network can
     read everything, the token too) or `unix:/PATH`."""
-    rest_jwt: str = "~/.slurm.jwt"
-    """File with the user's token (JWT) for it, of mode 0600, on the host that submits jobs. The environment
-    variable `SLURM_JWT` overrides it. The token itself is no value of a configuration."""
+    rest_jwt: FilePath | None = None
+    """File with the user's token (JWT) for it, of mode 0600, on the host that submits jobs; by default
+    `~/.slurm.jwt`. The environment variable `SLURM_JWT` overrides it. The token itself is no value of a
+    configuration."""
     reload_container: bool = False
     """Start from the unchanged image. Otherwise enroot and pyxis keep a container on each node, with the
     changes of earlier jobs."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
 import re
 import types
 import typing
@@ -16,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from rdm_core.config.job import Bounds, ByPartition, JobConfig, OfFile
+from rdm_core.config.job import Bounds, ByPartition, JobConfig, OfFile, at_home
 from rdm_core.config.schema import Blend, Config
 from rdm_core.config.workloads import WORKLOADS
 from rdm_core.errors import ConfigError, Unfit
@@ -430,8 +429,7 @@ class _Converter:
             inner, bounds = typing.get_args(hint)[:2]
             if isinstance(bounds, OfFile):
                 text = self._scalar(inner, value, path)
-                # Path's method would shorten docker:// and raise an error for an unknown user.
-                return None if text is None else os.path.expanduser(text)  # noqa: PTH111
+                return None if text is None else at_home(text)
             if isinstance(bounds, ByPartition):
                 return self._texts(
                     value if value is None or isinstance(value, Mapping) else {"": value}, path

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rdm_core.config.job import SlurmConfig
+from rdm_core.config.job import SlurmConfig, at_home
 from rdm_job.slurm import commands, rest_forms, states, token
 from rdm_job.slurm.accounting import Accounting, Association
 from rdm_job.slurm.commands import SlurmError
@@ -232,9 +232,9 @@ _SILENT = re.compile(
 """slurmrestd's errors when the controller did not answer, or did not accept the token."""
 
 
-def access(address: str | None, token_file: str) -> Access:
+def access(address: str | None, token_file: str | None) -> Access:
     """Return the interface to Slurm: slurmrestd if there is an address, otherwise Slurm's programs."""
-    return Rest(address, token_file) if address else commands
+    return Rest(address, at_home(token_file or "~/.slurm.jwt")) if address else commands
 
 
 def of_config(slurm: SlurmConfig) -> Access:

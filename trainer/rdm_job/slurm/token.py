@@ -53,13 +53,7 @@ def read(path: str, environment: Mapping[str, str]) -> Token:
     """
     if VARIABLE in environment:
         return of(environment[VARIABLE], VARIABLE, time.time())
-    try:
-        file = Path(path).expanduser()
-    except RuntimeError:
-        raise SlurmError(
-            f"The token for slurmrestd in {path} cannot be read: there is no such home directory; give "
-            f"launcher.slurm.rest_jwt as a whole path, or set {VARIABLE}."
-        ) from None
+    file = Path(path)
     try:
         with file.open(encoding="utf-8") as opened:
             mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)

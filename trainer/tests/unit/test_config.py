@@ -187,7 +187,9 @@ data:
   index_cache: ~/maps
   tokenizer: {kind: gpt2, vocab: ~/vocab.json, merges: ~nobody-here/merges.txt}
 checkpoint: {load: ~/job}
-launcher: {slurm: {image: ~/image.sqsh, mounts: ["~/data:/data"]}, program: [train.py, ~/as-it-is]}
+launcher:
+  slurm: {image: ~/image.sqsh, rest_jwt: ~/token, mounts: ["~/data:/data"]}
+  program: [train.py, ~/as-it-is]
 """,
     )
     config = load(path, ["checkpoint.init_from=~/model", "name=~x"])
@@ -198,6 +200,7 @@ launcher: {slurm: {image: ~/image.sqsh, mounts: ["~/data:/data"]}, program: [tra
     assert config.data.tokenizer.merges == "~nobody-here/merges.txt"
     assert (config.checkpoint.load, config.checkpoint.init_from) == ("/home/me/job", "/home/me/model")
     assert config.launcher.slurm.image == "/home/me/image.sqsh"
+    assert config.launcher.slurm.rest_jwt == "/home/me/token"
     assert config.launcher.slurm.mounts == ("/home/me/data:/data",)
     assert (config.launcher.program, config.name) == (("train.py", "~/as-it-is"), "~x")
     tuning = "workload: finetune\nmodel: {path: ~/qwen}\ndata: {train: [~/rows.jsonl], valid: ~/more.jsonl}\n"

@@ -224,8 +224,8 @@ def test_a_user_whom_the_host_does_not_know_needs_a_token_that_says_whose_it_is(
     with pytest.raises(SlurmError) as caught:
         token.read("~/.slurm.jwt", {})
     assert str(caught.value) == (
-        "The token for slurmrestd in ~/.slurm.jwt cannot be read: there is no such home directory; give "
-        "launcher.slurm.rest_jwt as a whole path, or set SLURM_JWT."
+        "There is no token for slurmrestd: write what scontrol token prints to ~/.slurm.jwt, with mode 0600, "
+        "or set SLURM_JWT."
     )
     # A token in the environment needs no home directory.
     assert token.read("~/.slurm.jwt", {"SLURM_JWT": jwt(sun="me")}).user == "me"
