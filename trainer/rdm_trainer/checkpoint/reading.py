@@ -7,8 +7,6 @@ check, training would go on with bits that a disk or a network flipped.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import io
 import pickle
 import struct
@@ -20,30 +18,35 @@ from typing import Any
 
 import torch
 
-from rdm_core.errors import TrainerError
-
 __all__ = ["load", "load_mapped"]
 
 
-@functools.cache
-def _classes_of_deepspeed() -> list[Any]:
-    """Return the classes that DeepSpeed writes in addition to tensors and plain values."""
-    if importlib.util.find_spec("deepspeed") is None:
-        raise TrainerError(
-            "The checkpoint is DeepSpeed's, which is not installed here; install it to read the checkpoint."
-        )
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
+class _Attributes:
+    """A stand-in for a class of DeepSpeed's that has attributes alone, so that DeepSpeed is not needed."""
 
-    def zero_stage(kind: Any, name: str) -> ZeroStageEnum:
-        if kind is not ZeroStageEnum:
-            raise pickle.UnpicklingError(f"attribute {name} of {kind!r} is not read from a checkpoint")
-        return ZeroStageEnum[name]
 
-    # Python 3.11.0 to 3.11.3 pickle a member of an enumeration as `getattr` of its class.
-    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (zero_stage, "builtins.getattr")]
+class _Stage(int):
+    """A stand-in for an enumeration of DeepSpeed's."""
 
+
+_STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}
+
+
+def _stage(kind: Any, name: str) -> _Stage:
+    """Return a stage by its name: Python 3.11.0 to 3.11.3 pickle it as ``getattr`` of the enumeration."""
+    if kind is not _Stage or name not in _STAGES:
+        raise pickle.UnpicklingError(f"attribute {name} of {kind!r} is not read from a checkpoint")
+    return _Stage(_STAGES[name])
+
+
+_OF_DEEPSPEED: list[tuple[Any, str]] = [
+    (_Attributes, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
+    (_Attributes, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
+    (_Attributes, "deepspeed.utils.tensor_fragment.fragment_address"),
+    (_Stage, "deepspeed.runtime.zero.config.ZeroStageEnum"),
+    (_stage, "builtins.getattr"),
+]
+"""What DeepSpeed 0.19.8 writes in addition to tensors and plain values, by name."""
 
 # The lengths of the name and of the extra field in a part's header.
 _LENGTHS = struct.Struct("<26xHH")
@@ -75,7 +78,7 @@ def load_mapped(path: Path) -> Any:
     Raises:
         zipfile.BadZipFile: The pickle that describes the content is damaged. Damage can cause other errors.
     """
-    with torch.serialization.safe_globals(_classes_of_deepspeed()):
+    with torch.serialization.safe_globals([*_OF_DEEPSPEED]):
         with zipfile.ZipFile(path) as archive:
             _check_pickle(archive)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
