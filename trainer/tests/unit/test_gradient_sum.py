@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -32,7 +34,8 @@ class _Model(nn.Module):
         initialise(self, "", seed=3)
 
     def body(self, states: torch.Tensor) -> torch.Tensor:
-        return states + self.narrow(torch.tanh(self.wide(states)))
+        update: torch.Tensor = self.narrow(torch.tanh(self.wide(states)))
+        return states + update
 
     def losses(self, compiled: bool) -> list[torch.Tensor]:
         """Return the losses of two micro-batches, both before any backward pass."""
@@ -48,6 +51,11 @@ def _layers(model: _Model) -> list[ColumnParallelLinear | RowParallelLinear | Vo
     return [model.embedding, model.wide, model.narrow]
 
 
+def _gradient(weight: nn.Parameter) -> torch.Tensor:
+    assert weight.grad is not None
+    return weight.grad
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_are_those_of_the_gradients(dtype: torch.dtype, compiled: bool) -> None:
@@ -58,7 +66,7 @@ def test_sums_are_those_of_the_gradients(dtype: torch.dtype, compiled: bool) -> 
     added: list[nn.Module] = []
     for layer in _layers(summed):
         total = torch.zeros(layer.weight.shape)
-        layer.gradient_sum = GradientSum(total, lambda layer=layer: added.append(layer))
+        layer.gradient_sum = GradientSum(total, functools.partial(added.append, layer))
 
     for loss in summed.losses(compiled):
         loss.backward()
@@ -70,9 +78,11 @@ def test_sums_are_those_of_the_gradients(dtype: torch.dtype, compiled: bool) -> 
         assert added.count(layer) == 2
         tolerance = 1e-6 if dtype == torch.float32 else 2e-2
         torch.testing.assert_close(
-            layer.gradient_sum.total, other.weight.grad.float(), rtol=tolerance, atol=tolerance
+            layer.gradient_sum.total, _gradient(other.weight).float(), rtol=tolerance, atol=tolerance
         )
-    assert torch.equal(summed.wide.bias.grad, plain.wide.bias.grad)
+    assert summed.wide.bias is not None
+    assert plain.wide.bias is not None
+    assert torch.equal(_gradient(summed.wide.bias), _gradient(plain.wide.bias))
 
 
 def test_a_sum_is_that_of_its_memory() -> None:
