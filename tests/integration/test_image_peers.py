@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,11 @@ HANGS_S = 240.0
 """Timeout in seconds, long enough for a busy machine."""
 MARK = "RDM_TEST_IMAGE_PEERS"
 """Variable of all processes of a run, on the controller and on the nodes."""
+DISK = """\
+#!/bin/sh
+# A node with a small disk of its own for what arrives.
+exec nsenter --mount=/proc/{process}/ns/mnt ssh "$@"
+"""
 LATE = """\
 #!{python}
 # Until another node has all of the archive, no call reaches this one while a transfer is on.
@@ -94,9 +100,7 @@ class Nodes:
         found = json.loads(self.end(self.start(0, **of_n3)))
         tasks = {task["task"]["name"]: task["hosts"] for task in found["plays"][0]["tasks"]}
         brought = tasks["rdm.provision.images : Transfer archives from node to node"]["n1"]
-        assert self.loaded()
-        assert not self.processes()
-        assert not list(self.peers.iterdir())
+        self.require_loaded()
         return float(brought["sent"][str(self.folder / "image.tar")]) / SIZE
 
     def end(self, run: subprocess.Popen[str], expect: int = 0) -> str:
@@ -128,6 +132,17 @@ class Nodes:
     def peers(self) -> Path:
         return self.folder / "cache" / "peers"
 
+    @property
+    def small_disk(self) -> Path:
+        """The ssh of a node with a disk of its own."""
+        return self.folder / "ssh"
+
+    def require_loaded(self) -> None:
+        """Fail unless the image is loaded, and nothing of a run is left where all nodes see it."""
+        assert self.loaded()
+        assert not self.processes()
+        assert not list(self.peers.iterdir())
+
     def source(self) -> int:
         """Return the process that serves the archive, the only one that does not fetch."""
         (lock,) = (file for file in self.peers.glob("*.lock") if not file.with_suffix(".tar").exists())
@@ -149,6 +164,33 @@ class Nodes:
     def loaded(self) -> bool:
         """Return whether the engine has the image."""
         return any(IMAGE in (image["RepoTags"] or []) for image in self.engine.api.get("/images/json"))
+
+
+@pytest.fixture
+def disk(nodes: Nodes) -> Iterator[Callable[[int], Path]]:
+    """A function that gives n3 a disk of so many bytes for the cache, and returns its path."""
+    holders = []
+
+    def give(size: int) -> Path:
+        cache = nodes.folder / "cache"
+        cache.mkdir()
+        mount = (
+            f"mount -t tmpfs -o mode=700,size={size} rdm-test {cache} && echo mounted && exec sleep infinity"
+        )
+        holder = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", mount], stdout=subprocess.PIPE, text=True
+        )
+        holders.append(holder)
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "mounted\n"
+        nodes.small_disk.write_text(DISK.format(process=holder.pid))
+        nodes.small_disk.chmod(0o755)
+        return Path(f"/proc/{holder.pid}/root{cache}")
+
+    yield give
+    for holder in holders:
+        holder.kill()
+        holder.communicate()
 
 
 @pytest.fixture
@@ -193,3 +235,48 @@ def test_a_node_that_joins_late_gets_it_from_another(nodes: Nodes) -> None:
     late.write_text(LATE.format(python=sys.executable, folder=nodes.folder, size=SIZE))
     late.chmod(0o755)
     assert nodes.provision(ansible_python_interpreter=str(late)) < 1.2
+
+
+def test_a_node_whose_disk_is_too_small_does_not_begin(nodes: Nodes, disk: Callable[[int], Path]) -> None:
+    small = disk(SIZE // 2)
+    output = nodes.end(nodes.start(0, ansible_ssh_executable=str(nodes.small_disk)), expect=2)
+    assert f"image.tar did not reach n3, which stopped at 0%: no space left for {nodes.peers}/" in output
+    nodes.require_loaded()
+    assert sum(file.stat().st_blocks * 512 for file in small.glob("peers/*")) < SIZE / 100
+
+
+def test_the_disk_of_a_node_is_full_at_half(nodes: Nodes, disk: Callable[[int], Path]) -> None:
+    small = disk(SIZE * 5 // 4)
+    run = nodes.start(20, ansible_ssh_executable=str(nodes.small_disk))
+
+    def half() -> bool:
+        return sum(file.stat().st_blocks * 512 for file in small.glob("peers/*.tar")) >= SIZE / 2
+
+    assert wait_until(half, 120), nodes.processes()
+    with pytest.raises(OSError, match="No space left"):
+        fill(small / "other")
+    output = nodes.end(run, expect=2)
+    stopped = r"image.tar did not reach n3, which stopped at \d\d%: no space left for "
+    assert re.search(stopped + f"{nodes.peers}/", output)
+    nodes.require_loaded()
+    (small / "other").unlink()
+    nodes.engine.api.delete(f"/images/{IMAGE}")
+    nodes.provision(ansible_ssh_executable=str(nodes.small_disk))
+    assert not list(small.glob("peers/*"))
+
+
+def fill(path: Path) -> None:
+    """Write a file until its disk is full, which is an OSError."""
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 20))
+
+
+def test_a_later_run_takes_over_from_an_earlier_one(nodes: Nodes) -> None:
+    earlier = nodes.start(1)
+    assert wait_until(lambda: len(list(nodes.peers.glob("*.lock"))) == 3, 120), nodes.processes()
+    nodes.end(nodes.start(0))
+    output = nodes.end(earlier, expect=2)
+    for name in ("n2", "n3"):
+        assert f"image.tar did not reach {name}, which lost its source n1" in output
+    nodes.require_loaded()
