@@ -138,9 +138,10 @@ class States(abc.ABC):
     def _write(self, directory: Path, parts: list[Box], extra: Mapping[str, Any]) -> None:
         rank = dist.get_rank()
         try:
+            # All ranks meet here. One that failed before would leave the others waiting.
+            distributed.write(directory, parts, self._group)
             for name, content in extra.items():
                 writing.write(content, directory / name)
-            distributed.write(directory, parts, self._group)
             own = list(directory.glob(f"__{rank}_*.distcp"))
             own += [directory / METADATA] if rank == 0 else []
             own += [damage.note(path) for path in own]
@@ -149,10 +150,15 @@ class States(abc.ABC):
         except CheckpointException as error:
             failed = error.failures.get(rank)
             if failed is not None:
-                cause = failed[0]
-                reason = cause.strerror if isinstance(cause, OSError) else str(cause).splitlines()[0]
-                self.error = f"{directory}: {reason}"
+                self.error = f"{directory}: {_reason(failed[0])}"
         except OSError as error:
             self.error = f"{error.filename or directory}: {error.strerror or error}"
         except Exception as error:  # Report it to every rank.
             self.error = f"{directory}: {type(error).__name__}: {error}"
+
+
+def _reason(cause: BaseException) -> str:
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    # Some errors, such as Python's own for memory, have no message.
+    return next(iter(str(cause).splitlines()), type(cause).__name__)
