@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from rdm_core.config import Config
+from rdm_trainer import process
 from rdm_trainer.checkpoint import damage, distributed, writing
 from rdm_trainer.checkpoint.boxes import Box
 from rdm_trainer.checkpoint.distributed import METADATA, Saved
@@ -46,6 +47,7 @@ class States(abc.ABC):
     def __init__(self, config: Config) -> None:
         self._asynchronous = config.checkpoint.asynchronous
         self._vocabulary = config.spec.vocabulary
+        self._device = process.device()
         self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         self._thread: threading.Thread | None = None
         self.files: dict[Path, int] = {}
@@ -138,6 +140,9 @@ class States(abc.ABC):
     def _write(self, directory: Path, parts: list[Box], extra: Mapping[str, Any]) -> None:
         rank = dist.get_rank()
         try:
+            if self._device.type == "cuda":
+                # A new thread begins with the first GPU, and torch would wait for copies from that one.
+                torch.cuda.set_device(self._device)
             # All ranks meet here. One that failed before would leave the others waiting.
             distributed.write(directory, parts, self._group)
             for name, content in extra.items():

@@ -14,10 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from rdm_trainer import process
 from rdm_trainer.checkpoint import distributed, writing
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.fragments import Fragment
 from rdm_trainer.engines.states import States
+
+ONE_GPU = torch.device("cuda", 1)
 
 
 class _States(States):
@@ -72,3 +75,19 @@ def test_an_error_without_a_message_is_one(states: States, write: mock.Mock, tmp
 
     assert states.wait(float("inf"))
     assert states.error == f"{tmp_path}: MemoryError"
+
+
+def test_the_thread_uses_its_ranks_gpu(
+    write: mock.Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(process, "device", lambda: ONE_GPU)
+    order = mock.Mock()
+    order.attach_mock(write, "write")
+    monkeypatch.setattr(torch.cuda, "set_device", order.set_device)
+    states: States = request.getfixturevalue("states")
+
+    states.save(tmp_path, {})
+
+    assert states.wait(float("inf"))
+    assert [call[0] for call in order.mock_calls] == ["set_device", "write"]
+    order.set_device.assert_called_once_with(ONE_GPU)
