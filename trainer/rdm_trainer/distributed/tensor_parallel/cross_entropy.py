@@ -218,6 +218,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale = scale if shrink is None else scale / shrink
         if ctx.total is None:
             return of_states, _scaled(weight_gradient, scale, ctx.weight_type), *(None,) * 5
-        add = _compiled(_add_scaled) if ctx.compiled else _add_scaled
-        add(ctx.total, weight_gradient, scale)
+        if ctx.compiled:
+            _compiled(_add_scaled)(ctx.total, weight_gradient, scale)
+        else:
+            # One kernel, with no fp32 copies of the gradient.
+            ctx.total.addcmul_(weight_gradient, scale)
         return of_states, *(None,) * 4, ctx.total.new_empty(()), None
