@@ -9,8 +9,7 @@ The names are those of DeepSpeed 0.19.8. Subclasses override those with an aster
 ``subclasses``             ``PipelineEngine._INSTRUCTION_MAP``*, ``._exec_backward_pass``*,
                            ``.pipe_buffers``, ``.grad_layer``;
                            ``DeepSpeedEngine.buffered_allreduce_fallback``*
-``distributed_optimizer``  ``BF16_Optimizer._update_hp_grad``*, ``._lazy_init_hp_params_optimizer_state``,
-                           ``.fp32_groups_*``, ``.bf16_groups``
+``distributed_optimizer``  ``BF16_Optimizer._update_hp_grad``*, ``.fp32_groups_*``, ``.bf16_groups``
 ``pipeline``               ``PipelineModule._partition_layers``*, ``._set_bounds``, ``._local_start``,
                            ``._local_stop``, ``._num_layers``
 ``states``                 ``fp32_partitioned_groups_flat`` and its like in ZeRO 3; ``_hp_mapping`` of

@@ -2,10 +2,10 @@
 """A faster step for bf16 weights with fp32 copies.
 
 DeepSpeed's ``BF16_Optimizer`` passes over the fp32 gradients seven times per step and waits for the device
-twice. This optimiser keeps its data (flat weights, copies, gradients, their names in checkpoints) and
-shortens the path of a gradient: it copies the first micro-batch's gradient instead of adding it to zeros, a
-replica gets the sum of only its own part, and the fused AdamW applies the clipping factor as its divisor for
-loss scales. The device skips a step whose norm is not finite, without a synchronisation.
+twice. This optimiser keeps its data (flat weights, copies, gradients) and shortens the path of a gradient: it
+copies the first micro-batch's gradient instead of adding it to zeros, a replica gets the sum of only its own
+part, and the fused AdamW applies the clipping factor as its divisor for loss scales. The device skips a step
+whose norm is not finite, without a synchronisation.
 """
 
 from __future__ import annotations
@@ -138,8 +138,6 @@ class DistributedOptimizer(BF16_Optimizer):
         ):
             weights.grad = gradient
         self.optimizer.step()
-        # The states exist only after the first step.
-        self._lazy_init_hp_params_optimizer_state()
         self.update_lp_params()
         self.clear_hp_grads()
 
