@@ -249,7 +249,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Other BERTs, ICT, RETRO, vision",
-        "GPT, T5 and a BERT without the next-sentence head alone are here. " + MISSING,
+        "Only GPT, T5, and BERT without its next-sentence head are here; for others, run Megatron itself through "
+        "`launcher.program`.",
         r"bert-.*|ict-.*|biencoder-.*|retro-.*|retriever-.*|titles-data-path|query-in-block-prob|use-one-sent-docs"
         r"|evidence-data-path|block-data-path|embedding-path|indexer-.*|output-bert-embeddings|num-classes|img-[hw]"
         r"|num-channels|patch-dim|.*classes-fraction|data-per-class-fraction|no-data-sharding|vision-.*|swin-.*|mask-type"

@@ -206,7 +206,7 @@ class ParallelConfig:
     replicas."""
     context: Positive = 1
     """Ranks that share the tokens of each sample, for long sequences; attention gathers the keys and values
-    of all. It needs `engine: native`."""
+    of all. It needs `engine: native`, and `model.seq_length` in multiples of `2 * context`."""
     data: Positive | None = None
     """Replicas, each with its part of the batch. What is left of the world when not given."""
     partition: str = "even"
