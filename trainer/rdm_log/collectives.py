@@ -43,7 +43,7 @@ def awaited(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
     state, count = wait.state, len(wait.waiting)
     what = f"{state.operation} {state.waits} of the {f'{state.kind} ' if state.kind else ''}group"
     since = datetime.datetime.fromtimestamp(state.since).strftime("%H:%M:%S")
-    others = f"{count} other{' waits' if count == 1 else 's wait'} since {since}"
+    others = f"{count} other{' has' if count == 1 else 's have'} waited since {since}"
     if wait.elsewhere:
         rank, other = wait.elsewhere[0]
         text = f"Rank {rank.rank} has entered {other.operation} {other.waits} instead of {what}; {others}."
@@ -53,8 +53,8 @@ def awaited(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
         names = listed(str(one.rank) for one in late)
         who = f"Rank {names} has" if len(late) == 1 else f"Ranks {names} have"
         return [Sign("late", f"{who} not entered {what}; {others}.", late[0].node, late[0].rank)]
-    verb = "waits" if count == 1 else "wait"
-    return [Sign("late", f"{count} of its {state.size} ranks {verb} in {what} since {since}.")]
+    verb = "has" if count == 1 else "have"
+    return [Sign("late", f"{count} of its {state.size} ranks {verb} waited in {what} since {since}.")]
 
 
 def _waits(ranks: Sequence[RankHeartbeat]) -> Iterator[_Wait]:

@@ -57,5 +57,5 @@ def test_who_has_not_entered_a_collective_is_named(tmp_path: Path) -> None:
     (sign,) = awaited(ranks)
     assert (sign.node, sign.rank) == ("n1", 0)
     assert sign.text.startswith(
-        "Rank 0 has not entered all_reduce 4 of the data-parallel group; 2 others wait since "
+        "Rank 0 has not entered all_reduce 4 of the data-parallel group; 2 others have waited since "
     )

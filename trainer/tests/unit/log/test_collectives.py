@@ -34,26 +34,27 @@ WAITS = data(512, 512)
     [
         (
             [[WAITS]] * 3 + [[data(511)]] + [[WAITS]] * 4,
-            "Rank 3 has not entered all_reduce 512 of the data-parallel group; 7 others wait since 14:02:11.",
+            "Rank 3 has not entered all_reduce 512 of the data-parallel group;"
+            " 7 others have waited since 14:02:11.",
             3,
         ),
         (
             # NCCL's ranks enter further collectives before the first one is complete.
             [[data(520, 512)], [data(511)], [data(511)]],
             "Ranks 1, 2 have not entered all_reduce 512 of the data-parallel group;"
-            " 1 other waits since 14:02:11.",
+            " 1 other has waited since 14:02:11.",
             1,
         ),
         (
             [[WAITS], [WAITS], [data(512, 512, "broadcast")]],
             "Rank 2 has entered broadcast 512 instead of all_reduce 512 of the data-parallel group;"
-            " 2 others wait since 14:02:11.",
+            " 2 others have waited since 14:02:11.",
             2,
         ),
         # A stopped process reports nothing.
         (
             [[WAITS]] * 7,
-            "7 of its 8 ranks wait in all_reduce 512 of the data-parallel group since 14:02:11.",
+            "7 of its 8 ranks have waited in all_reduce 512 of the data-parallel group since 14:02:11.",
             None,
         ),
         ([[data(512)]] * 8, None, None),
@@ -81,7 +82,7 @@ def test_groups_of_one_name_are_apart() -> None:
     """Groups that NCCL splits from the world at once have one name."""
     one, other = GroupState("3", 0, 2, "", 5, 5, "barrier", AT), GroupState("3", 2, 2, "", 4)
     (sign,) = awaited(ranks([[one], [one._replace(entered=4, waits=0)], [other], [other]]))
-    assert sign.text == "Rank 1 has not entered barrier 5 of the group; 1 other waits since 14:02:11."
+    assert sign.text == "Rank 1 has not entered barrier 5 of the group; 1 other has waited since 14:02:11."
 
 
 def test_a_stalled_job_says_so() -> None:
