@@ -40,6 +40,9 @@ def lacking_layers(api: DockerAPI, images: Iterable[Image]) -> Dict[str, int]:
 
 
 def present_members(api: DockerAPI, index: ArchiveIndex, new: Iterable[str]) -> FrozenSet[str]:
-    """Return the members of an archive that an engine need not get; see `skippable_members`."""
-    classic = image_store(api.get("/info")) == "classic"
-    return skippable_members(index, new) if classic else frozenset()
+    """Return the members of an archive that an engine need not get; see `skippable_members`.
+
+    Podman refuses an archive without layers that it has.
+    """
+    takes_parts = not api.podman and image_store(api.get("/info")) == "classic"
+    return skippable_members(index, new) if takes_parts else frozenset()

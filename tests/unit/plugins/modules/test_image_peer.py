@@ -145,9 +145,13 @@ def test_a_node_leaves_out_the_layers_that_its_engine_has(
         "/images/sha256:1/json": {"RootFS": {"Layers": image.diff_ids[:1]}},
         "/info": {},
     }
-    api = SimpleNamespace(get=answers.__getitem__, version=lambda: {"Arch": image.architecture})
+    version = {"Arch": image.architecture}
+    api = SimpleNamespace(get=answers.__getitem__, version=lambda: version, podman="")
     monkeypatch.setattr(image_peer, "DockerAPI", lambda: api)
     assert image_peer.left_out_of(index.to_json()) == (image.layer_paths[0],)
+    api.podman = "4.3.1"
+    assert image_peer.left_out_of(index.to_json()) == (), "it refuses an archive without a layer"
+    api.podman = ""
 
     def silent() -> dict[str, Any]:
         raise DockerUnavailable("no engine")
