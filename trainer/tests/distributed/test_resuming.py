@@ -147,7 +147,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def resumed(root: str) -> Losses:
     """The losses of every case."""
-    found: Losses = processes.run(4, resuming.follow, CASES, root)[0]
+    found: Losses = {}
+    # On a busy machine, all cases would take longer than a launch may.
+    for first in range(0, len(CASES), 8):
+        found |= processes.run(4, resuming.follow, CASES[first : first + 8], root)[0]
     return found
 
 
