@@ -337,8 +337,8 @@ def _of_layout(line: bytes) -> Step | None:
         if match is None:
             continue
         number, total, *texts = match.groups()
-        iteration, train_iterations = int(number), int(total)
-        if iteration > train_iterations:
+        iteration, train_iterations = int(number), 0 if total == b"infinity" else int(total)
+        if iteration > (train_iterations or iteration):
             return None
         try:
             values = dict(zip(names, map(float, texts), strict=True))
@@ -356,12 +356,17 @@ def _add_layout(text: bytes, found: Sequence[Step | Memory]) -> None:
         text: The line after the number of its step.
         found: Its records.
     """
+    if len(_layouts) == _MOST_LAYOUTS:
+        return
     keys = [part.rpartition(b":")[0] for part in text.split(b"|")[:-1]]
     names = tuple(_field_name(key) for key in keys)
     steps = [tuple(one.values) for one in found if isinstance(one, Step)]
-    if len(_layouts) < _MOST_LAYOUTS and len(found) == 1 and steps == [names]:
+    if len(found) == 1 and steps == [names]:
         fields = b"".join(re.escape(key) + rb": *+([^ |:]++) *+\|" for key in keys)
-        _layouts.append(_Layout(re.compile(rb"iteration +(\d{1,15})/ *(\d{1,15}) *\|" + fields), names))
+        layout = _Layout(re.compile(_STEP.pattern + fields), names)
+        # A line whose numbers have another notation is parsed each time, and may be of a known layout.
+        if layout not in _layouts:
+            _layouts.append(layout)
 
 
 def loss_name(values: dict[str, float]) -> str:

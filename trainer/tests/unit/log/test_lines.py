@@ -232,6 +232,11 @@ def test_only_whole_lines_of_a_known_layout_are_taken_as_such(monkeypatch: pytes
     assert torn.is_torn
     both = f"{line.format('4/6', '2.0')}{line.format('5/6', '1.0')}"
     assert [step.iteration for step in lines.parse(both.encode()) if isinstance(step, Step)] == [4, 5]
+    for _ in range(2):
+        (endless,) = lines.parse(line.format("3/infinity", "2.0").encode())
+        assert endless == Step(3, 0, {"lm loss": 2.0, "grad norm": 1.0}, "[default7]")
+    # None of these lines has made the layout known once more.
+    assert len(layouts) == 1
 
 
 @given(st.lists(steps(), min_size=2, max_size=4))
