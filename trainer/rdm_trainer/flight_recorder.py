@@ -2,7 +2,9 @@
 """Report which collectives this rank has entered when it hangs, from torch's flight recorders.
 
 One records the last collectives of NCCL, the other those of Gloo; messages between two ranks only the former.
-A thread reads them, because the process itself may wait in a collective until its timeout.
+A thread reads them, because the process itself may wait in a collective until its timeout. It does not read
+them while collectives end: until torch 2.13, that may read an event that is freed at the same moment
+(pytorch/pytorch#192232).
 """
 
 from __future__ import annotations
@@ -28,12 +30,14 @@ _ENTRIES = "2000"
 """How many entries torch keeps, its own default for NCCL."""
 _EACH_S = 5.0
 _HUNG_S = 10.0
-"""A rank reports when it has been in the same step for this many seconds."""
+"""A rank reports when it has neither begun a step nor ended a wait for others for this many seconds."""
 
 
 def enable() -> None:
     """Let torch record collectives; takes effect before the first process group is created."""
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _ENTRIES)
+    # Torch reads the older name only where the newer one is not set.
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _ENTRIES)
 
 
 class FlightRecorder:
@@ -59,12 +63,22 @@ class FlightRecorder:
             self._thread.join(timeout=_EACH_S)
 
     def _run(self) -> None:
-        iteration, since = self._heartbeat.iteration, time.monotonic()
+        progress, since, has_reported = self._progress, time.monotonic(), False
         while not self._closed.wait(_EACH_S):
-            if iteration != self._heartbeat.iteration:
-                iteration, since = self._heartbeat.iteration, time.monotonic()
+            if progress != self._progress:
+                progress, since = self._progress, time.monotonic()
+                if has_reported:
+                    # It goes on in the same step.
+                    self._heartbeat.hung([])
+                    has_reported = False
             elif time.monotonic() - since >= _HUNG_S:
                 self._heartbeat.hung(self.states())
+                has_reported = True
+
+    @property
+    def _progress(self) -> tuple[int, float]:
+        """What stays the same as long as this rank hangs: its step, and how long its ended waits took."""
+        return self._heartbeat.iteration, self._heartbeat.waited
 
     def states(self) -> list[GroupState]:
         """Return the state of each group of this rank with several ranks."""
