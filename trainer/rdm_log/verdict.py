@@ -138,7 +138,7 @@ class Verdict:
         word: The verdict in one word.
         reason: The reason in one sentence.
         evidence: All evidence, a sentence each; the first is the reason.
-        culprits: The signs that name a node or rank.
+        culprits: The signs that name a node or rank, the first of each kind for each of them.
         since: When ``word`` last changed, in seconds since 1970; None if there are only logs.
     """
 
@@ -246,8 +246,11 @@ def _evaluated(seen: Observed) -> Verdict:
 
 def _verdict(word: Word, evidence: Sequence[Sign]) -> Verdict:
     texts = tuple(dict.fromkeys(sign.text for sign in evidence))
-    named = tuple(sign for sign in evidence if sign.node and not sign.is_note)
-    return Verdict(word, texts[0], texts, named)
+    named: dict[tuple[str, str, int | None], Sign] = {}
+    for sign in evidence:
+        if sign.node and not sign.is_note:
+            named.setdefault((sign.kind, sign.node, sign.rank), sign)
+    return Verdict(word, texts[0], texts, tuple(named.values()))
 
 
 def _few(notes: Sequence[Sign]) -> list[Sign]:
