@@ -251,9 +251,15 @@ class Topology:
 
     @property
     def kinds(self) -> dict[str, Any]:
-        """The groups, by what they are for."""
+        """The groups, by what they are for; those of experts by Megatron's names."""
         axes = ("tensor", "pipeline", "data", "context", "expert")
-        return {f"{axis}-parallel": getattr(self, f"{axis}_group") for axis in axes}
+        kinds = {f"{axis}-parallel": getattr(self, f"{axis}_group") for axis in axes}
+        kinds["key-value-head"] = self.key_value_group
+        # Where no axis shares the experts, they are the groups of the tensor and the data axis.
+        if self.expert > 1:
+            kinds["tensor-and-expert-parallel"] = self.model_group
+            kinds["expert-data-parallel"] = self.replica_group
+        return kinds
 
     @classmethod
     def single(cls) -> Topology:

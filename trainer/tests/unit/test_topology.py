@@ -71,6 +71,17 @@ def test_ranks_agree_on_their_groups(axes: dict[str, Any]) -> None:
     assert all(rank in ranks for name in ("model", "replica") for rank, ranks in members[name].items())
 
 
+def test_each_group_has_a_name_for_the_verdict_on_a_hanging_job() -> None:
+    with world_of(16, rank=5):
+        shared = Topology.create(2, 2, expert=2, context=2, sharing=2)
+        plain = Topology.create(2, 2)
+    for topology, names in ((shared, GROUPS), (plain, GROUPS[:3])):
+        kind_of = {group: kind for kind, group in topology.kinds.items() if group is not None}
+        kinds = {kind_of[getattr(topology, f"{name}_group")] for name in names}
+        assert kinds == set(kind_of.values())
+        assert len(kinds) == len(names)
+
+
 @pytest.mark.parametrize("size", [64, 256, 4096])
 def test_nccl_creates_the_groups_of_an_axis_in_one_split(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     splits: list[int] = []
