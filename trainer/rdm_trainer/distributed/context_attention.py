@@ -37,7 +37,7 @@ def prefers_cudnn(capability: tuple[int, int], cudnn: int, tokens: int = 1) -> b
     Args:
         capability: Compute capability of a CUDA device.
         cudnn: The version of cuDNN, as 91501 for 9.15.1; 0 where there is none.
-        tokens: A number that divides the tokens of every sample.
+        tokens: A number that divides the queries and the keys of each call.
     """
     return capability in _CUDNN_GPUS and cudnn > 0 and (cudnn >= _LEAST_CUDNN or tokens % 128 == 0)
 

@@ -28,7 +28,16 @@ from rdm_trainer.engines.states import States
 from rdm_trainer.models.moe import MoEEmbedding
 from rdm_trainer.models.transformer import Block, Norm
 
-__all__ = ["DTYPES", "Batch", "Engine", "Observer", "StepResult", "adamw", "attention_kernels"]
+__all__ = [
+    "DTYPES",
+    "Batch",
+    "Engine",
+    "Observer",
+    "StepResult",
+    "adamw",
+    "attended_tokens",
+    "attention_kernels",
+]
 
 Observer = Callable[[str, str], contextlib.AbstractContextManager[Any]]
 """(kind, name) of an operation in a step → a context entered when it begins and left when it ends."""
@@ -98,7 +107,7 @@ class Engine(abc.ABC):
         self._dropout = max(config.spec.hidden_dropout, config.spec.attention_dropout) > 0
         self._observers: list[Observer] = []
         self._part = SequencePart.of(topology)
-        self._tokens = math.gcd(config.spec.seq_length, config.spec.decoder_length)
+        self._tokens = attended_tokens(config)
 
     # Implemented by each engine.
 
@@ -306,12 +315,19 @@ def adamw(config: Config, groups: list[dict[str, Any]], device: torch.device) ->
     )
 
 
+def attended_tokens(config: Config) -> int:
+    """Return a number that divides the queries and the keys of each call of attention."""
+    tokens, context = math.gcd(config.spec.seq_length, config.spec.decoder_length), config.parallel.context
+    # A context rank may attend with either of its two parts of a sample alone.
+    return tokens if context == 1 else tokens // (2 * context)
+
+
 def attention_kernels(device: torch.device, tokens: int) -> contextlib.AbstractContextManager[None]:
     """Prefer cuDNN's attention where it is the fastest, and right.
 
     Args:
         device: The rank's device.
-        tokens: A number that divides the tokens of every sample.
+        tokens: The result of :func:`attended_tokens`.
     """
     if device.type != "cuda" or torch.version.hip:
         return contextlib.nullcontext()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rdm_core.config import Config
 from rdm_trainer.distributed.context_attention import (
     Kernel,
     choose_kernel,
@@ -20,6 +21,7 @@ from rdm_trainer.distributed.context_attention import (
 )
 from rdm_trainer.engines import engine
 from tests.context import Alone, all_ranks, make_problem, one_rank
+from tests.distributed.training import configure
 
 
 @pytest.mark.parametrize("scale", [None, 0.7])
@@ -141,6 +143,21 @@ def test_engines_prefer_cudnn_where_it_is_right(
     monkeypatch.setattr(engine, "sdpa_kernel", lambda _order, *, set_priority: orders.append(set_priority))
     engine.attention_kernels(torch.device("cuda"), tokens)
     assert orders == [True] * expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 1024),
+        ({"parallel.context": 2}, 256),
+        ({"model.kind": "bert", "parallel.context": 8}, 64),
+        ({"model.kind": "t5", "model.decoder_seq_length": 640}, 128),
+        ({"model.kind": "t5", "model.decoder_seq_length": 640, "parallel.context": 2}, 32),
+    ],
+)
+def test_context_ranks_attend_with_parts_of_a_sample(changes: dict[str, Any], expected: int) -> None:
+    config = configure(Config(), {"model.seq_length": 1024, **changes})
+    assert engine.attended_tokens(config) == expected
 
 
 def test_this_device_has_a_kernel() -> None:
