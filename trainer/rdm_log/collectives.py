@@ -30,13 +30,16 @@ class _Wait(NamedTuple):
 def awaited(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
     """Return in one sentence what the ranks of a hung job wait in, and for whom; empty if no rank waits.
 
-    A rank that waits in one group is late in its other groups, too. So a group counts first whose late ranks
-    wait nowhere.
+    A rank that waits in one group, or for a message of another stage, is late in its other groups, too. So a
+    group counts first whose late ranks wait nowhere.
     """
-    waits = sorted(_waits(list(ranks)), key=lambda wait: wait.state.since)
+    all_ranks = list(ranks)
+    waits = sorted(_waits(all_ranks), key=lambda wait: wait.state.since)
     if not waits:
         return []
-    stuck = {one.rank for wait in waits for one in wait.waiting}
+    # Messages are not recorded, but a rank's mark says that it waits.
+    stuck = {one.rank for one in all_ranks if one.waits}
+    stuck |= {one.rank for wait in waits for one in wait.waiting}
     wait = next((wait for wait in waits if wait.elsewhere), None)
     wait = wait or next((wait for wait in waits if any(one.rank not in stuck for one in wait.absent)), None)
     wait = wait or next((wait for wait in waits if wait.absent), waits[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,22 @@ def test_a_rank_that_waits_elsewhere_is_not_the_cause() -> None:
     (sign,) = awaited(ranks([first, second, [of_tensor]]))
     assert (sign.node, sign.rank) == ("n2", 2)
     assert sign.text.startswith("Rank 2 has not entered all_gather 31 of the tensor-parallel group; 1 other")
+
+
+def test_a_rank_that_waits_for_a_message_is_not_the_cause() -> None:
+    """Rank 0 sleeps, and rank 2, the next stage of its pipeline, waits for its message."""
+    stages = [GroupState("3", first, 2, "data-parallel", 8) for first in (0, 2)]
+    late = [stage._replace(entered=9, waits=9, operation="all_reduce") for stage in stages]
+    # The last stage is the first one to sum its gradients.
+    states = [[stages[0]], [late[0]._replace(since=AT)], [stages[1]], [late[1]._replace(since=AT - 5)]]
+    found = [
+        replace(rank, waits=waits)
+        for rank, waits in zip(ranks(states), (False, True, True, True), strict=True)
+    ]
+    (sign,) = awaited(found)
+    assert sign.text == (
+        "Rank 0 has not entered all_reduce 9 of the data-parallel group; 1 other waits since 14:02:11."
+    )
 
 
 def test_groups_of_one_name_are_apart() -> None:
