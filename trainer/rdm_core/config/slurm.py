@@ -183,7 +183,8 @@ def problems(config: JobConfig) -> list[str]:
     """Return the problems of the job's request to Slurm, one sentence each."""
     slurm = config.launcher.slurm
     found = [*_nodes(config), *_forms(slurm), *_image(slurm)]
-    if slurm.rest_jwt is not None and not re.fullmatch(r"/[A-Za-z0-9_./+@=-]+", slurm.rest_jwt, re.ASCII):
+    # A user without a home directory still has the ~.
+    if slurm.rest_jwt is not None and not re.fullmatch(r"~?/[A-Za-z0-9_./+@=-]+", slurm.rest_jwt, re.ASCII):
         # Do not print the value: it may be the token itself, given by mistake.
         found.append("launcher.slurm.rest_jwt must be the path of a file with the token, as ~/.slurm.jwt.")
     if found:

@@ -206,6 +206,13 @@ def test_both_counts_of_nodes_may_be_given_where_they_agree() -> None:
     assert slurm_options.problems(job({"nodes": 8}, nodes={"hgx": 1, "gpu2": 7})) == []
 
 
+def test_a_token_in_place_of_its_file_is_refused_without_showing_it() -> None:
+    for path in (None, "/home/me/token", "~/.slurm.jwt"):
+        assert slurm_options.problems(job(rest_jwt=path)) == []
+    (found,) = slurm_options.problems(job(rest_jwt="eyJh.eyJz.sig"))
+    assert found == "launcher.slurm.rest_jwt must be the path of a file with the token, as ~/.slurm.jwt."
+
+
 def test_gpus_say_how_many_processes_a_node_has() -> None:
     def slots(**slurm: Any) -> int:
         return slurm_options.components(job(**slurm))[0].slots
