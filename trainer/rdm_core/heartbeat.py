@@ -127,7 +127,11 @@ class HeartbeatWriter:
         return self._iteration
 
     def hung(self, groups: Sequence[Sequence[Any]]) -> None:
-        """Write how far this rank has come in its process groups; see ``rdm_log.peers.GroupState``."""
+        """Write how far this rank has come in its process groups, or an empty list when it goes on.
+
+        Args:
+            groups: See ``rdm_log.peers.GroupState``.
+        """
         if self._path is not None:
             with contextlib.suppress(OSError):
                 _replace(_collectives_of(self._path), {"iteration": self._iteration, "groups": groups})
