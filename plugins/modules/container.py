@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-
 DOCUMENTATION = r"""
 module: container
 short_description: Run the training container, and give up the one before only for one that works
@@ -156,6 +154,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan impor
     with_owner_marker,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.container import etc_hosts
 from ansible_collections.rdm.provision.plugins.module_utils.container.request import NEEDED, ends, settings_of
 from ansible_collections.rdm.provision.plugins.module_utils.container.swap import (

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-
 DOCUMENTATION = r"""
 module: container_exec
 short_description: Run a command in a cluster's training container
@@ -87,6 +85,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
 )

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-
 DOCUMENTATION = r"""
 module: image_peer
 short_description: Take part while an image archive goes from node to node
@@ -168,6 +166,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import disk
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
 from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, ip_json
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import image_dir, image_store

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-
 DOCUMENTATION = r"""
 module: job
 short_description: Check, start, watch and stop a training job on a node
@@ -282,6 +280,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.constants import FINAL_STATES, RUNTIMES
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.agent import Agent, BadConfiguration
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.execution_environment import (

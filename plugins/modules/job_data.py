@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-
 DOCUMENTATION = r"""
 module: job_data
 short_description: Bring a directory of data to the jobs of a node
@@ -90,6 +88,7 @@ from typing import IO, Any, Dict, List, Optional, Tuple
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import TEMPORARY
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "source": {"type": "path", "required": True},

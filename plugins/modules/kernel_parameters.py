@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
-from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-
 DOCUMENTATION = r"""
 module: kernel_parameters
 short_description: Add parameters to the kernel's command line of the next boot
@@ -67,6 +64,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.programs import (
     ProgramProblem,
     find_program,

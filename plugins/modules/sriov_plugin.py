@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-
 DOCUMENTATION = r"""
 module: sriov_plugin
 short_description: Install the network plugin rdm-sriov on a node, or take it away
@@ -120,6 +118,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file imp
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
 from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import (
     digest,

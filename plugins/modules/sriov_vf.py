@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-
 DOCUMENTATION = r"""
 module: sriov_vf
 short_description: Make and configure the virtual functions (VFs) of network cards
@@ -128,6 +126,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
 from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import from_argument
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CLUSTER

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 from types import ModuleType
 from typing import Any
 
@@ -44,6 +46,17 @@ def test_documented_options_are_the_argument_spec(module: ModuleType) -> None:
     # An action takes its options from the documentation itself.
     spec = getattr(module, "ARGUMENT_SPEC", None) or action_options(module.__name__.rpartition(".")[2])
     assert documented_options(yaml.safe_dump(whole(module))) == documented_options(spec)
+
+
+def test_imports_follow_the_documentation(module: ModuleType) -> None:
+    # As ansible-test requires it (import-before-documentation).
+    body = ast.parse(inspect.getsource(module)).body
+    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    documented = next(node.lineno for node in body if isinstance(node, ast.Assign))
+    assert [ast.unparse(node) for node in imports if node.lineno < documented] in (
+        [],
+        ["from __future__ import annotations"],
+    )
 
 
 def test_documentation_has_its_parts(module: ModuleType) -> None:
