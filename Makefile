@@ -57,7 +57,7 @@ test: packages ## everything that CI runs
 	@# longest first: several short ones at the end leave neither core idle for long.
 	@# Two virtual machines need both cores: alone, and also where something else was red.
 	@status=0; \
-	$(MAKE) --no-print-directory --jobs=3 --keep-going $(addprefix suite-,$(SUITES)) || status=$$?; \
+	$(MAKE) --no-print-directory --jobs=3 --keep-going $(addprefix suite-,$(ALL_SUITES)) || status=$$?; \
 	$(MAKE) --no-print-directory suite-machines || status=$$?; \
 	exit $$status
 
@@ -75,7 +75,7 @@ test-gpu: ## the trainer's tests on an NVIDIA GPU, with the Python that has its 
 # its suites get a signal as from a terminal, and clean up.
 test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="e2e unit")
 	@rounds=$$(seq $(ROUNDS)) || exit; mkdir -p $(STRESS); rm -f $(STRESS)/*.log; status=0; \
-	set -m; trap 'kill -INT -- -$$suites; wait $$suites; exit 143' INT TERM; \
+	set -m; suites=; trap 'test -z "$$suites" || { kill -INT -- -$$suites; wait $$suites; }; exit 143' INT TERM; \
 	for core in $$(seq $$(nproc)); do while kill -0 $$$$ 2>/dev/null; do :; done & done; \
 	for round in $$rounds; do \
 	  log=$(STRESS)/round-$$round.log; \
@@ -88,8 +88,9 @@ test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner
 
 STRESS := .artifacts/stress
 ROUNDS ?= 10
-# The longest first.
-SUITES ?= distributed integration e2e demo plugins unit trainer molecule
+# The longest first. The environment may have SUITES, as in a round of test-stress; `make test` runs all.
+ALL_SUITES := distributed integration e2e demo plugins unit trainer molecule
+SUITES ?= $(ALL_SUITES)
 MACHINES := tests/e2e/test_vm.py
 # They share the lab of `make demo`.
 DEMO := $(addprefix tests/e2e/,test_demo.py test_train.py test_demo_down.py)

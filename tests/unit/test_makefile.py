@@ -38,7 +38,8 @@ def test_all_suites_run_machines_last_and_one_that_is_red_makes_it_red(red: str,
     done = subprocess.run(
         ["make", "test", f"SHELL={shell}"],
         cwd=ROOT,
-        env=OUTSIDE | {"NOTED": str(noted), "RED": red},
+        # In a round of `make test-stress SUITES=unit`, tests have SUITES in their environment.
+        env=OUTSIDE | {"NOTED": str(noted), "RED": red, "SUITES": "unit"},
         capture_output=True,
         text=True,
         timeout=60,
