@@ -45,7 +45,7 @@ def engine(**fields: Any) -> DockerAPI:
 def test_a_container_without_a_name_goes_by_its_id(names: dict[str, Any]) -> None:
     assert container_names([{**BARE, **names}]) == [SHORT]
     assert the_one([{**BARE, **names}])["Id"] == BARE["Id"]
-    with pytest.raises(ValueError, match=f"the container {SHORT} does not run"):
+    with pytest.raises(NodeError, match=f"the container {SHORT} does not run"):
         container_exec.find_container(engine(**names), "rdm")
     with pytest.raises(NodeError, match=f"the container {SHORT} does not run"):
         execution_environment.find_container(engine(**names), "rdm")
