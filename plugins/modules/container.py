@@ -149,10 +149,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.file_arguments 
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import (
     difference as file_difference,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import (
-    Plan,
-    with_owner_marker,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import Plan, with_owner_marker
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.container import etc_hosts

@@ -86,9 +86,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
-    DockerAPI,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import listed_name
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import label_filter, the_one
 

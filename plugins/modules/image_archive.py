@@ -191,10 +191,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.host import dis
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
-    DockerAPI,
-    DockerError,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import image_dir, image_store
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,

@@ -174,9 +174,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache
     cached_index,
     default_cache_dir,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
-    ArchiveIndex,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
 from ansible_collections.rdm.provision.plugins.module_utils.images.engine_layers import (
     lacking_layers,
     present_members,

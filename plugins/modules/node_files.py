@@ -103,10 +103,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.file_arguments 
     FILE_ARGUMENTS,
     OWNER_MARKER,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import (
-    Plan,
-    with_owner_marker,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import Plan, with_owner_marker
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 
 ARGUMENT_SPEC: Dict[str, Any] = {

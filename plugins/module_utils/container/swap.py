@@ -169,8 +169,8 @@ class Change:
         """Take the steps, and wait until the container is ready.
 
         Raises:
-            NodeError: it would end a job, does not become ready, or did not get its VFs or their RDMA
-                devices. If it was to replace another, that one is there as before.
+            NodeError: it would end a job, the engine refuses, it does not become ready, or did not get its
+                VFs or their RDMA devices. If it was to replace another, that one is there as before.
         """
         if "replace" in todo.todo:
             self._replace()

@@ -159,7 +159,7 @@ def _feed(raw: Any, sink: IO[bytes], failures: list[BaseException]) -> None:
 
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Turn errors of a file into an `NodeError` with one sentence."""
+    """Turn errors of a file into a `NodeError` with one sentence."""
     try:
         yield
     except EOFError:

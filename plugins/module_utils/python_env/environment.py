@@ -298,8 +298,8 @@ def remove(directory: str, cluster: str) -> List[str]:
     """Remove what `make` has created for a cluster, and nothing else; return the removed paths.
 
     Raises:
-        NodeError: a process uses it, which `used_by` of its result names.
-        NodeError: it contains files of another user.
+        NodeError: a process uses it, which is `used_by` of the error's result, or it contains files of
+            another user.
     """
     found = mine(directory, cluster)
     require_unused(directory, cluster)
