@@ -17,11 +17,14 @@ short_description: The hosts of a play, by the work that an earlier play found
 author: The rdm-provision developers
 description:
   - A pattern that no host matches where there is no work.
-  - Also loads what most tasks need into the process that forks the workers. Hosts are taken for that alone.
+  - Also loads what most tasks need into the process that forks the workers.
+  - A pattern of hosts is returned as it is.
 positional: _input, part
 options:
   _input:
-    description: The result of M(rdm.provision.work), undefined if no facts were gathered; or the hosts.
+    description:
+      - The result of M(rdm.provision.work), undefined if no facts were gathered.
+      - Or a pattern of hosts.
     type: raw
     required: true
   part:

@@ -144,7 +144,7 @@ master_addr:
   sample: 192.169.16.100
 nodes:
   description:
-    - Every node of the inventory, the master first. What follows C(vf_mac) has only a node with facts.
+    - Every node of the inventory, the master first. The fields after C(vf_mac) are there if it has facts.
   returned: success
   type: dict
   contains:
