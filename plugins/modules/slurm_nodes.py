@@ -47,6 +47,7 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.programs import find_program
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons, host_facts
 
@@ -61,14 +62,14 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
     """Return the module's result."""
     options = module.params
     if not find_program("sinfo"):
-        module.fail_json(msg="Slurm is not installed here: rdm-provision slurm up makes a cluster")
+        raise NodeError("Slurm is not installed here: rdm-provision slurm up makes a cluster")
     if options["wait_for"]:
         nodes = daemons.wait_for_nodes(options["wait_for"], options["timeout"])
     else:
         nodes = daemons.nodes()
     jobs = host_facts.queue()
     if jobs is None:
-        module.fail_json(msg="squeue cannot read the queue: see {0}".format(daemons.LOGS["slurmctld"]))
+        raise NodeError("squeue cannot read the queue: see {0}".format(daemons.LOGS["slurmctld"]))
     return {"nodes": nodes, "jobs": jobs}
 
 

@@ -68,6 +68,7 @@ from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.programs import ProgramProblem
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma_tools
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import pf
@@ -109,7 +110,7 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
     """Return the module's result."""
     vfs = module.params["vfs"]
     if vfs < 1:
-        module.fail_json(msg="vfs {0} is not a number of VFs: give 1 or more".format(vfs))
+        raise NodeError("vfs {0} is not a number of VFs: give 1 or more".format(vfs))
     found = adapters(module.params["parents"], module.params["sysfs_root"])
     lacking = [one for one in found if not rdma_tools.allows(one["next"], vfs)]
     for one in [] if module.check_mode else lacking:

@@ -43,6 +43,7 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.launch_requirements import unreachable
@@ -62,7 +63,7 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
     lost = unreachable(list(nodes.items()))
     if lost:
         output = ["{0} at {1} ({2})".format(name, nodes[name], why) for name, why in lost.items()]
-        module.fail_json(msg="it cannot log in over ssh to {0}".format(names(output, _SHOWN)))
+        raise NodeError("it cannot log in over ssh to {0}".format(names(output, _SHOWN)))
     return {"reached": len(nodes)}
 
 

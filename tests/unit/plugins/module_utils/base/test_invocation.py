@@ -16,6 +16,7 @@ from ansible_collections.rdm.provision.plugins.modules import (
     job_data,
     node_files,
     python_env,
+    ssh_reach,
     state_file,
 )
 
@@ -90,6 +91,7 @@ def test_secrets_stay_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str],
             {"directory": "/x", "worked": [], "inputs": {}, "watch": {"users": NODES}, "hardware": ""},
         ),
         (node_files, {"files": [{"path": "not absolute", "content": NODES}]}),
+        (ssh_reach, {"nodes": NODES, "within": ["node1"]}),
     ],
 )
 def test_also_where_it_fails(
@@ -99,4 +101,5 @@ def test_also_where_it_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    monkeypatch.setattr(ssh_reach, "unreachable", lambda nodes: {name: "refused" for name, _ in nodes})
     assert len(json.dumps(printed(module, capsys, **arguments))) < 2000
