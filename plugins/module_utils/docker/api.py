@@ -274,12 +274,13 @@ class DockerAPI:
         connection = UnixConnection(self.socket, self.timeout)
         headers = {}
         payload = None
+        request = "{0} {1}".format(method, target.partition("?")[0])
         if body is not None:
             headers["Content-Type"] = "application/json"
             payload = json.dumps(body).encode()
         try:
             response = self._send(connection, method, target, payload, headers)
-            _raise_for_status(response, "{0} {1}".format(method, target.partition("?")[0]))
+            _raise_for_status(response, request)
             text = response.read().decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:
             raise self._problem(error) from error
@@ -288,7 +289,12 @@ class DockerAPI:
         if not text.strip():
             return None
         if "json" in response.headers.get("Content-Type", ""):
-            return json.loads(text)
+            try:
+                return json.loads(text)
+            except ValueError as error:
+                raise DockerProblem(
+                    "Docker Engine's answer to {0} cannot be read: {1}".format(request, error)
+                ) from error
         return text
 
     def _send(

@@ -14,6 +14,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker import api as
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerError,
+    DockerProblem,
     DockerUnavailable,
 )
 from hypothesis import given
@@ -156,6 +157,12 @@ def test_an_answer_that_never_comes(tmp_path: Path, answers: list[bytes]) -> Non
     answers += [b""]
     with pytest.raises(DockerUnavailable, match="it broke the connection off"):
         DockerAPI(str(tmp_path / "s")).version()
+
+
+def test_an_answer_that_is_no_json(tmp_path: Path, answers: list[bytes]) -> None:
+    answers += [VERSION_ANSWER, VERSION_ANSWER.replace(VERSION, VERSION[:-1] + b",")]
+    with pytest.raises(DockerProblem, match=r"^Docker Engine's answer to GET /v1\.41/info cannot be read: "):
+        DockerAPI(str(tmp_path / "s")).get("/info")
 
 
 def test_podman_answers_as_docker_would(tmp_path: Path, answers: list[bytes]) -> None:
