@@ -104,7 +104,9 @@ suite-integration: SUITE = pytest tests/integration
 suite-machines: SUITE = pytest $(MACHINES)
 suite-molecule: SUITE = pytest tests/molecule
 suite-plugins: SUITE = pytest tests/unit/plugins
-suite-trainer: SUITE = $(TRAINER)/bin/pytest trainer/tests --ignore=trainer/tests/distributed
+# The variables are those of trainer/tests/distributed/conftest.py, which is not read here: torch with a thread per core would
+# compete with the other suites.
+suite-trainer: SUITE = OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(TRAINER)/bin/pytest trainer/tests --ignore=trainer/tests/distributed
 suite-unit: SUITE = pytest tests/unit --ignore=tests/unit/plugins
 
 # Each line with the name of its suite.
