@@ -91,7 +91,7 @@ def test_a_rank_that_waits_for_a_message_is_not_the_cause() -> None:
     ]
     (sign,) = awaited(found)
     assert sign.text == (
-        "Rank 0 has not entered all_reduce 9 of the data-parallel group; 1 other waits since 14:02:11."
+        "Rank 0 has not entered all_reduce 9 of the data-parallel group; 1 other has waited since 14:02:11."
     )
 
 
