@@ -258,7 +258,7 @@ def launch(world: int, jobs: Mapping[str, Config]) -> Said:
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[int, Said]:
+def reported() -> dict[int, Said]:
     """The results of every layout of every model; one launch for each world size."""
     worlds = sorted({world for _, world, _ in CASES})
     said = {}
@@ -276,8 +276,10 @@ def told() -> dict[int, Said]:
 
 
 @pytest.mark.parametrize(("model", "world", "layout"), CASES)
-def test_losses_are_those_of_one_process(told: dict[int, Said], model: str, world: int, layout: str) -> None:
-    expected, found = told[1][model], told[world][f"{model}: {layout}"]
+def test_losses_are_those_of_one_process(
+    reported: dict[int, Said], model: str, world: int, layout: str
+) -> None:
+    expected, found = reported[1][model], reported[world][f"{model}: {layout}"]
     assert [step["loss"] for step in found] == pytest.approx(
         [step["loss"] for step in expected], abs=1e-4, rel=0
     )
@@ -293,18 +295,18 @@ def test_losses_are_those_of_one_process(told: dict[int, Said], model: str, worl
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_weights_move_the_loss(told: dict[int, Said], model: str) -> None:
+def test_the_weights_move_the_loss(reported: dict[int, Said], model: str) -> None:
     # The evaluation uses the first step's samples: if nothing were learnt, equal losses would prove little.
-    losses = [step["loss"] for step in told[1][model]]
+    losses = [step["loss"] for step in reported[1][model]]
     assert abs(losses[-1] - losses[0]) > 10 * 1e-4
 
 
-def test_the_mean_of_micro_batches_means_is_another_loss(told: dict[int, Said]) -> None:
-    tokens, means = (told[1][name] for name in ("gpt", "gpt: means"))
+def test_the_mean_of_micro_batches_means_is_another_loss(reported: dict[int, Said]) -> None:
+    tokens, means = (reported[1][name] for name in ("gpt", "gpt: means"))
     assert 1e-3 < abs(tokens[0]["loss"] - means[0]["loss"]) < 0.1
 
 
-def test_documents_that_are_apart_change_the_loss(told: dict[int, Said]) -> None:
+def test_documents_that_are_apart_change_the_loss(reported: dict[int, Said]) -> None:
     for model in ("qwen", "moe"):
-        together, apart = (told[1][name][0]["loss"] for name in (model, f"{model}, documents"))
+        together, apart = (reported[1][name][0]["loss"] for name in (model, f"{model}, documents"))
         assert abs(together - apart) > 1e-3
