@@ -17,6 +17,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -108,6 +109,13 @@ _METADATA = (
 )
 
 
+def _memory_format(kind: Any, name: str) -> Any:
+    """Return a memory format by its name: Python 3.11.0 to 3.11.3 pickle it as ``getattr`` of the enumeration."""
+    if kind is not _MEM_FORMAT_ENCODING or name not in kind.__members__:
+        raise pickle.UnpicklingError(f"attribute {name} of {kind!r} is not read from a checkpoint")
+    return kind[name]
+
+
 class _Unpickler(pickle.Unpickler):
     """An unpickler limited to what torch writes into its metadata."""
 
@@ -127,6 +135,8 @@ class _Unpickler(pickle.Unpickler):
         if name == "MCoreMetadata" and module.partition(".")[0] == "megatron":
             # Megatron-core's class only adds an attribute.
             return Metadata
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
         if f"{module}.{name}" not in self._NAMES:
             raise pickle.UnpicklingError(f"{module}.{name} is not read from a checkpoint")
         return super().find_class(module, name)

@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from rdm_trainer.checkpoint import damage, distributed
 from rdm_trainer.checkpoint.boxes import boxes
@@ -35,9 +37,34 @@ def test_a_range_is_divided_into_boxes_in_its_order(data: st.DataObject, shape: 
     assert len(parts) <= 2 * len(shape) - 1
 
 
-def test_metadata_makes_no_other_objects(tmp_path: Path) -> None:
-    (tmp_path / distributed.METADATA).write_bytes(pickle.dumps(os.getcwd))
-    with pytest.raises(pickle.UnpicklingError, match="getcwd is not read from a checkpoint"):
+class _ByName:
+    """An object that is pickled as an attribute of another one."""
+
+    def __init__(self, kind: Any, name: str) -> None:
+        self._attribute = kind, name
+
+    def __reduce__(self) -> Any:
+        return getattr, self._attribute
+
+
+def test_a_memory_format_is_read_as_early_python_3_11_writes_it(tmp_path: Path) -> None:
+    (tmp_path / distributed.METADATA).write_bytes(
+        pickle.dumps(_ByName(_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST"))
+    )
+    assert distributed.read_metadata(tmp_path) is _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (os.getcwd, "getcwd"),
+        (_ByName(_MEM_FORMAT_ENCODING, "mro"), "attribute mro of <enum '_MEM_FORMAT_ENCODING'>"),
+        (_ByName(torch.Size, "numel"), "attribute numel of <class 'torch.Size'>"),
+    ],
+)
+def test_metadata_makes_no_other_objects(value: Any, named: str, tmp_path: Path) -> None:
+    (tmp_path / distributed.METADATA).write_bytes(pickle.dumps(value))
+    with pytest.raises(pickle.UnpicklingError, match=f"{named} is not read from a checkpoint"):
         distributed.read_metadata(tmp_path)
 
 
