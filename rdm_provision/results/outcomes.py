@@ -102,7 +102,7 @@ def states(result: RunResult, cluster: str) -> tuple[NodeState, ...]:
     """Return the state of each node in a run of ``status``, for the cluster of this name."""
     facts = result.returned.get(FACTS_MODULE, {})
     plan = result.plan or {"cluster": cluster, "nodes": {}}
-    problems = [Problem(**problem) for problem in plan.get("problems", ())]
+    problems = [Problem.from_result(problem) for problem in plan.get("problems", ())]
     return tuple(
         node_state(name, plan, recap.why, _last(facts.get(name)).get("node"), problems)
         for name, recap in result.nodes.items()

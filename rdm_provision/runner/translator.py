@@ -279,7 +279,7 @@ class Translator:
         """Keep results of the collection's own modules."""
         if res.get("rdm_refused"):
             self.refused = str(res["rdm_refused"])
-            found = [Problem(**problem) for problem in res.get("problems") or []]
+            found = [Problem.from_result(problem) for problem in res.get("problems") or []]
             # Several nodes may refuse for the same reason.
             self.problems += [problem for problem in found if problem not in self.problems]
             if not self.problems:

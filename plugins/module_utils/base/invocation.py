@@ -42,7 +42,8 @@ def as_module(
             except NodeError as error:
                 module.fail_json(msg=error.sentence, **error.result, **echo(module))
             except OSError as error:
-                where = error.filename or "cannot write"
+                # Reads, writes and connections can all fail without the name of a file.
+                where = error.filename or "the operating system reports"
                 module.fail_json(msg="{0}: {1}".format(where, error.strerror or error), **echo(module))
             end = module.fail_json if result.pop("failed", False) else module.exit_json
             end(**{"changed": False, **result, **echo(module)})

@@ -7,7 +7,7 @@ the invalid value, the reason and the hint.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
@@ -27,6 +27,15 @@ class Problem(NamedTuple):
     value: str
     reason: str
     hint: str
+
+    @classmethod
+    def from_result(cls, data: Mapping[str, Any]) -> Problem:
+        """Return the problem that a task's result has.
+
+        A collection of another release may have written it: unknown keys are ignored, and missing ones are
+        empty.
+        """
+        return cls(data.get("node"), *(str(data.get(key) or "") for key in cls._fields[1:]))
 
     @property
     def sentence(self) -> str:

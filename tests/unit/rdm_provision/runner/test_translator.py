@@ -196,6 +196,19 @@ def test_what_several_nodes_refuse_alike_is_one_problem() -> None:
     assert [str(one) for one in result.problems] == ["rank 99 is none of the job x"]
 
 
+def test_problems_of_a_collection_of_another_release_are_read() -> None:
+    made = translator()
+    problems = [
+        {"node": "a", "value": "ib0", "reason": "is down", "hint": "plug it in", "severity": "high"},
+        {"reason": "the engine is too old", "hint": None},
+    ]
+    feed(made, outcome("failed", "a", {"rdm_refused": "nodes", "problems": problems, "msg": "…"}))
+    assert [str(one) for one in end(made, 2).problems] == [
+        "a: ib0 is down: plug it in",
+        "the engine is too old",
+    ]
+
+
 def test_wrong_arguments_of_a_role_are_bad_input_before_any_change() -> None:
     made = translator()
     errors = {"argument_errors": ["value of x must be one of: a, b, got: c"], "msg": "Validation failed"}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.state import state_file as state
 from ansible_collections.rdm.provision.plugins.modules import (
     container_exec,
@@ -103,3 +106,24 @@ def test_also_where_it_fails(
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     monkeypatch.setattr(ssh_reach, "unreachable", lambda nodes: {name: "refused" for name, _ in nodes})
     assert len(json.dumps(printed(module, capsys, **arguments))) < 2000
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.EIO, os.strerror(errno.EIO)), "the operating system reports: Input/output error"),
+        (OSError(errno.ENOENT, os.strerror(errno.ENOENT), "/x"), "/x: No such file or directory"),
+        (TimeoutError("timed out"), "the operating system reports: timed out"),
+    ],
+)
+def test_an_error_of_the_operating_system_is_one_sentence(
+    error: OSError, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Failing:
+        @staticmethod
+        @as_module({})
+        def main(module: Any) -> dict[str, Any]:
+            raise error
+
+    result = printed(Failing, capsys)
+    assert (result["failed"], result["msg"]) == (True, sentence)
