@@ -85,6 +85,7 @@ def job_of(settings: Mapping[str, str], source: str) -> Imported:
         )
     job: dict[str, Any] = {
         "name": f"gpt2-{model.lower()}" if model.lower() in _SHAPES else model.lower(),
+        "engine": "deepspeed",  # fp16 needs it
         "model": {
             "kind": "gpt",
             "layers": layers,

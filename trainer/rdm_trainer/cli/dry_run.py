@@ -126,7 +126,7 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
     yield (
         "layout",
         f"{report.world_size} GPU{plural} = {axes}{cut}, ZeRO {parallel.zero_stage}, "
-        f"{job.optimisation.precision}{fp8}",
+        f"{job.optimisation.precision}{fp8}, engine {job.engine}",
     )
     yield (
         "batch",

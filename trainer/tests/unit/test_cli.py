@@ -129,6 +129,7 @@ def test_dry_run_shows_stages_and_the_verdict(
     assert [row[1] for row in rows] == ["emb", "11", "8", "8", "8", "8", "5", "head"]
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
+    assert "engine deepspeed" in " ".join(out.split())
 
 
 def test_dry_run_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:

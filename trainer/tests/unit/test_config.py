@@ -273,6 +273,7 @@ def test_the_documents_fp16_is_kept_beside_what_is_shipped() -> None:
         ours, theirs = (load(path) for path in (CONFIGS / name, CONFIGS / "fp16" / name))
         assert (ours.optimisation.precision, ours.optimisation.compile) == ("bf16", True), name
         assert (theirs.optimisation.precision, theirs.optimisation.compile) == ("fp16", False), name
+        assert "\nengine: deepspeed #" in (CONFIGS / "fp16" / name).read_text(), name
         scale = ("initial_loss_scale_power", "loss_scale_window", "loss_scale_hysteresis", "min_loss_scale")
         plain = {key: getattr(ours.optimisation, key) for key in ("precision", "compile", *scale)}
         optimisation = dataclasses.replace(theirs.optimisation, **plain)

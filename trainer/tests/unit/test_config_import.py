@@ -72,6 +72,7 @@ def test_the_documents_file_gives_the_documents_numbers() -> None:
     assert job.stage_blocks() == [0, 11, 8, 8, 8, 8, 5, 0]
     assert (job.optimisation.global_batch_size, job.optimisation.micro_batch_size) == (64, 1)
     assert (job.optimisation.train_iterations, job.optimisation.lr) == (50, 1.5e-4)
+    assert (found.job["engine"], job.optimisation.precision) == ("deepspeed", "fp16")
     assert (job.launcher.kind, job.launcher.nodes, job.launcher.master_port) == ("slurm", 8, 6787)
     assert job.launcher.slurm.gpus_per_node == {"": "4"}
     assert not job.launcher.slurm.reload_container
