@@ -20,10 +20,11 @@ SHOWN_S = 5
 INTRODUCTION = """# Test times
 
 How long each suite and each file of tests took, in seconds of wall time. A fixture counts for the test that
-first needs it. `make test` runs three suites at a time, so a suite alone takes less.
+first needs it. `make test` runs several suites at a time, so it takes less than their sum, and a suite alone
+takes less than here.
 
 `make test test-times` writes this page; `make test-long test-times` adds what `make test` leaves out. A suite
-without a section has not been timed since the page exists.
+that is not here has not been timed since it exists.
 """
 
 
@@ -65,6 +66,16 @@ def section(name: str, report: str, cores: int | None = os.cpu_count()) -> str:
     )
 
 
+def total(sections: dict[str, str]) -> str:
+    """Return the table of suites, with the sum of those of `make test`."""
+    figures = {name: re.findall(r" (\d+) tests in ([\d.]+) min", text)[0] for name, text in sections.items()}
+    short = [figure for name, figure in figures.items() if not name.endswith("long")]
+    tests, minutes = sum(int(count) for count, _ in short), sum(float(time) for _, time in short)
+    rows = [f"| [{name}](#{name}) | {count} | {time} |" for name, (count, time) in figures.items()]
+    last = f"| sum, without `make test-long` | {tests} | {minutes:.1f} |"
+    return "\n".join(["| suite | tests | min |", "|---|--:|--:|", *rows, last, ""])
+
+
 def page(before: str, reports: dict[str, str]) -> str:
     """Return the page.
 
@@ -74,8 +85,9 @@ def page(before: str, reports: dict[str, str]) -> str:
     """
     found = re.finditer(r"^## (\S+)\n(?:(?!## ).*\n?)*", before, re.MULTILINE)
     kept = {one[1]: one[0] for one in found}
-    sections = kept | {name: section(name, report) for name, report in reports.items()}
-    return "\n".join([INTRODUCTION, *(sections[name].rstrip() + "\n" for name in sorted(sections))])
+    timed = {name: section(name, report) for name, report in reports.items()}
+    sections = dict(sorted((kept | timed).items()))
+    return "\n".join([INTRODUCTION, total(sections), *(text.rstrip() + "\n" for text in sections.values())])
 
 
 if __name__ == "__main__":

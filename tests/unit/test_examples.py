@@ -53,13 +53,18 @@ def test_the_list_of_variables_is_up_to_date() -> None:
     assert written == program("generate_variables").page(), "run make docs"
 
 
-def test_the_architecture_names_files_modules_and_playbooks_that_exist() -> None:
-    page = (ROOT / "docs" / "development" / "architecture.md").read_text(encoding="utf-8")
-    files = set(re.findall(r"[\w/]+\.(?:py|yml)\b", page)) - {"hosts.yml"}
+@pytest.mark.parametrize("name", ["architecture", "where-to-change"])
+def test_the_pages_for_contributors_name_files_that_exist(name: str) -> None:
+    page = (ROOT / "docs" / "development" / f"{name}.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"[\w/-]+\.(?:py|yml|sh|j2)\b", page)) - {"hosts.yml"}
     assert len(files) > 30
-    folders = ("", "rdm_provision/**/", "playbooks/**/", "plugins/**/", "trainer/rdm_*/**/")
+    folders = ("", "rdm_provision/**/", "playbooks/**/", "plugins/**/", "roles/**/", "trainer/rdm_*/**/")
     there = {file for file in files for folder in folders if any(ROOT.glob(f"{folder}{file}"))}
     assert files - there == set()
+
+
+def test_the_architecture_names_all_subpackages_and_modules_that_exist() -> None:
+    page = (ROOT / "docs" / "development" / "architecture.md").read_text(encoding="utf-8")
     for package in ("plugin_utils", "module_utils"):
         rooms = {path.parent.name for path in (ROOT / "plugins" / package).glob("*/*.py")}
         table = page.partition(f"| subpackage of `plugins/{package}/` |")[2].partition("\n\n")[0]
@@ -86,4 +91,8 @@ def test_times_of_a_suite_that_ran_replace_its_section_and_others_stay() -> None
     assert "tests/unit/test_a.py` | 2 | 11 |" in before
     assert after == times.page("", {"e2e": report, "unit": report})
     assert "3 tests in 1.5 min." in after
+    assert "| [e2e](#e2e) | 3 | 1.5 |\n| [unit](#unit) | 3 | 1.5 |\n" in after
+    long = times.page(after, {"trainer-long": report})
+    assert "| [trainer-long](#trainer-long) | 3 | 1.5 |" in long
+    assert "| sum, without `make test-long` | 6 | 3.0 |" in long
     assert "| `tests/unit/test_a.py` | 2 | 7 |\n| 1 files below 5 s each | 1 | 2 |" in after
