@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from rdm_core import config as configuration
 from rdm_core.config.finetune import FinetuneConfig
@@ -117,3 +118,14 @@ def test_the_configurations_that_the_guide_writes_are_sound() -> None:
         config = configuration.load_text(yaml.safe_dump(given))
         assert isinstance(config, FinetuneConfig)
         assert configuration.check(config, 2) == []
+
+
+def test_the_output_that_the_guide_of_tune_shows_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    block = _BLOCK.findall((ROOT / "docs/tune.md").read_text(encoding="utf-8"))[0]
+    command, *lines = block.splitlines()
+    (words,) = commands(command.removeprefix("$ "))
+    result = CliRunner().invoke(cli, words)
+    shown = [line.strip() for line in lines if line.strip(" …")]
+    assert len(shown) > 15
+    assert [line for line in shown if line not in map(str.strip, result.output.splitlines())] == []
