@@ -60,6 +60,12 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 @click.option("--tensor", type=click.IntRange(min=1), default=1, help="megatron: tensor ranks.  [default: 1]")
 @click.option("--pipeline", type=click.IntRange(min=1), default=1, help="megatron: stages.  [default: 1]")
 @click.option(
+    "--virtual-pipeline",
+    type=click.IntRange(min=1),
+    default=1,
+    help="megatron: chunks of layers on each stage.  [default: 1]",
+)
+@click.option(
     "--transformer-impl",
     type=click.Choice(["transformer_engine", "local"]),
     default="transformer_engine",
@@ -75,6 +81,7 @@ def export(
     kind: str,
     tensor: int,
     pipeline: int,
+    virtual_pipeline: int,
     transformer_impl: str,
 ) -> None:
     """Write the weights of CHECKPOINT into DIRECTORY as transformers or Megatron read them.
@@ -84,7 +91,8 @@ def export(
     Llama, Mistral, Qwen2, Qwen3, Mixtral, T5 and BERT. For Megatron it is a release checkpoint in its format
     torch, without a tokenizer.
     """
-    others = ("shard_size",) if kind == "megatron" else ("tensor", "pipeline", "transformer_impl")
+    layout = ("tensor", "pipeline", "virtual_pipeline", "transformer_impl")
+    others = ("shard_size",) if kind == "megatron" else layout
     context = click.get_current_context()
     for name in others:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -101,7 +109,15 @@ def export(
     stored = _DTYPES[dtype] if dtype else None
     if kind == "megatron":
         fused = transformer_impl == "transformer_engine"
-        size = megatron.write(source, directory, tensor=tensor, pipeline=pipeline, dtype=stored, fused=fused)
+        size = megatron.write(
+            source,
+            directory,
+            tensor=tensor,
+            pipeline=pipeline,
+            virtual=virtual_pipeline,
+            dtype=stored,
+            fused=fused,
+        )
     else:
         size = hugging_face.write(source, directory, dtype=stored, shard_bytes=int(shard_size * 1e9))
     click.echo(f"{directory} has the weights of {source.where}, {size_text(size)}.")

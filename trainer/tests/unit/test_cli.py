@@ -93,6 +93,10 @@ def test_problems_are_sentences_and_the_code_is_3(capsys: pytest.CaptureFixture[
     [
         (("export", "a", "b", "--tensor", "2"), "--tensor is not for --format huggingface"),
         (
+            ("export", "a", "b", "--virtual-pipeline", "2"),
+            "--virtual-pipeline is not for --format huggingface",
+        ),
+        (
             ("export", "a", "b", "--format", "megatron", "--shard-size", "1"),
             "--shard-size is not for --format megatron",
         ),

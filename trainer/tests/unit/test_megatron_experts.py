@@ -50,9 +50,10 @@ def same(where: Path, source: InMemory) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_experts_are_the_same_behind_every_layout(name: str, tmp_path: Path) -> None:
     source = shaken(MODELS[name])
-    for tensor, pipeline, fused in ((1, 1, False), (2, 2, True), (4, 1, False), (1, 4, True)):
-        where = tmp_path / f"{tensor}-{pipeline}"
-        writing.write(source, where, tensor=tensor, pipeline=pipeline, fused=fused)
+    layouts = ((1, 1, 1, False), (2, 2, 1, True), (4, 1, 1, False), (1, 4, 1, True), (2, 2, 2, True))
+    for tensor, pipeline, virtual, fused in layouts:
+        where = tmp_path / f"{tensor}-{pipeline}-{virtual}"
+        writing.write(source, where, tensor=tensor, pipeline=pipeline, virtual=virtual, fused=fused)
         same(where, source)
 
 
@@ -225,28 +226,31 @@ def grouped(weights: Weights) -> Weights:
     return found
 
 
-@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize(("pipeline", "virtual"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("named", [dict, transformer_engines, grouped])
 def test_ranks_that_share_experts_are_joined(
-    named: Callable[[Weights], Weights], pipeline: int, tmp_path: Path
+    named: Callable[[Weights], Weights], pipeline: int, virtual: int, tmp_path: Path
 ) -> None:
     source = shaken(MODELS["mixtral"])
-    writing.write(source, tmp_path / "out", tensor=2, pipeline=pipeline)
+    writing.write(source, tmp_path / "out", tensor=2, pipeline=pipeline, virtual=virtual)
     (tmp_path / "iter_0000007").mkdir()
     for folder in (tmp_path / "out/release").iterdir():
         saved = torch.load(folder / "model_optim_rng.pt", weights_only=False)
         saved["args"].expert_model_parallel_size = 2
         for rank in range(2):
-            own: Weights = {}
-            for name, weight in saved["model"].items():
-                number = int(match[1]) if (match := re.search(r"local_experts\.(\d+)\.", name)) else None
-                if number is None:
-                    own[name] = weight
-                elif number // 2 == rank:
-                    own[name.replace(f"experts.{number}.", f"experts.{number % 2}.")] = weight
+            stored = {}
+            for chunk in [key for key in saved if key.startswith("model")]:
+                own: Weights = {}
+                for name, weight in saved[chunk].items():
+                    match = re.search(r"local_experts\.(\d+)\.", name)
+                    if match is None:
+                        own[name] = weight
+                    elif (number := int(match[1])) // 2 == rank:
+                        own[name.replace(f"experts.{number}.", f"experts.{number % 2}.")] = weight
+                stored[chunk] = named(own)
             target = tmp_path / f"iter_0000007/{folder.name}_{rank:03d}"
             target.mkdir()
-            torch.save({**saved, "model": named(own)}, target / "model_optim_rng.pt")
+            torch.save({**saved, **stored}, target / "model_optim_rng.pt")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
     same(tmp_path, source)
 

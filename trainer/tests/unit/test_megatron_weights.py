@@ -9,6 +9,7 @@ import enum
 import io
 import json
 import pickle
+import re
 import sys
 import types
 from pathlib import Path
@@ -28,8 +29,8 @@ from rdm_trainer.weights.megatron import writing
 from rdm_trainer.weights.megatron.arguments import arguments_of
 from rdm_trainer.weights.megatron.tensors import fused as fused_name
 from rdm_trainer.weights.megatron.tensors import placed
-from rdm_trainer.weights.sources import open_source, require_model
-from tests.unit.test_weights import GPT2, LLAMA, InMemory, shaken
+from rdm_trainer.weights.sources import fill, open_source, require_model
+from tests.unit.test_weights import GPT2, LLAMA, InMemory, build, shaken
 
 MODELS = {
     "gpt": dataclasses.replace(GPT2, layers=4),
@@ -51,12 +52,120 @@ def same(found: Any, source: InMemory) -> None:
 def test_a_model_is_the_same_behind_every_layout(name: str, tmp_path: Path) -> None:
     model = MODELS[name]
     source = shaken(model)
-    for tensor, pipeline, fused in ((1, 1, False), (4, 1, True), (1, 4, True), (2, 2, False)):
-        where = tmp_path / f"{tensor}-{pipeline}"
-        writing.write(source, where, tensor=tensor, pipeline=pipeline, fused=fused)
+    layouts = ((1, 1, 1, False), (4, 1, 1, True), (1, 4, 1, True), (2, 2, 1, False), (2, 2, 2, True))
+    for tensor, pipeline, virtual, fused in layouts:
+        where = tmp_path / f"{tensor}-{pipeline}-{virtual}"
+        writing.write(source, where, tensor=tensor, pipeline=pipeline, virtual=virtual, fused=fused)
         found = open_source(where)
         require_model(found, Config(model=model))
         same(found, source)
+
+
+Weights = dict[str, torch.Tensor]
+
+
+def interleaved(whole: Path, step: Path, blocks: list[list[list[int]]], **arguments: Any) -> None:
+    """Write a checkpoint without stages again with some, as Megatron saves an interleaved pipeline.
+
+    Args:
+        whole: The directory of the one's step.
+        step: That of the other's.
+        blocks: For each stage and each of its chunks, the numbers of its layers in the model.
+        arguments: Arguments of the training that change.
+    """
+    for rank in whole.iterdir():
+        saved = torch.load(rank / "model_optim_rng.pt", weights_only=False)
+        weights: Weights = saved.pop("model")
+        changed = {**vars(saved["args"]), "pipeline_model_parallel_size": len(blocks), **arguments}
+        saved["args"] = argparse.Namespace(**changed)
+        for stage, chunks in enumerate(blocks):
+            models: dict[str, Weights] = {}
+            for chunk, layers in enumerate(chunks):
+                is_first = stage == chunk == 0
+                is_last = stage == len(blocks) - 1 and chunk == len(chunks) - 1
+                own: Weights = {}
+                for name, weight in weights.items():
+                    if match := re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name):
+                        if (number := int(match[1])) in layers:
+                            own[f"decoder.layers.{layers.index(number)}.{match[2]}"] = weight
+                    elif is_first if name.startswith("embedding.") else is_last:
+                        own[name] = weight
+                if is_last and "output_layer.weight" not in weights:
+                    own["output_layer.weight"] = weights["embedding.word_embeddings.weight"]
+                models[f"model{chunk}"] = own
+            target = step / f"{rank.name}_{stage:03d}"
+            target.mkdir(parents=True)
+            torch.save({**saved, **models}, target / "model_optim_rng.pt")
+    (step.parent / "latest_checkpointed_iteration.txt").write_text(str(int(step.name[-7:])))
+
+
+# As Megatron's own comment has it: stage 0 has layers 0, 1 and 4, 5 of 8, and stage 1 has 2, 3 and 6, 7.
+EIGHT = [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "blocks"),
+    [
+        ("gpt", 2, EIGHT),
+        ("qwen2", 1, [[[0], [2], [4], [6]], [[1], [3], [5], [7]]]),
+        ("qwen3", 4, [[[0], [3]], [[1, 2], [4, 5]], [[], [6, 7]]]),
+        ("llama", 2, EIGHT),
+    ],
+)
+@torch.no_grad()
+def test_an_interleaved_pipeline_is_read(
+    name: str, tensor: int, blocks: list[list[list[int]]], tmp_path: Path
+) -> None:
+    model = dataclasses.replace(MODELS[name], layers=8)
+    source = shaken(model)
+    writing.write(source, tmp_path / "whole", tensor=tensor)
+    interleaved(tmp_path / "whole/release", tmp_path / "saved/iter_0000007", blocks)
+    found = open_source(tmp_path / "saved")
+    require_model(found, Config(model=model))
+    same(found, source)
+    tokens = torch.randint(0, 50, (3, 24), generator=torch.Generator().manual_seed(2))
+    assert torch.equal(build(model, fill=fill(found))(tokens), source.built(tokens))
+
+
+def test_an_interleaved_pipeline_is_written_as_megatron_saves_it(tmp_path: Path) -> None:
+    source = shaken(dataclasses.replace(MODELS["qwen2"], layers=8))
+    writing.write(source, tmp_path / "whole", tensor=2)
+    interleaved(tmp_path / "whole/release", tmp_path / "theirs/iter_0000007", EIGHT)
+    writing.write(source, tmp_path / "ours", tensor=2, pipeline=2, virtual=2)
+    folders = {path.name for path in (tmp_path / "theirs/iter_0000007").iterdir()}
+    assert folders == {path.name for path in (tmp_path / "ours/release").iterdir()}
+    for folder in folders:
+        theirs, ours = (
+            torch.load(step / folder / "model_optim_rng.pt", weights_only=False)
+            for step in (tmp_path / "theirs/iter_0000007", tmp_path / "ours/release")
+        )
+        assert set(ours) == set(theirs)
+        for chunk in ("model0", "model1"):
+            assert set(ours[chunk]) == set(theirs[chunk])
+            assert all(torch.equal(ours[chunk][name], theirs[chunk][name]) for name in theirs[chunk])
+        found = vars(ours["args"])
+        keys = ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
+        assert [found[key] for key in keys] == [2, 2]
+
+
+def test_files_of_other_chunks_are_one_sentence(tmp_path: Path) -> None:
+    writing.write(shaken(MODELS["gpt"]), tmp_path / "out", pipeline=2, virtual=2)
+    file = tmp_path / "out/release/mp_rank_00_001/model_optim_rng.pt"
+    saved = torch.load(file, weights_only=False)
+    name = "decoder.layers.0.mlp.linear_fc2.weight"
+    weight = saved["model1"].pop(name)
+    torch.save(saved, file)
+    with pytest.raises(TrainerError, match=rf"lacks {name} in model1 of stage 1"):
+        open_source(tmp_path / "out").whole("5.mlp.fc2.weight")
+    saved["model1"][name] = weight
+    for removed, words in (
+        ("model1", "001/model_optim_rng.pt has model0, and the first rank's file has model0, model1"),
+        ("model0", "has no weights: neither model nor model0"),
+    ):
+        del saved[removed]
+        torch.save(saved, file)
+        with pytest.raises(TrainerError, match=words):
+            open_source(tmp_path / "out")
 
 
 def test_scaled_positions_and_windows_are_megatrons_arguments(tmp_path: Path) -> None:
@@ -160,18 +269,13 @@ def test_an_older_megatrons_names_are_read_and_nothing_is_run(tmp_path: Path) ->
         ({"lm_head.dense.weight": 0}, "has lm_head.dense.weight, as a T5 or a BERT has it"),
         ({"language_model": {"encoder": {}, "decoder": {}}}, "has decoder, as a T5"),
         ({"language_model": {"encoder": {}, "pooler": {}}}, "has pooler, as a T5 or a BERT"),
-        (None, "is of an interleaved pipeline, which is not read in Megatron's format torch"),
     ],
 )
-def test_another_model_is_not_taken_for_a_gpt(
-    added: dict[str, Any] | None, words: str, tmp_path: Path
-) -> None:
+def test_another_model_is_not_taken_for_a_gpt(added: dict[str, Any], words: str, tmp_path: Path) -> None:
     writing.write(shaken(MODELS["gpt"]), tmp_path / "out")
     file = tmp_path / "out/release/mp_rank_00/model_optim_rng.pt"
     saved = torch.load(file, weights_only=False)
-    weights = saved.pop("model")
-    stored = {"model0": weights, "model1": weights} if added is None else {"model": {**weights, **added}}
-    torch.save({**saved, **stored}, file)
+    torch.save({**saved, "model": {**saved["model"], **added}}, file)
     with pytest.raises(TrainerError, match=words):
         open_source(tmp_path / "out")
 
@@ -360,7 +464,9 @@ def test_from_and_to_megatron_on_the_command_line(tmp_path: Path) -> None:
 def test_what_megatron_has_not_is_one_sentence(tmp_path: Path) -> None:
     cases: list[tuple[ModelConfig, dict[str, Any], str]] = [
         (MODELS["gpt"], {"tensor": 3}, "attention_heads 4 are not divisible by 3"),
-        (MODELS["gpt"], {"pipeline": 3}, "4 layers are not divisible by 3"),
+        (MODELS["gpt"], {"pipeline": 3}, "4 layers are not divisible by 3 stages; take 1, 2 or 4"),
+        (MODELS["gpt"], {"pipeline": 2, "virtual": 3}, "4 layers are not divisible by 2 x 3 chunks"),
+        (MODELS["gpt"], {"virtual": 2}, "2 chunks of layers on each stage need 2 stages or more"),
         *(
             (dataclasses.replace(MODELS["llama"], rope_scaling=scaling), {}, words)
             for scaling, words in (

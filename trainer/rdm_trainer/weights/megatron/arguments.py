@@ -180,7 +180,7 @@ def expert_ranks(found: Mapping[str, Any], tensor: int, source: str) -> int:
 
 
 def arguments_of(
-    model: ModelConfig, tensor: int, pipeline: int, rows: int, dtype: torch.dtype
+    model: ModelConfig, tensor: int, pipeline: int, rows: int, dtype: torch.dtype, virtual: int = 1
 ) -> dict[str, Any]:
     """Return the arguments of a Megatron training that make such a model.
 
@@ -190,6 +190,7 @@ def arguments_of(
         pipeline: Stages.
         rows: Rows of the padded vocabulary.
         dtype: Type of the weights.
+        virtual: Chunks of layers on each stage.
     """
     return {
         "num_layers": model.layers,
@@ -222,6 +223,10 @@ def arguments_of(
         "init_method_std": model.init_std,
         "tensor_model_parallel_size": tensor,
         "pipeline_model_parallel_size": pipeline,
+        "virtual_pipeline_model_parallel_size": virtual if virtual > 1 else None,
+        "num_layers_per_virtual_pipeline_stage": (
+            model.layers // (pipeline * virtual) if virtual > 1 else None
+        ),
         "params_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
         "fp16": dtype == torch.float16,
@@ -250,7 +255,7 @@ def _expert_arguments(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def refuse(model: ModelConfig, tensor: int, pipeline: int) -> None:
+def refuse(model: ModelConfig, tensor: int, pipeline: int, virtual: int) -> None:
     """Reject a model or a layout that Megatron does not have."""
     if model.kind != "gpt":
         raise TrainerError(
@@ -286,8 +291,13 @@ def refuse(model: ModelConfig, tensor: int, pipeline: int) -> None:
             f"{tensor} tensor ranks neither divide the model's {groups} query_groups nor are a multiple; "
             f"take {divisors(math.gcd(groups, model.ffn_size))}."
         )
-    if model.layers % pipeline:
+    if virtual > 1 and pipeline == 1:
         raise TrainerError(
-            f"The model's {model.layers} layers are not divisible by {pipeline} stages; take "
-            f"{divisors(model.layers)}."
+            f"{virtual} chunks of layers on each stage need 2 stages or more, and there is 1; set --pipeline "
+            "to 2, or leave --virtual-pipeline out."
+        )
+    if model.layers % (pipeline * virtual):
+        parts = f"{pipeline} stages" if virtual == 1 else f"{pipeline} x {virtual} chunks"
+        raise TrainerError(
+            f"The model's {model.layers} layers are not divisible by {parts}; take {divisors(model.layers)}."
         )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import pickle
 import re
 from collections import OrderedDict
@@ -87,25 +88,26 @@ class MegatronSource:
                 f"{self.where} is of checkpoint_version {version:g}, and 2.0 is the first that is read; load "
                 "and save it with a later Megatron-LM."
             )
-        if "model" not in first:
-            raise TrainerError(
-                f"{self.where} is of an interleaved pipeline, which is not read in Megatron's format torch; "
-                "save it with --ckpt-format torch_dist, or without virtual stages."
-            )
-        require_gpt(first["model"], self.where)
+        chunks = _chunks(first, found[0])
+        require_gpt(first[chunks[0]], self.where)
         self.model = model_of(arguments, str(self.where))
         self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
         tensor = int(arguments["tensor_model_parallel_size"])
         pipeline = int(arguments["pipeline_model_parallel_size"])
         expert = expert_ranks(arguments, tensor, str(self.where))
-        self._ranks: list[list[dict[str, torch.Tensor]]] = []
-        self._first_blocks = [0]
+        stages = []
         for stage in range(pipeline):
             suffix = f"_{stage:03d}" if pipeline > 1 else ""
-            ranks = [self._rank(f"mp_rank_{rank:02d}{suffix}", expert) for rank in range(tensor)]
+            stages.append(
+                [self._rank(f"mp_rank_{rank:02d}{suffix}", expert, chunks) for rank in range(tensor)]
+            )
+        # The model's order: the first chunk of each stage, then the second.
+        self._ranks = [[rank[chunk] for rank in ranks] for chunk in range(len(chunks)) for ranks in stages]
+        self._labels = [f"{chunk} of stage {stage}" for chunk in chunks for stage in range(pipeline)]
+        self._first_blocks = [0]
+        for ranks in self._ranks:
             blocks = {match[1] for name in ranks[0] if (match := re.match(r"decoder\.layers\.(\d+)\.", name))}
             self._first_blocks.append(self._first_blocks[-1] + len(blocks))
-            self._ranks.append(ranks)
         if self._first_blocks[-1] != self.model.layers:
             raise TrainerError(
                 f"{self.where} has {self._first_blocks[-1]} layers in its files, and num_layers is "
@@ -136,20 +138,49 @@ class MegatronSource:
             return [[rank[prefix + name] for rank in self._ranks[stage]] for name in one.names]
         except KeyError as error:
             raise TrainerError(
-                f"{self.where} lacks {error.args[0]} in stage {stage}.", exit_code=FAILED
+                f"{self.where} lacks {error.args[0]} in {self._labels[stage]}.", exit_code=FAILED
             ) from None
 
-    def _rank(self, name: str, experts: int) -> dict[str, torch.Tensor]:
-        """Return a tensor rank's weights in one stage, with those of all ``experts`` expert ranks."""
-        found: dict[str, torch.Tensor] = {}
+    def _rank(self, name: str, experts: int, chunks: list[str]) -> list[dict[str, torch.Tensor]]:
+        """Return a tensor rank's weights in each chunk of a stage, with those of all its expert ranks.
+
+        Args:
+            name: The directory's name, without the expert rank.
+            experts: Expert ranks.
+            chunks: Names of the chunks in a file.
+        """
+        found: list[dict[str, torch.Tensor]] = [{} for _ in chunks]
         for number in range(experts):
             suffix = f"_{number:03d}" if experts > 1 else ""
-            weights = _flat(load(self.where / f"{name}{suffix}" / FILE)["model"])
-            if self.model.experts:
-                own = self.model.experts // experts
-                weights = dict(_numbered(weights, number * own, own, self.model.hidden_size))
-            found |= weights
+            path = self.where / f"{name}{suffix}" / FILE
+            content = load(path)
+            if (has := _chunks(content, path)) != chunks:
+                raise TrainerError(
+                    f"{path} has {', '.join(has)}, and the first rank's file has {', '.join(chunks)}; the "
+                    "two are not of one checkpoint."
+                )
+            for whole, chunk in zip(found, chunks, strict=True):
+                weights = _flat(content[chunk])
+                if self.model.experts:
+                    own = self.model.experts // experts
+                    weights = dict(_numbered(weights, number * own, own, self.model.hidden_size))
+                whole.update(weights)
         return found
+
+
+def _chunks(content: Mapping[str, Any], path: Path) -> list[str]:
+    """Return the keys of a file's weights: one, or with virtual stages one for each chunk of layers.
+
+    Raises:
+        TrainerError: It has no weights.
+    """
+    if "model" in content:
+        return ["model"]
+    numbered = (f"model{number}" for number in itertools.count())
+    chunks = list(itertools.takewhile(content.__contains__, numbered))
+    if not chunks:
+        raise TrainerError(f"{path} has no weights: neither model nor model0; save it with Megatron-LM.")
+    return chunks
 
 
 class _Foreign:

@@ -33,6 +33,7 @@ def write(
     *,
     tensor: int = 1,
     pipeline: int = 1,
+    virtual: int = 1,
     dtype: str | None = None,
     fused: bool = True,
 ) -> int:
@@ -43,6 +44,7 @@ def write(
         target: A directory that does not exist yet.
         tensor: Tensor ranks.
         pipeline: Stages.
+        virtual: Chunks of layers on each stage, with 2 or more for an interleaved pipeline.
         dtype: Type of the tensors, such as ``bfloat16``; the source's by default.
         fused: Name norms as Transformer Engine's layers do, Megatron's default; else as ``--transformer-impl
             local``.
@@ -54,13 +56,13 @@ def write(
         TrainerError: Megatron has no such model or layout, or the directory cannot be written.
     """
     model: ModelConfig = source.model
-    refuse(model, tensor, pipeline)
+    refuse(model, tensor, pipeline, virtual)
     if target.exists():
         raise TrainerError(f"{target} is there already; name a directory that is not, or remove it.")
     kind: torch.dtype = getattr(torch, dtype or source.dtype)
     step = model.make_vocab_size_divisible_by * tensor
     rows = -(-model.vocab_size // step) * step
-    arguments = argparse.Namespace(**arguments_of(model, tensor, pipeline, rows, kind))
+    arguments = argparse.Namespace(**arguments_of(model, tensor, pipeline, rows, kind, virtual))
     unfinished = target.with_name(target.name + PARTIAL)
     total = 0
     with contextlib.ExitStack() as stack:
@@ -68,12 +70,18 @@ def write(
         try:
             for stage in range(pipeline):
                 for rank in range(tensor):
-                    part = partial(_part, model, stage, pipeline, rank, tensor, rows, kind, fused)
+                    parts = {
+                        f"model{chunk}" if virtual > 1 else "model": partial(
+                            *(_part, model, chunk * pipeline + stage, virtual * pipeline),
+                            *(rank, tensor, rows, kind, fused),
+                        )
+                        for chunk in range(virtual)
+                    }
                     suffix = f"_{stage:03d}" if pipeline > 1 else ""
                     folder = unfinished / RELEASE / f"mp_rank_{rank:02d}{suffix}"
                     folder.mkdir(parents=True)
                     content = {"args": arguments, "checkpoint_version": 3.0, "iteration": 0}
-                    total += _write_rank(folder / FILE, content, source, part)
+                    total += _write_rank(folder / FILE, content, source, parts)
             (unfinished / LATEST).write_text(RELEASE, encoding="utf-8")
             unfinished.rename(target)
         except OSError as error:
@@ -85,28 +93,32 @@ Part = Callable[[Callable[[str], torch.Tensor]], Iterator[tuple[str, torch.Tenso
 """Takes a function from our names to whole weights; yields one rank's weights by Megatron's names."""
 
 
-def _write_rank(path: Path, content: Mapping[str, Any], source: Any, part: Part) -> int:
+def _write_rank(path: Path, content: Mapping[str, Any], source: Any, parts: Mapping[str, Part]) -> int:
     """Write one rank's file, a weight at a time into the mapped file, and return the weights' bytes."""
     shard_specs = models.shard_specs(source.model)
     room = {
-        name: torch.empty(weight.shape, dtype=weight.dtype)
-        for name, weight in part(lambda name: torch.empty(shard_specs[name].shape, device="meta"))
+        key: OrderedDict(
+            (name, torch.empty(weight.shape, dtype=weight.dtype))
+            for name, weight in part(lambda name: torch.empty(shard_specs[name].shape, device="meta"))
+        )
+        for key, part in parts.items()
     }
     # Untouched memory is not allocated.
     with torch.serialization.skip_data():
-        torch.save({**content, "model": OrderedDict(room)}, path)
+        torch.save({**content, **room}, path)
     # A full disk raises an error here; in mapped memory it would kill the process.
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
-        mapped = load(path)["model"]
-    for name, weight in part(source.whole):
-        mapped[name].copy_(weight)
+        mapped = load(path)
+    for key, part in parts.items():
+        for name, weight in part(source.whole):
+            mapped[key][name].copy_(weight)
     del mapped
     # Only fsync reports that the disk could not take a page of the mapped file.
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    return sum(weight.nbytes for weight in room.values())
+    return sum(weight.nbytes for weights in room.values() for weight in weights.values())
 
 
 def _part(
@@ -120,7 +132,19 @@ def _part(
     fuse: bool,
     whole: Callable[[str], torch.Tensor],
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield one rank's weights by Megatron's names; ``whole`` returns whole weights by our names."""
+    """Yield one rank's weights of a virtual stage by Megatron's names.
+
+    Args:
+        model: The model's section.
+        stage: The virtual stage.
+        stages: All virtual stages.
+        rank: The tensor rank.
+        ranks: Tensor ranks.
+        rows: Rows of the padded vocabulary.
+        dtype: Type of the weights.
+        fuse: Name norms as Transformer Engine's layers do.
+        whole: Returns whole weights by our names.
+    """
     each = model.layers // stages
     for one in tensors.placed(model):
         names: list[str] = []
