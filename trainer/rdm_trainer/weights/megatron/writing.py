@@ -70,13 +70,11 @@ def write(
         try:
             for stage in range(pipeline):
                 for rank in range(tensor):
-                    parts = {
-                        f"model{chunk}" if virtual > 1 else "model": partial(
-                            *(_part, model, chunk * pipeline + stage, virtual * pipeline),
-                            *(rank, tensor, rows, kind, fused),
-                        )
-                        for chunk in range(virtual)
-                    }
+                    parts: dict[str, Part] = {}
+                    for chunk in range(virtual):
+                        key = f"model{chunk}" if virtual > 1 else "model"
+                        number, count = chunk * pipeline + stage, virtual * pipeline
+                        parts[key] = partial(_part, model, number, count, rank, tensor, rows, kind, fused)
                     suffix = f"_{stage:03d}" if pipeline > 1 else ""
                     folder = unfinished / RELEASE / f"mp_rank_{rank:02d}{suffix}"
                     folder.mkdir(parents=True)
