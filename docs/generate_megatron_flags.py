@@ -153,8 +153,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "weights, states and activations in the host's memory",
-        "Not in this pretraining: `parallel.zero_stage`, `parallel.tensor` and `parallel.activation_checkpointing` save "
-        "memory, and `rdm-trainer dry-run` shows how much.",
+        "`parallel.offload_optimizer` and `parallel.offload_parameters` with DeepSpeed; activations are not offloaded: "
+        "`parallel.tensor` and `parallel.activation_checkpointing` save memory, and `rdm-trainer dry-run` shows how much.",
         r"(cpu-optimizer|optimizer-(cpu-offload|offload-fraction))|use-torch-optimizer-for-cpu-offload"
         r"|overlap-cpu-optimizer-.*|no-pin-cpu-.*|remote-device|use-pin-memory|cpu-offloading-.*|checkpoint-in-cpu"
         r"|fine-grained-.*|offload-modules|min-offloaded-tensor-size|delay-offload-.*|delta-offload-.*"

@@ -77,13 +77,19 @@ def require_modelled(config: Config) -> None:
     """Reject a job whose speed the cost model does not know.
 
     Raises:
-        TrainerError: It computes in fp8.
+        TrainerError: It computes in fp8, or offloads to the host's memory.
     """
     if config.optimisation.fp8_recipe != "none":
         raise TrainerError(
             f"optimisation.fp8_recipe is {config.optimisation.fp8_recipe}, whose speed the cost model does "
             "not know; measure and search layouts with optimisation.fp8_recipe=none."
         )
+    for key in ("offload_optimizer", "offload_parameters"):
+        if (value := getattr(config.parallel, key)) != "none":
+            raise TrainerError(
+                f"parallel.{key} is {value}, and the cost model does not know how long copies to the host "
+                f"take; measure and search layouts with parallel.{key}=none."
+            )
 
 
 def packages_of(engine: str) -> tuple[str, ...]:

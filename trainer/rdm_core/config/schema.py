@@ -217,6 +217,11 @@ class ParallelConfig:
     zero_stage: Annotated[int, Bounds(least=0, most=3)] = 1
     """What the data-parallel ranks share: optimiser states (1), gradients too (2), weights too (3).
     2 and 3 need `pipeline: 1`; bf16 and fp16 need 1 at least, and take it for 0."""
+    offload_optimizer: Literal["none", "cpu"] = "none"
+    """ZeRO 1 to 3: where optimiser states are kept and updated. `cpu` is the host's memory, which with ZeRO 3
+    has the summed gradients too. It needs `engine: deepspeed` and `pipeline: 1`."""
+    offload_parameters: Literal["none", "cpu"] = "none"
+    """ZeRO 3 only: where weights are kept while no layer uses them. `cpu` needs `engine: deepspeed`."""
     activation_checkpointing: Literal["none", "full"] = "none"
     """`full` keeps only the input of each checkpoint and computes the rest again in the backward pass."""
     activation_checkpointing_interval: Positive = 1

@@ -29,6 +29,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _t5,
         _bert,
         _layout,
+        _offloading,
         unsupported,
         _fp8,
         _length,
@@ -327,6 +328,28 @@ def _layout(config: Config) -> Iterator[str]:
         )
 
 
+def _offloading(config: Config) -> Iterator[str]:
+    parallel = config.parallel
+    if parallel.offload_parameters != "none" and parallel.zero_stage != 3:
+        yield (
+            f"parallel.offload_parameters {parallel.offload_parameters} needs parallel.zero_stage 3; take 3, "
+            "or offload_parameters none."
+        )
+    if parallel.offload_optimizer == "none":
+        return
+    if config.zero_stage == 0:
+        yield (
+            f"parallel.offload_optimizer {parallel.offload_optimizer} needs parallel.zero_stage 1 at least; "
+            "take that, or offload_optimizer none."
+        )
+    if parallel.pipeline > 1:
+        yield (
+            f"parallel.offload_optimizer {parallel.offload_optimizer} is not combined with parallel.pipeline "
+            f"{parallel.pipeline}: in bf16, DeepSpeed would lose gradients; use offload_optimizer none, or "
+            "pipeline 1."
+        )
+
+
 def unsupported(config: Config) -> Iterator[str]:
     """Yield the problems of keys that the engine has in no layout."""
     parallel = config.parallel
@@ -348,6 +371,12 @@ def unsupported(config: Config) -> Iterator[str]:
             f"parallel.zero_stage {parallel.zero_stage} needs DeepSpeed, but engine is native; set engine to "
             "deepspeed, or zero_stage to 1."
         )
+    for key in ("offload_optimizer", "offload_parameters"):
+        if (value := getattr(parallel, key)) != "none":
+            yield (
+                f"parallel.{key} {value} needs DeepSpeed, but engine is native; set engine to deepspeed, or "
+                f"{key} to none."
+            )
     if config.optimisation.precision == "fp16":
         yield (
             "optimisation.precision fp16 needs DeepSpeed, but engine is native; set engine to deepspeed, or "

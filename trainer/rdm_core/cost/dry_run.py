@@ -27,6 +27,8 @@ GIB = 1024**3
 
 # The device context, kernels, and communication buffers of NCCL or RCCL.
 _RUNTIME_BYTES = int(1.25 * GIB)
+# Weights that DeepSpeed's ZeRO 3 keeps gathered, unless one layer has more: stage3_max_live_parameters.
+_MOST_GATHERED = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,9 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
     replicas = zero_replicas(config, data * parallel.context)
     states = map(_states, (config, config), (others, experts), replicas)
     weights, gradients, optimiser = map(sum, zip(*states, strict=True))
+    if parallel.offload_parameters != "none":
+        largest = max(layer.own(*axes) for layer in held)
+        weights = min(experts + others, max(largest, _MOST_GATHERED)) * _width(config)
     activations = _activations(config, layers, in_flight)
     logits = _logits(config) if last else 0
     buffers = _RUNTIME_BYTES + sum(_fp8_copies(config, layer.name) for layer in layers)
@@ -267,6 +272,7 @@ def _states(config: Config, own: int, data: int) -> tuple[int, int, int]:
 
     ZeRO shards optimiser states (1), gradients (2) and weights (3) over the replicas. AdamW has two fp32
     moments. There is an fp32 copy of 16-bit weights, and with DeepSpeed's ZeRO also of fp32 weights.
+    Offloaded states are in the host's memory; with ZeRO 3, so are the summed gradients.
 
     Source: Rajbhandari et al., "ZeRO", 2020, section 3, and DeepSpeed's optimisers.
     """
@@ -286,6 +292,8 @@ def _states(config: Config, own: int, data: int) -> tuple[int, int, int]:
         gradients //= data
     if stage >= 3:
         weights //= data
+    if config.parallel.offload_optimizer != "none":
+        gradients, optimiser = 0 if stage == 3 else gradients, 0
     return weights, gradients, optimiser
 
 

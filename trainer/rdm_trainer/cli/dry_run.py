@@ -275,6 +275,7 @@ def _alternatives(job: Config, report: Report, accelerator: Accelerator) -> Iter
         {"optimisation.micro_batch_size": max(1, optimisation.micro_batch_size // 2)},
         {"parallel.zero_stage": 1 if parallel.zero_stage == 0 else parallel.zero_stage},
         {"parallel.zero_stage": 3 if parallel.pipeline == 1 else parallel.zero_stage},
+        {"parallel.offload_optimizer": "cpu"},
         {"parallel.tensor": parallel.tensor * 2},
         {"parallel.pipeline": parallel.pipeline * 2, "parallel.partition": "even"},
     ]

@@ -23,6 +23,8 @@ FOUR_TENSOR = {"parallel.tensor": 4}
 INTERLEAVED = {"engine": "native", "parallel.pipeline": 2, "parallel.virtual_pipeline": 2}
 FULL = {"parallel.activation_checkpointing": "full"}
 SOME = {**FULL, "parallel.activation_checkpointing_blocks": 1}
+OFFLOADED = {"parallel.offload_optimizer": "cpu"}
+ALL_OFFLOADED = {**OFFLOADED, "parallel.zero_stage": 3, "parallel.offload_parameters": "cpu"}
 # The busiest experts drop tokens.
 DROPPING = configure(MOE, {"model.moe_expert_capacity_factor": 1.0})
 # Most of each step is for the balance.
@@ -64,6 +66,11 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "dp 2, zero 2": zero(2),
         "dp 2, zero 3": zero(3),
         "dp 2, zero 3, checkpointing": {**zero(3), **FULL},
+        "dp 2, offloaded": OFFLOADED,
+        "dp 2, zero 2, offloaded": {**zero(2), **OFFLOADED},
+        "dp 2, zero 3, offloaded": {**zero(3), **OFFLOADED},
+        "dp 2, all offloaded": ALL_OFFLOADED,
+        "tp 2, offloaded": {**TENSOR, **OFFLOADED},
         "tp 2": TENSOR,
         "tp 2, zero 0": {**TENSOR, **zero(0)},
         "tp 2, checkpointing": {**TENSOR, **FULL},
@@ -82,6 +89,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "tp 2, pp 2": {**TENSOR, **PIPELINE},
         "pp 2, dp 2": PIPELINE,
         "tp 2, dp 2, zero 3": {**TENSOR, **zero(3)},
+        "tp 2, dp 2, all offloaded": {**TENSOR, **ALL_OFFLOADED},
         "pp 4, 0-2-2-0": {**FOUR, **cut("0-2-2-0")},
         "tp 4": FOUR_TENSOR,
     },
@@ -205,6 +213,8 @@ SHARDED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 OF_ANY_MODEL = (
     *("zero 0", "zero 2", "dp 2, zero 0", "dp 2, zero 2", "dp 2, zero 3, checkpointing"),
     *("tp 2, zero 0", "pp 2, zero 0", "tp 2, dp 2, zero 3", "tp 4"),
+    *("dp 2, offloaded", "dp 2, zero 2, offloaded", "dp 2, zero 3, offloaded", "dp 2, all offloaded"),
+    *("tp 2, offloaded", "tp 2, dp 2, all offloaded"),
     *("native, one", "native, checkpointing", "native, dp 2", "native, pp 2, checkpointing"),
 )
 

@@ -29,6 +29,7 @@ TOLERANCE = 1e-4
 BF16 = {"optimisation.precision": "bf16"}
 NATIVE = {"engine": "native"}
 INTERLEAVED = {**NATIVE, **parallel(pipeline=2, virtual_pipeline=2)}
+OFFLOADED = parallel(zero_stage=3, offload_optimizer="cpu", offload_parameters="cpu")
 Losses = dict[str, dict[int, float]]
 
 CASES = [
@@ -58,6 +59,7 @@ CASES = [
         parallel(expert=2, pipeline=2),
         parallel(expert=2, tensor=2),
     ),
+    Case("offloaded", GPT, OFFLOADED, parallel(tensor=2, offload_optimizer="cpu")),
     Case("experts-three", MOE, parallel(expert=2, zero_stage=3), parallel(expert=4)),
     Case("t5", T5, parallel(pipeline=2), parallel(tensor=2)),
     Case("ramp", RAMP, parallel(pipeline=2), parallel(tensor=2)),
@@ -267,6 +269,8 @@ EXACT = {
     "three": (GPT, {**BF16, **parallel(zero_stage=3)}),
     "bf16": (T5, {**BF16, **parallel(pipeline=2), "checkpoint.asynchronous": True}),
     "experts": (MOE, parallel(expert=2, zero_stage=2)),
+    "two-offloaded": (GPT, {**BF16, **parallel(zero_stage=2, offload_optimizer="cpu")}),
+    "three-offloaded": (GPT, {**BF16, **OFFLOADED}),
     "fp16": (GPT, {**SCALED, "optimisation.initial_loss_scale_power": 10}),
     # The first steps overflow.
     "fp16-three": (GPT, {**SCALED, **parallel(zero_stage=3), "optimisation.initial_loss_scale_power": 19}),

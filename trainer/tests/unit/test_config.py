@@ -396,6 +396,37 @@ def test_a_sound_configuration_has_no_problems() -> None:
         ({"optimisation__min_lr": 1.0}, None, None, "min_lr 1 is above"),
         ({"optimisation__loss_scale": 2}, None, None, "loss_scale is for fp16"),
         ({"engine": "native", "parallel__zero_stage": 2}, None, None, "zero_stage 2 needs DeepSpeed"),
+        *(
+            (
+                {"engine": "native", f"parallel__{key}": "cpu"},
+                None,
+                None,
+                f"{key} cpu needs DeepSpeed, but engine is native; set engine to deepspeed, or {key} to",
+            )
+            for key in ("offload_optimizer", "offload_parameters")
+        ),
+        (
+            {"parallel__offload_parameters": "cpu", "parallel__zero_stage": 2},
+            None,
+            None,
+            "offload_parameters cpu needs parallel.zero_stage 3; take 3, or offload_parameters none.",
+        ),
+        (
+            {"parallel__offload_optimizer": "cpu", "parallel__pipeline": 2},
+            None,
+            None,
+            "parallel.offload_optimizer cpu is not combined with parallel.pipeline 2",
+        ),
+        (
+            {
+                "parallel__offload_optimizer": "cpu",
+                "parallel__zero_stage": 0,
+                "optimisation__precision": "fp32",
+            },
+            None,
+            None,
+            "parallel.offload_optimizer cpu needs parallel.zero_stage 1 at least; take that, or",
+        ),
         ({"engine": "native", "optimisation__precision": "fp16"}, None, None, "fp16 needs DeepSpeed"),
         ({"parallel__reduce_dtype": "bf16"}, None, None, "bf16 needs the native engine"),
         ({"optimisation__fp8_recipe": "rowwise"}, None, None, "rowwise needs the native engine"),

@@ -60,6 +60,15 @@ def test_deepspeed_is_never_asked_to_compile_an_optimiser() -> None:
         assert "optimizer" not in settings(f"parallel.zero_stage={stage}")
 
 
+def test_offloading_is_handed_on() -> None:
+    assert not [key for key in settings()["zero_optimization"] if key.startswith("offload")]
+    found = settings("parallel={zero_stage: 3, offload_optimizer: cpu, offload_parameters: cpu}")
+    assert found["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+    assert found["zero_optimization"]["offload_param"] == {"device": "cpu", "pin_memory": True}
+    # DeepSpeed would refuse any optimiser but its own, which it compiles.
+    assert found["zero_force_ds_cpu_optimizer"] is False
+
+
 def test_buffers_are_as_large_as_the_model_at_most() -> None:
     small = settings()["zero_optimization"]["reduce_bucket_size"]
     assert 1_000_000 <= small < 5_000_000

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from rdm_core.config import Config, check, from_dict, load
 from rdm_core.cost import flops
-from rdm_core.cost.dry_run import GIB, Report, dry_run
+from rdm_core.cost.dry_run import GIB, Memory, Report, dry_run
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if "finetune" not in path.stem)
@@ -117,6 +118,26 @@ def test_memory_of_weights_gradients_and_states_by_precision_and_zero_stage() ->
         memory = found.stages[0].memory
         given = [size / found.parameters for size in (memory.weights, memory.gradients, memory.optimiser)]
         assert given == pytest.approx(bytes_each, rel=1e-6), (precision, stage)
+
+
+def test_what_is_offloaded_takes_no_memory_of_the_gpu() -> None:
+    def memory(name: str, stage: int, *offloaded: str) -> Memory:
+        one = ("parallel.data=8", "parallel.pipeline=1", "parallel.tensor=1", "optimisation.precision=bf16")
+        keys = (f"parallel.{key}=cpu" for key in offloaded)
+        batch = "optimisation.global_batch_size=64"
+        found = report(name, "engine=deepspeed", *one, batch, f"parallel.zero_stage={stage}", *keys, world=8)
+        return found.stages[0].memory
+
+    for stage in (1, 2, 3):
+        kept = memory("gpt-345m", stage)
+        states = memory("gpt-345m", stage, "offload_optimizer")
+        gradients = 0 if stage == 3 else kept.gradients
+        assert states == dataclasses.replace(kept, optimiser=0, gradients=gradients)
+    both = ("offload_optimizer", "offload_parameters")
+    # DeepSpeed keeps up to 1e9 weights gathered.
+    assert memory("llama3-8b", 3, *both).weights == 2 * 10**9
+    parameters = report("gpt-345m").parameters
+    assert memory("gpt-345m", 3, *both).weights == pytest.approx(2 * parameters, rel=1e-6)
 
 
 def test_activations_are_those_of_korthikanti_without_attention_scores() -> None:

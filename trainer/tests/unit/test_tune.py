@@ -279,11 +279,14 @@ def test_the_expert_degree_is_shown_written_and_held(tmp_path: Path) -> None:
     assert " ep " not in _tune(str(CONFIGS / "gpt2-xl.yaml"), "--nodes", "1xA100-40:4")[1]
 
 
-def test_sequences_that_ranks_share_are_refused() -> None:
+def test_what_is_not_searched_is_refused() -> None:
     job = str(CONFIGS / "llama3-8b.yaml")
     code, output = _tune(job, "--nodes", "1xH100:8", "engine=native", "parallel.context=2")
     assert code == 3
     assert "parallel.context is 2, and no layout is searched" in output
+    code, output = _tune(job, "--nodes", "1xH100:8", "engine=deepspeed", "parallel.offload_optimizer=cpu")
+    assert code == 3
+    assert "search layouts with parallel.offload_optimizer=none" in output
     nodes = ("--nodes", "1xH100:8", "engine=native", "parallel.virtual_pipeline=2")
     code, output = _tune(str(CONFIGS / "t5-11b.yaml"), *nodes)
     assert code == 3

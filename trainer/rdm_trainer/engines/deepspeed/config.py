@@ -40,6 +40,7 @@ def deepspeed_json(config: Config, world_size: int, *, clips: bool = True) -> di
         "timers": {"throughput": {"enabled": False}},
         "zero_optimization": _zero(config),
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
         **_precision(optimisation),
     }
     if config.parallel.pipeline > 1:
@@ -63,6 +64,10 @@ def _zero(config: Config) -> dict[str, Any]:
     }
     if stage >= 2:
         settings["overlap_comm"] = True
+    if config.parallel.offload_optimizer != "none":
+        settings["offload_optimizer"] = {"device": config.parallel.offload_optimizer, "pin_memory": True}
+    if config.parallel.offload_parameters != "none":
+        settings["offload_param"] = {"device": config.parallel.offload_parameters, "pin_memory": True}
     return settings
 
 

@@ -15,6 +15,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import nn
 
 from rdm_core.config import Config
@@ -84,7 +85,7 @@ class DeepSpeedEngine(Engine):
             )
         self.module = self.deepspeed.module
         adopt(self.deepspeed, self._span)
-        if config.optimisation.precision == "bf16" and config.zero_stage == 1:
+        if isinstance(self.deepspeed.optimizer, BF16_Optimizer):
             DistributedOptimizer.adopt(
                 self.deepspeed, topology, self._counts, compiled=config.optimisation.compile
             )
