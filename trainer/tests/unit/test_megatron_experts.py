@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import re
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn import functional
 
 from rdm_core.config import Config, ModelConfig
@@ -55,28 +52,6 @@ def test_experts_are_the_same_behind_every_layout(name: str, tmp_path: Path) -> 
         where = tmp_path / f"{tensor}-{pipeline}-{virtual}"
         writing.write(source, where, tensor=tensor, pipeline=pipeline, virtual=virtual, fused=fused)
         same(where, source)
-
-
-@pytest.fixture
-def _megatron_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Let megatron-core's model run as one process on the CPU, without Transformer Engine."""
-    from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.transformer.moe import moe_utils
-
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
-    unchanged = types.SimpleNamespace(fork=contextlib.nullcontext)
-    monkeypatch.setattr(tensor_parallel, "get_cuda_rng_tracker", lambda: unchanged)
-    # Its name is defined only with Transformer Engine, and asked for without it.
-    monkeypatch.setattr(moe_utils, "te_general_gemm", None, raising=False)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        parallel_state.initialize_model_parallel()
-        # Compiling its fused functions would take longer than running them.
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
 
 
 def their_model(args: argparse.Namespace) -> Any:
@@ -145,7 +120,7 @@ def save_distributed(model: Any, metadata: dict[str, Any], args: argparse.Namesp
     (step.parent / "latest_checkpointed_iteration.txt").write_text("7")
 
 
-@pytest.mark.usefixtures("_megatron_core")
+@pytest.mark.usefixtures("_megatron_core_on_cpu")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
 @torch.no_grad()

@@ -249,7 +249,7 @@ def test_an_older_megatrons_names_are_read_and_nothing_is_run(tmp_path: Path) ->
         ({"checkpoint_version": 1.0}, "is of checkpoint_version 1, and"),
         (
             {"args": argparse.Namespace(**{**vars(saved["args"]), "num_layers": 5})},
-            "has 4 layers in its files",
+            "has 4 decoder layers in its files, and by its arguments 5",
         ),
         ({"args": argparse.Namespace(**{**vars(saved["args"]), "num_experts": 8})}, "num_experts 8 and"),
         ({"args": None}, "does not say what its model is"),
@@ -264,11 +264,11 @@ def test_an_older_megatrons_names_are_read_and_nothing_is_run(tmp_path: Path) ->
     [
         (
             {"encoder.layers.0.mlp.linear_fc1.weight": 0},
-            "has encoder.layers.0.mlp.linear_fc1.weight, as a T5",
+            "has encoder.layers.0.mlp.linear_fc1.weight, as a BERT has it",
         ),
-        ({"lm_head.dense.weight": 0}, "has lm_head.dense.weight, as a T5 or a BERT has it"),
-        ({"language_model": {"encoder": {}, "decoder": {}}}, "has decoder, as a T5"),
-        ({"language_model": {"encoder": {}, "pooler": {}}}, "has pooler, as a T5 or a BERT"),
+        ({"lm_head.dense.weight": 0}, "has lm_head.dense.weight, as a BERT has it"),
+        ({"language_model": {"encoder": {}, "decoder": {}}}, "has 0 encoder layers in its files"),
+        ({"language_model": {"encoder": {}, "pooler": {}}}, "has pooler, as a BERT has it"),
     ],
 )
 def test_another_model_is_not_taken_for_a_gpt(added: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -371,16 +371,24 @@ class Evil:
 
 @pytest.mark.usefixtures("_megatron_core")
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
-@pytest.mark.parametrize("kind", ["t5", "bert"])
-def test_another_distributed_model_is_not_taken_for_a_gpt(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        (
+            "decoder.layers.cross_attention.linear_q.weight",
+            "is of a T5, which is read only in Megatron's format",
+        ),
+        ("encoder.layers.mlp.linear_fc1.weight", "has encoder.layers.* as a BERT has it"),
+    ],
+)
+def test_another_distributed_model_is_not_taken_for_a_gpt(added: str, words: str, tmp_path: Path) -> None:
     step = tmp_path / "iter_0000007"
     torch_dist(shaken(MODELS["gpt"]), step, numbered=False)
     metadata = read_metadata(step)
     stored = metadata.state_dict_metadata
-    encoder = {key.replace("decoder.", "encoder."): value for key, value in stored.items()}
-    metadata.state_dict_metadata = {**stored, **encoder} if kind == "t5" else encoder
+    stored[added] = stored["decoder.layers.mlp.linear_fc2.weight"]
     (step / METADATA).write_bytes(pickle.dumps(metadata))
-    with pytest.raises(TrainerError, match=r"has encoder.* as a T5 or a BERT has it"):
+    with pytest.raises(TrainerError, match=words):
         open_source(tmp_path)
 
 

@@ -23,13 +23,20 @@ _LLAMA3 = {
 }
 """What ``--use-rope-scaling`` means in Megatron; only ``--rope-scaling-factor`` can be chosen."""
 
+_POSITIONS = {
+    "gpt": {"rope": "rope", "learned_absolute": "learned"},
+    "t5": {"relative": "relative", "learned_absolute": "learned"},
+}
+"""What Megatron calls the positions that a model of each kind may have."""
 
-def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
+
+def model_of(found: Mapping[str, Any], source: str, kind: str = "gpt") -> ModelConfig:
     """Return the model section for a training's arguments.
 
     Args:
         found: The arguments.
         source: Where they are from, for messages.
+        kind: ``gpt`` or ``t5``, which the arguments do not say.
 
     Raises:
         TrainerError: The model has a feature that ours lack.
@@ -50,13 +57,13 @@ def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
         "apply_residual_connection_post_layernorm": False,
     }
     _require_values(found, unknown, source)
-    kind = found.get("position_embedding_type", "learned_absolute")
-    if kind not in ("rope", "learned_absolute"):
+    positions = found.get("position_embedding_type", "learned_absolute")
+    if positions not in _POSITIONS[kind]:
         raise TrainerError(
-            f"{source} has position_embedding_type {kind}; rope and learned_absolute are known."
+            f"{source} has position_embedding_type {positions}; {' and '.join(_POSITIONS[kind])} are known."
         )
     scaling = None
-    if kind == "rope" and found.get("use_rope_scaling"):
+    if positions == "rope" and found.get("use_rope_scaling"):
         scaling = {**_LLAMA3, "factor": float(found.get("rope_scaling_factor", 8.0))}
     heads = found["num_attention_heads"]
     biases = "all" if found.get("add_bias_linear", True) else "qkv" if found.get("add_qkv_bias") else "none"
@@ -69,7 +76,7 @@ def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
         "ffn_hidden_size": found["ffn_hidden_size"],
         "seq_length": found["seq_length"],
         "max_position_embeddings": found.get("max_position_embeddings"),
-        "position_embedding": "rope" if kind == "rope" else "learned",
+        "position_embedding": _POSITIONS[kind][positions],
         "rope_theta": float(found.get("rotary_base") or 10000.0),
         "rope_scaling": scaling,
         "sliding_window": _window_of(found, source),
@@ -81,9 +88,36 @@ def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
         "tied_embeddings": not found.get("untie_embeddings_and_output_weights", False),
         "layernorm_epsilon": found.get("norm_epsilon") or found.get("layernorm_epsilon") or 1e-5,
         "init_std": found.get("init_method_std", 0.02),
+        "softmax_scale": found.get("softmax_scale"),
+        **(_t5_of(found, source) if kind == "t5" else {}),
         **(_experts_of(found, source) if found.get("num_experts") is not None else {}),
     }
     return from_dict({"model": {key: value for key, value in shape.items() if value is not None}}).model
+
+
+def _t5_of(found: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the keys of the model section that only a T5 has, or that differ from a GPT's."""
+    unknown = {
+        "num_experts": None,
+        "group_query_attention": False,
+        "add_qkv_bias": False,
+        "qk_layernorm": False,
+        "window_size": None,
+        "encoder_tensor_model_parallel_size": 0,
+        "encoder_pipeline_model_parallel_size": 0,
+    }
+    _require_values(found, unknown, source)
+    return {
+        "kind": "t5",
+        "layers": found.get("encoder_num_layers") or found["num_layers"],
+        "decoder_layers": found.get("decoder_num_layers") or found["num_layers"],
+        "seq_length": found.get("encoder_seq_length") or found["seq_length"],
+        "decoder_seq_length": found.get("decoder_seq_length"),
+        "relative_attention_num_buckets": found.get("relative_attention_num_buckets", 32),
+        "relative_attention_max_distance": found.get("relative_attention_max_distance", 128),
+        # In a padded vocabulary, nothing says which tokens are the sentinels.
+        "vocab_extra_ids": found.get("vocab_extra_ids", 0) if found.get("vocab_size") else 0,
+    }
 
 
 def _require_values(found: Mapping[str, Any], expected: Mapping[str, Any], source: str) -> None:
@@ -202,7 +236,9 @@ def arguments_of(
         "ffn_hidden_size": model.ffn_size,
         "seq_length": model.seq_length,
         "max_position_embeddings": model.positions or model.max_position_embeddings or model.seq_length,
-        "position_embedding_type": "rope" if model.position_embedding == "rope" else "learned_absolute",
+        "position_embedding_type": next(
+            theirs for theirs, ours in _POSITIONS[model.kind].items() if ours == model.position_embedding
+        ),
         "rotary_base": int(model.rope_theta),
         "rotary_percent": 1.0,
         "use_rope_scaling": model.rope_scaling is not None,
@@ -233,6 +269,19 @@ def arguments_of(
         "consumed_train_samples": 0,
         "consumed_valid_samples": 0,
         **_expert_arguments(model),
+        **(_t5_arguments(model) if model.kind == "t5" else {}),
+    }
+
+
+def _t5_arguments(model: ModelConfig) -> dict[str, Any]:
+    return {
+        "encoder_num_layers": model.layers,
+        "decoder_num_layers": model.decoder_blocks,
+        "encoder_seq_length": model.seq_length,
+        "decoder_seq_length": model.decoder_length,
+        "vocab_extra_ids": model.vocab_extra_ids,
+        "relative_attention_num_buckets": model.relative_attention_num_buckets,
+        "relative_attention_max_distance": model.relative_attention_max_distance,
     }
 
 
@@ -257,10 +306,13 @@ def _expert_arguments(model: ModelConfig) -> dict[str, Any]:
 
 def refuse(model: ModelConfig, tensor: int, pipeline: int, virtual: int) -> None:
     """Reject a model or a layout that Megatron does not have."""
-    if model.kind != "gpt":
+    if model.kind not in _POSITIONS:
         raise TrainerError(
-            f"model.kind is {model.kind}, and only a gpt is written for Megatron; export it for Hugging Face."
+            f"model.kind is {model.kind}, and only a gpt or a t5 is written for Megatron; export it for "
+            "Hugging Face."
         )
+    if model.kind == "t5":
+        _refuse_t5(model, pipeline)
     if model.activation not in ("gelu", "swiglu") or model.softmax_scale is not None:
         raise TrainerError(
             f"model.activation {model.activation} with softmax_scale {model.softmax_scale} is not written "
@@ -300,4 +352,23 @@ def refuse(model: ModelConfig, tensor: int, pipeline: int, virtual: int) -> None
         parts = f"{pipeline} stages" if virtual == 1 else f"{pipeline} x {virtual} chunks"
         raise TrainerError(
             f"The model's {model.layers} layers are not divisible by {parts}; take {divisors(model.layers)}."
+        )
+
+
+def _refuse_t5(model: ModelConfig, pipeline: int) -> None:
+    """Reject a T5 or a number of stages that Megatron does not have."""
+    if pipeline > 1:
+        raise TrainerError(
+            f"A T5 is not written with {pipeline} stages, which Megatron-core does not have for it; leave "
+            "--pipeline out."
+        )
+    if model.decoder_blocks != model.layers:
+        raise TrainerError(
+            f"model.decoder_layers {model.decoder_blocks} with layers {model.layers} is not written for "
+            "Megatron, whose T5 has as many in both; export it for Hugging Face."
+        )
+    if model.scale_logits or model.biases == "qkv":
+        raise TrainerError(
+            f"A T5 with model.scale_logits {str(model.scale_logits).lower()} and biases {model.biases} is "
+            "not written for Megatron, which has false, and all or none; export it for Hugging Face."
         )

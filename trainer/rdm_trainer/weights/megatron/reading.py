@@ -8,7 +8,7 @@ import itertools
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from rdm_core.config import TokenizerConfig
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.weights.megatron.arguments import expert_ranks, model_of
-from rdm_trainer.weights.megatron.tensors import EXPERTS, Placed, placed
+from rdm_trainer.weights.megatron.tensors import EXPERTS, Placed, blocks_of, placed
 
 __all__ = [
     "FILE",
@@ -25,8 +25,8 @@ __all__ = [
     "RELEASE",
     "MegatronSource",
     "is_checkpoint",
+    "kind_of",
     "load",
-    "require_gpt",
     "step_directory",
 ]
 
@@ -89,57 +89,80 @@ class MegatronSource:
                 "and save it with a later Megatron-LM."
             )
         chunks = _chunks(first, found[0])
-        require_gpt(first[chunks[0]], self.where)
-        self.model = model_of(arguments, str(self.where))
-        self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
         tensor = int(arguments["tensor_model_parallel_size"])
         pipeline = int(arguments["pipeline_model_parallel_size"])
         expert = expert_ranks(arguments, tensor, str(self.where))
-        stages = []
-        for stage in range(pipeline):
-            suffix = f"_{stage:03d}" if pipeline > 1 else ""
-            stages.append(
-                [self._rank(f"mp_rank_{rank:02d}{suffix}", expert, chunks) for rank in range(tensor)]
-            )
+        stages = [f"_{stage:03d}" if pipeline > 1 else "" for stage in range(pipeline)]
+        last = self.where / f"mp_rank_00{stages[-1]}{'_000' if expert > 1 else ''}" / FILE
+        kind = kind_of(_names(load(last).get(chunks[-1], {})), self.where)
+        self.model = model_of(arguments, str(self.where), kind)
+        self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
+        by_stage = [
+            [self._rank(f"mp_rank_{rank:02d}{stage}", expert, chunks) for rank in range(tensor)]
+            for stage in stages
+        ]
         # The model's order: the first chunk of each stage, then the second.
-        self._ranks = [[rank[chunk] for rank in ranks] for chunk in range(len(chunks)) for ranks in stages]
+        self._ranks = [[rank[chunk] for rank in ranks] for chunk in range(len(chunks)) for ranks in by_stage]
         self._labels = [f"{chunk} of stage {stage}" for chunk in chunks for stage in range(pipeline)]
-        self._first_blocks = [0]
-        for ranks in self._ranks:
-            blocks = {match[1] for name in ranks[0] if (match := re.match(r"decoder\.layers\.(\d+)\.", name))}
-            self._first_blocks.append(self._first_blocks[-1] + len(blocks))
-        if self._first_blocks[-1] != self.model.layers:
-            raise TrainerError(
-                f"{self.where} has {self._first_blocks[-1]} layers in its files, and num_layers is "
-                f"{self.model.layers}."
-            )
+        self._first_blocks = {stack: self._bounds(stack) for stack in blocks_of(self.model)}
+        for stack, blocks in blocks_of(self.model).items():
+            if self._first_blocks[stack][-1] != blocks:
+                raise TrainerError(
+                    f"{self.where} has {self._first_blocks[stack][-1]} {stack} layers in its files, and by "
+                    f"its arguments {blocks}."
+                )
         self._by_name = {one.ours: one for one in placed(self.model)}
+        self._tokens = self.model.vocab_size + self.model.vocab_extra_ids
+        if kind == "t5":
+            self._require_t5()
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter; a vocabulary's without padding."""
         one = self._by_name[name]
-        return one.join(self._parts(one), self.model.vocab_size)
+        return one.join(self._parts(one), self._tokens)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a whole parameter without reading it."""
         one = self._by_name[name]
         parts = [[torch.empty(part.shape, device="meta") for part in ranks] for ranks in self._parts(one)]
-        return tuple(one.join(parts, self.model.vocab_size).shape)
+        return tuple(one.join(parts, self._tokens).shape)
 
     def _parts(self, one: Placed) -> list[list[torch.Tensor]]:
         """Return the tensor ranks' parts of each of a parameter's tensors."""
-        stage, prefix = 0, ""
         if one.block is not None:
-            stage = next(number for number, end in enumerate(self._first_blocks[1:]) if one.block < end)
-            prefix = f"decoder.layers.{one.block - self._first_blocks[stage]}."
-        elif one.theirs.startswith(("decoder.final", "output_layer")):
-            stage = len(self._ranks) - 1
+            bounds = self._first_blocks[one.stack]
+            stage = next(number for number, end in enumerate(bounds[1:]) if one.block < end)
+            prefix = f"{one.stack}.layers.{one.block - bounds[stage]}."
+        else:
+            having = (number for number, ranks in enumerate(self._ranks) if one.theirs in ranks[0])
+            stage, prefix = next(having, len(self._ranks) - 1), ""
         try:
             return [[rank[prefix + name] for rank in self._ranks[stage]] for name in one.names]
         except KeyError as error:
             raise TrainerError(
                 f"{self.where} lacks {error.args[0]} in {self._labels[stage]}.", exit_code=FAILED
             ) from None
+
+    def _bounds(self, stack: str) -> list[int]:
+        """Return the number of each virtual stage's first block in a stack, and the number of all blocks."""
+        bounds = [0]
+        pattern = re.compile(rf"{stack}\.layers\.(\d+)\.")
+        for ranks in self._ranks:
+            blocks = {match[1] for name in ranks[0] if (match := pattern.match(name))}
+            bounds.append(bounds[-1] + len(blocks))
+        return bounds
+
+    def _require_t5(self) -> None:
+        """Reject a T5 with token types, or whose tied head has learned a bias."""
+        types = "embedding.tokentype_embeddings.weight"
+        if types in self._ranks[0][0]:
+            raise TrainerError(f"{self.where} has {types}, which models here have not.")
+        biases = [rank[_HEAD_BIAS] for rank in self._ranks[-1] if _HEAD_BIAS in rank]
+        if biases and torch.cat(biases)[: self._tokens].any():
+            raise TrainerError(
+                f"{self.where} has a head with a bias, as Megatron trains a T5 with tied embeddings, and a "
+                "T5 here has none; only one of --untie-embeddings-and-output-weights is read."
+            )
 
     def _rank(self, name: str, experts: int, chunks: list[str]) -> list[dict[str, torch.Tensor]]:
         """Return a tensor rank's weights in each chunk of a stage, with those of all its expert ranks.
@@ -160,7 +183,7 @@ class MegatronSource:
                     "two are not of one checkpoint."
                 )
             for whole, chunk in zip(found, chunks, strict=True):
-                weights = _flat(content[chunk])
+                weights = _flat(content[chunk], self.model.kind)
                 if self.model.experts:
                     own = self.model.experts // experts
                     weights = dict(_numbered(weights, number * own, own, self.model.hidden_size))
@@ -240,8 +263,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 _OLDER = (
-    (r"^layers\.", "decoder.layers."),
-    (r"^final_(layer)?norm\.", "decoder.final_layernorm."),
+    (r"\.final_(layer)?norm\.", ".final_layernorm."),
     (r"\.(self_)?attention\.query_key_value\.", ".self_attention.linear_qkv."),
     (r"\.(self_)?attention\.dense\.", ".self_attention.linear_proj."),
     (r"\.post_attention_(layer)?norm\.", ".pre_mlp_layernorm."),
@@ -249,31 +271,50 @@ _OLDER = (
     (r"\.mlp\.dense_h_to_4h\.", ".mlp.linear_fc1."),
     (r"\.mlp\.dense_4h_to_h\.", ".mlp.linear_fc2."),
 )
+# In a block of a T5's decoder, attention to the encoder follows the first norm after the self-attention.
+_OLDER_DECODER = (
+    (r"\.post_attention_(layer)?norm\.", ".pre_cross_attn_layernorm."),
+    (r"\.inter_attention\.query\.", ".cross_attention.linear_q."),
+    (r"\.inter_attention\.key_value\.", ".cross_attention.linear_kv."),
+    (r"\.inter_attention\.dense\.", ".cross_attention.linear_proj."),
+    (r"\.post_inter_attention_(layer)?norm\.", ".pre_mlp_layernorm."),
+    *_OLDER,
+)
+_HEAD_BIAS = "output_layer.bias"
 _FUSED = (
     (r"\.self_attention\.linear_qkv\.layer_norm_", ".input_layernorm."),
     (r"\.mlp\.linear_fc1\.layer_norm_", ".pre_mlp_layernorm."),
 )
 
 
-def require_gpt(state: Mapping[str, Any], where: Path) -> None:
-    """Reject other models: a GPT's names also occur in a T5 and in a BERT of earlier releases.
+def _names(state: Mapping[str, Any]) -> list[str]:
+    """Return the names in a rank's weights; an older Megatron's are nested."""
+    return [*state, *state.get("language_model", {})]
+
+
+def kind_of(names: Iterable[str], where: Path) -> str:
+    """Return whether a model is a ``gpt`` or a ``t5``.
 
     Args:
-        state: The weights of a rank, or of all ranks, by name.
+        names: Those of all weights, or of the last stage's: only there do a T5's and a BERT's always differ.
         where: The step's directory.
 
     Raises:
-        TrainerError: The model is a T5 or a BERT.
+        TrainerError: The model is a BERT.
     """
-    others = [name for name in state if name.startswith(("encoder.", "lm_head", "binary_head"))]
-    others += [name for name in state.get("language_model", {}) if name in ("decoder", "pooler")]
+    found = list(names)
+    if any(".cross_attention." in name or name == "decoder" for name in found):
+        return "t5"
+    heads = ("encoder.", "lm_head", "binary_head", "pooler")
+    others = [name for name in found if name.startswith(heads)]
     if others:
         raise TrainerError(
-            f"{where} has {others[0]}, as a T5 or a BERT has it; of Megatron's models, only a GPT is read."
+            f"{where} has {others[0]}, as a BERT has it; of Megatron's models, only a GPT or a T5 is read."
         )
+    return "gpt"
 
 
-def _flat(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _flat(state: Mapping[str, Any], kind: str) -> dict[str, torch.Tensor]:
     """Return a rank's weights by Megatron-core's names, with separate norms."""
     found: dict[str, torch.Tensor] = {}
     older = state.get("language_model")
@@ -282,11 +323,15 @@ def _flat(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
             if isinstance(value, torch.Tensor) and not name.endswith("_extra_state"):
                 found[_renamed(name, _FUSED)] = value
         return found
-    for kind in ("word_embeddings", "position_embeddings"):
-        if kind in older.get("embedding", {}):
-            found[f"embedding.{kind}.weight"] = older["embedding"][kind]["weight"]
+    for part, weights in older.get("embedding", {}).items():
+        found[f"embedding.{part}.weight"] = weights["weight"]
     for name, value in (older.get("encoder") or older.get("transformer") or {}).items():
-        found[_renamed(name, _OLDER)] = value
+        stack = "encoder" if kind == "t5" else "decoder"
+        found[_renamed(f"{stack}.{name}", _OLDER)] = value
+    for name, value in (older.get("decoder") or {}).items():
+        found[_renamed(f"decoder.{name}", _OLDER_DECODER)] = value
+    if "bias" in state.get("lm_head", {}):
+        found[_HEAD_BIAS] = state["lm_head"]["bias"]
     if "output_layer" in older:
         found["output_layer.weight"] = older["output_layer"]["weight"]
     return found

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from rdm_core.config import ModelConfig
 
-__all__ = ["EXPERTS", "Placed", "fused", "placed"]
+__all__ = ["EXPERTS", "Placed", "blocks_of", "fused", "names_of", "placed"]
 
 EXPERTS = "mlp.experts.local_experts."
 """What precedes an expert's number in a block; Megatron-core's ``SequentialMLP`` has the name."""
+
+_T5_TWICE = {"output_layer.": "lm_head.output_layer.", "embedding.position": "position"}
+"""Megatron-core's T5 has these parts under two names each, and so have its files."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +27,13 @@ class Placed:
     Attributes:
         ours: Its name in the whole model.
         theirs: Its name there, without the block; a template for the numbers of experts, if it has them.
-        block: The number of its block, if it belongs to one.
+        block: The number of its block in its stack, if it belongs to one.
         axis: The axis that tensor ranks shard; None: each has all.
         matrices: Its first dimension counts so many matrices; each tensor rank has its part of each. 0: It
             has no such dimension.
         vocabulary: Its rows are tokens, followed by padding.
         experts: It has all experts of a block, and each of them is a tensor there; 0: it is one tensor there.
+        stack: Its block's stack there.
     """
 
     ours: str
@@ -38,6 +43,7 @@ class Placed:
     matrices: int = 0
     vocabulary: bool = False
     experts: int = 0
+    stack: str = "decoder"
 
     @property
     def names(self) -> list[str]:
@@ -77,49 +83,95 @@ class Placed:
         return whole if self.axis is None else whole.chunk(ranks, dim=self.axis)[rank]
 
 
+def blocks_of(model: ModelConfig) -> dict[str, int]:
+    """Return the number of blocks of each stack, by Megatron's names of the stacks."""
+    if model.kind == "t5":
+        return {"encoder": model.layers, "decoder": model.decoder_blocks}
+    return {"decoder": model.layers}
+
+
 def placed(model: ModelConfig) -> Iterator[Placed]:
     """Yield where Megatron-core has each parameter of a model; norms have their names of unfused layers."""
-    norms = ("weight", "bias") if model.norm == "layernorm" else ("weight",)
-    both = ("weight", "bias") if model.biases == "all" else ("weight",)
-    matrices = 2 if model.activation == "swiglu" else 0
-    embedding = "tied_modules.embed" if model.tied_embeddings else "0"
+    is_t5 = model.kind == "t5"
+    embedding = "tied_modules.embed" if model.tied_embeddings or is_t5 else "0"
     yield Placed(f"{embedding}.weight", "embedding.word_embeddings.weight", axis=0, vocabulary=True)
     if model.positions:
-        yield Placed("1.weight", "embedding.position_embeddings.weight")
-    for number in range(model.layers):
-        first = f"{2 + number}."
-        for kind in norms:
-            yield Placed(f"{first}input_layernorm.{kind}", f"input_layernorm.{kind}", number)
-        for kind in ("weight",) if model.biases == "none" else ("weight", "bias"):
-            theirs = f"self_attention.linear_qkv.{kind}"
-            yield Placed(f"{first}self_attention.qkv_proj.{kind}", theirs, number, 0)
-        if model.qk_norm:
-            for name in ("q", "k"):
-                theirs = f"self_attention.{name}_layernorm.weight"
-                yield Placed(f"{first}self_attention.{name}_norm.weight", theirs, number)
-        for kind in both:
-            axis = 1 if kind == "weight" else None
-            theirs = f"self_attention.linear_proj.{kind}"
-            yield Placed(f"{first}self_attention.out_proj.{kind}", theirs, number, axis)
-        for kind in norms:
-            yield Placed(f"{first}pre_mlp_layernorm.{kind}", f"pre_mlp_layernorm.{kind}", number)
-        if model.experts:
-            yield Placed(f"{first}mlp.router.weight", "mlp.router.weight", number)
-            for name, axis, count in (("fc1", 0, matrices or 1), ("fc2", 1, 0)):
-                theirs = f"{EXPERTS}{{}}.linear_{name}.weight"
-                ours = f"{first}mlp.experts.{name}"
-                yield Placed(ours, theirs, number, axis, count, experts=model.experts)
-            continue
-        for kind in both:
-            yield Placed(f"{first}mlp.fc1.{kind}", f"mlp.linear_fc1.{kind}", number, 0, matrices)
-        for kind in both:
-            axis = 1 if kind == "weight" else None
-            yield Placed(f"{first}mlp.fc2.{kind}", f"mlp.linear_fc2.{kind}", number, axis)
-    last = 2 + model.layers
-    for kind in norms:
-        yield Placed(f"{last}.{kind}", f"decoder.final_layernorm.{kind}")
+        positions = "tied_modules.positions" if is_t5 else "1"
+        yield Placed(f"{positions}.weight", "embedding.position_embeddings.weight")
+    layer = 0
+    for stack, blocks in blocks_of(model).items():
+        # Embedding and positions come before the blocks, a norm after them.
+        if model.position_embedding == "relative":
+            yield Placed(f"{layer + 1}.weight", f"{stack}_relative_pos_emb.relative_attention_bias.weight")
+        layer += 2
+        for number in range(blocks):
+            yield from _block(model, f"{layer + number}.", stack, number)
+        layer += blocks
+        for kind in _norms(model):
+            yield Placed(f"{layer}.{kind}", f"{stack}.final_layernorm.{kind}")
+        layer += 1
     if not model.tied_embeddings:
-        yield Placed(f"{last + 1}.weight", "output_layer.weight", axis=0, vocabulary=True)
+        yield Placed(f"{layer}.weight", "output_layer.weight", axis=0, vocabulary=True)
+
+
+def _norms(model: ModelConfig) -> tuple[str, ...]:
+    return ("weight", "bias") if model.norm == "layernorm" else ("weight",)
+
+
+def _inputs(kind: str) -> int | None:
+    """Return the axis that tensor ranks shard of a product whose inputs they share; all have its bias."""
+    return 1 if kind == "weight" else None
+
+
+def _block(model: ModelConfig, first: str, stack: str, number: int) -> Iterator[Placed]:
+    """Yield the parameters of a block.
+
+    Args:
+        model: The model's section.
+        first: The prefix of our names.
+        stack: Its stack there.
+        number: Its number in the stack.
+    """
+    make = partial(Placed, block=number, stack=stack)
+    norms = _norms(model)
+    both = ("weight", "bias") if model.biases == "all" else ("weight",)
+    matrices = 2 if model.activation == "swiglu" else 0
+
+    def output(name: str) -> Iterator[Placed]:
+        for kind in both:
+            yield make(f"{first}{name}.out_proj.{kind}", f"{name}.linear_proj.{kind}", axis=_inputs(kind))
+
+    for kind in norms:
+        yield make(f"{first}input_layernorm.{kind}", f"input_layernorm.{kind}")
+    for kind in ("weight",) if model.biases == "none" else ("weight", "bias"):
+        theirs = f"self_attention.linear_qkv.{kind}"
+        yield make(f"{first}self_attention.qkv_proj.{kind}", theirs, axis=0)
+    if model.qk_norm:
+        for name in ("q", "k"):
+            theirs = f"self_attention.{name}_layernorm.weight"
+            yield make(f"{first}self_attention.{name}_norm.weight", theirs)
+    yield from output("self_attention")
+    if model.kind == "t5" and stack == "decoder":
+        for kind in norms:
+            yield make(f"{first}pre_cross_attn_layernorm.{kind}", f"pre_cross_attn_layernorm.{kind}")
+        for name in ("q", "kv"):
+            for kind in both:
+                theirs = f"cross_attention.linear_{name}.{kind}"
+                yield make(f"{first}cross_attention.{name}_proj.{kind}", theirs, axis=0)
+        yield from output("cross_attention")
+    for kind in norms:
+        yield make(f"{first}pre_mlp_layernorm.{kind}", f"pre_mlp_layernorm.{kind}")
+    if model.experts:
+        yield make(f"{first}mlp.router.weight", "mlp.router.weight")
+        for name, axis, count in (("fc1", 0, matrices or 1), ("fc2", 1, 0)):
+            theirs = f"{EXPERTS}{{}}.linear_{name}.weight"
+            ours = f"{first}mlp.experts.{name}"
+            yield make(ours, theirs, axis=axis, matrices=count, experts=model.experts)
+        return
+    for kind in both:
+        yield make(f"{first}mlp.fc1.{kind}", f"mlp.linear_fc1.{kind}", axis=0, matrices=matrices)
+    for kind in both:
+        yield make(f"{first}mlp.fc2.{kind}", f"mlp.linear_fc2.{kind}", axis=_inputs(kind))
 
 
 def fused(name: str, *, experts: bool = False) -> str:
@@ -131,3 +183,9 @@ def fused(name: str, *, experts: bool = False) -> str:
     """
     name = name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
     return name if experts else name.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
+
+
+def names_of(model: ModelConfig, name: str) -> list[str]:
+    """Return all names that a tensor has in a rank's file: its own, and in a T5 perhaps another one."""
+    others = _T5_TWICE.items() if model.kind == "t5" else ()
+    return [name, *(f"{other}{name.removeprefix(own)}" for own, other in others if name.startswith(own))]

@@ -64,7 +64,6 @@ class TorchDistSource:
                 f"{where} has no {_COMMON}, which says what its model is; save it with Megatron-LM."
             )
         arguments = vars(reading.load(where / _COMMON)["args"])
-        self.model = model_of(arguments, str(where))
         self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
         try:
             self._metadata = read_metadata(where)
@@ -77,9 +76,13 @@ class TorchDistSource:
         }
         names = ("embedding.word_embeddings.weight",)
         self._prefix = next((one for one in _PREFIXES if one + names[0] in self._sizes), "")
-        reading.require_gpt(
-            {key.removeprefix(self._prefix): size for key, size in self._sizes.items()}, where
-        )
+        kind = reading.kind_of((key.removeprefix(self._prefix) for key in self._sizes), where)
+        if kind != "gpt":
+            raise TrainerError(
+                f"{where} is of a T5, which is read only in Megatron's format torch; save it with "
+                "--ckpt-format torch."
+            )
+        self.model = model_of(arguments, str(where))
         self._by_name = {one.ours: self._found(one) for one in placed(self.model)}
         self._placed = {one.ours: one for one in placed(self.model)}
         self._require_layers()

@@ -61,7 +61,7 @@ def write(
         raise TrainerError(f"{target} is there already; name a directory that is not, or remove it.")
     kind: torch.dtype = getattr(torch, dtype or source.dtype)
     step = model.make_vocab_size_divisible_by * tensor
-    rows = -(-model.vocab_size // step) * step
+    rows = -(-(model.vocab_size + model.vocab_extra_ids) // step) * step
     arguments = argparse.Namespace(**arguments_of(model, tensor, pipeline, rows, kind, virtual))
     unfinished = target.with_name(target.name + PARTIAL)
     total = 0
@@ -143,12 +143,13 @@ def _part(
         fuse: Name norms as Transformer Engine's layers do.
         whole: Returns whole weights by our names.
     """
-    each = model.layers // stages
+    blocks = tensors.blocks_of(model)
     for one in tensors.placed(model):
         names: list[str] = []
         if one.block is not None:
+            each = blocks[one.stack] // stages
             if one.block // each == stage:
-                names = [f"decoder.layers.{one.block % each}.{name}" for name in one.names]
+                names = [f"{one.stack}.layers.{one.block % each}.{name}" for name in one.names]
         elif one.theirs.startswith("embedding."):
             if stage == 0:
                 names = one.names
@@ -159,4 +160,10 @@ def _part(
             names = one.names
         if names:
             for name, weight in zip(names, one.split(whole(one.ours), rank, ranks, rows), strict=True):
-                yield tensors.fused(name, experts=bool(model.experts)) if fuse else name, weight.to(dtype)
+                theirs = tensors.fused(name, experts=bool(model.experts)) if fuse else name
+                for key in tensors.names_of(model, theirs):
+                    yield key, weight.to(dtype)
+    if model.kind == "t5" and model.tied_embeddings:
+        # Then its head has a bias there, and here it has none.
+        for name in tensors.names_of(model, "output_layer.bias"):
+            yield name, torch.zeros(rows // ranks, dtype=dtype)
