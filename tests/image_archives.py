@@ -92,13 +92,14 @@ class Layout:
         self.blobs["blobs/sha256/" + name[7:]] = content
         return {"mediaType": media_type, "digest": name, "size": len(content), **more}
 
-    def manifest(self, image: MadeImage, **more: Any) -> Json:
+    def manifest(self, image: MadeImage, packing: str = "gzip", **more: Any) -> Json:
+        pack = PACKERS[packing]
         value: Json = {
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
             "config": self.blob(image.config_json, "application/vnd.oci.image.config.v1+json"),
             "layers": [
-                self.blob(gzip.compress(layer, mtime=0), "application/vnd.oci.image.layer.v1.tar+gzip")
+                self.blob(pack(layer), f"application/vnd.oci.image.layer.v1.tar+{packing}")
                 for layer in image.layers
             ],
         }
@@ -120,11 +121,11 @@ class Layout:
         )
 
 
-def oci_layout(image: MadeImage) -> bytes:
-    """Return an OCI layout of one image, with gzip layers."""
+def oci_layout(image: MadeImage, packing: str = "gzip") -> bytes:
+    """Return an OCI layout of one image; its layers are compressed."""
     layout = Layout()
     names = {"org.opencontainers.image.ref.name": image.tags[0]} if image.tags else {}
-    layout.entries.append(layout.manifest(image, annotations=names))
+    layout.entries.append(layout.manifest(image, packing, annotations=names))
     return layout.tar()
 
 
@@ -132,7 +133,11 @@ def zstd(data: bytes) -> bytes:
     return subprocess.run(["zstd", "-qc"], input=data, check=True, capture_output=True).stdout
 
 
-PACKERS: dict[str, Callable[[bytes], bytes]] = {"plain": bytes, "gzip": gzip.compress, "zstd": zstd}
+def gzipped(data: bytes) -> bytes:
+    return gzip.compress(data, mtime=0)
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"plain": bytes, "gzip": gzipped, "zstd": zstd}
 
 
 def put(directory: Path, data: bytes, name: str = "archive") -> str:

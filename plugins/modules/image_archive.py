@@ -215,6 +215,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.engine_layers
     inspected,
     lacking_layers,
     present_members,
+    require_readable,
 )
 
 ARGUMENT_SPEC: dict[str, Any] = {
@@ -270,6 +271,7 @@ class Images:
     def inspect(self) -> dict[str, Any]:
         """Return what `present` would change."""
         wrong, missing = self._lacking()
+        require_readable(self.api, self.path, missing)
         return {
             **inspection(self.path),
             "needed": bool(wrong or missing),
@@ -286,6 +288,7 @@ class Images:
             return
         if missing:
             self.actions.append("load {0}".format(self.path))
+            require_readable(self.api, self.path, missing)
             self._check_room()
             self.copy_needed = not self.on_node and self.copy is None
             if not self.check_mode and not self.copy_needed:

@@ -59,6 +59,7 @@ class Image(NamedTuple):
         config_path: the member of the archive that contains its configuration.
         layer_paths: the members that contain its layers, lowest first.
         layer_sizes: sizes of these members in bytes.
+        zstd: whether layers are compressed with zstd.
     """
 
     ids: List[str]
@@ -69,6 +70,7 @@ class Image(NamedTuple):
     config_path: str
     layer_paths: List[str]
     layer_sizes: List[int]
+    zstd: bool
 
 
 class ArchiveIndex(NamedTuple):

@@ -30,6 +30,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_stream import (
     CHUNK,
+    ZSTD,
     Hashing,
     chunks,
     compression_of,
@@ -85,23 +86,28 @@ def index_archive(path: str, digest: bool = False) -> ArchiveIndex:
 class _Members(NamedTuple):
     sizes: dict[str, int]
     documents: dict[str, bytes]
+    zstd: set[str]
     end: int
 
 
 def _read_members(stream: Any, path: str, seekable: bool) -> _Members:
-    """Return the sizes of all members and the contents of the small JSON ones."""
+    """Return the sizes of all members, the contents of the small JSON ones, and the names of zstd's."""
     sizes: dict[str, int] = {}
     documents: dict[str, bytes] = {}
+    zstd: set[str] = set()
     total = 0
     with tarfile.open(fileobj=stream, mode="r:" if seekable else "r|", bufsize=CHUNK) as archive:
         for member in archive:
             name = os.path.normpath(member.name)
             sizes[name] = member.size
-            if not (member.isreg() and member.size <= _JSON_MAX and _may_be_json(name)):
+            source = archive.extractfile(member) if member.isreg() else None
+            if source is None:
                 continue
-            source = archive.extractfile(member)
-            content = source.read() if source is not None else b""
-            if content.lstrip()[:1] in (b"{", b"["):
+            may_be_json = member.size <= _JSON_MAX and _may_be_json(name)
+            content = source.read(member.size if may_be_json else len(ZSTD))
+            if content.startswith(ZSTD):
+                zstd.add(name)
+            elif may_be_json and content.lstrip()[:1] in (b"{", b"["):
                 documents[name] = content
                 total += len(content)
                 if total > _JSON_TOTAL:
@@ -115,7 +121,7 @@ def _read_members(stream: Any, path: str, seekable: bool) -> _Members:
             block = stream.read(tarfile.BLOCKSIZE)
             if block and block != bytes(tarfile.BLOCKSIZE):
                 raise EOFError
-    return _Members(sizes, documents, end)
+    return _Members(sizes, documents, zstd, end)
 
 
 def _may_be_json(name: str) -> bool:
@@ -208,6 +214,7 @@ def _image(
             config_path=config_path,
             layer_paths=layers,
             layer_sizes=[members.sizes.get(layer, 0) for layer in layers],
+            zstd=not members.zstd.isdisjoint(layers),
         )
 
 

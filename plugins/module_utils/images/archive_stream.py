@@ -28,7 +28,11 @@ CHUNK = 1024 * 1024
 """Bytes in memory at a time."""
 
 
-_MAGIC = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"), (b"\xfd7zXZ\x00", "xz"))
+ZSTD = b"\x28\xb5\x2f\xfd"
+"""How data that is compressed with zstd begins."""
+
+
+_MAGIC = ((b"\x1f\x8b", "gzip"), (ZSTD, "zstd"), (b"BZh", "bzip2"), (b"\xfd7zXZ\x00", "xz"))
 
 
 _SUPPORTED = ("plain", "gzip", "zstd")

@@ -6,9 +6,11 @@ This runs on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, FrozenSet, Iterable, Optional
 from urllib.parse import quote
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import image_store
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
@@ -18,6 +20,30 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
     new_layers,
     skippable_members,
 )
+
+_READS_ZSTD = 23
+"""Major version of the first Docker Engine that decompresses such layers (moby/moby#41759)."""
+
+
+def require_readable(api: DockerAPI, path: str, images: Iterable[Image]) -> None:
+    """Raise NodeError if the engine cannot decompress layers of these images.
+
+    Args:
+        api: the engine.
+        path: of the archive, for the message.
+        images: the images to load.
+    """
+    version = str(api.version().get("Version", ""))
+    major = re.match("[0-9]+", version)
+    if api.podman or major is None or int(major.group()) >= _READS_ZSTD:
+        return
+    if any(image.zstd for image in images):
+        raise NodeError(
+            "{0} has layers that are compressed with zstd, which Docker Engine {1} cannot read".format(
+                path, version
+            ),
+            "update it to 23.0 or newer, or make an archive with plain or gzip layers",
+        )
 
 
 def inspected(api: DockerAPI, name: str) -> Optional[Json]:

@@ -50,6 +50,15 @@ def test_finds_the_image(
     assert ArchiveIndex.from_json(json.loads(json.dumps(index.to_json()))) == index
 
 
+@pytest.mark.parametrize("packing", PACKERS)
+@pytest.mark.parametrize("layers", PACKERS)
+def test_layers_that_are_compressed_with_zstd_are_found(
+    tmp_path: Path, image: MadeImage, packing: str, layers: str
+) -> None:
+    (found,) = index_archive(put(tmp_path, PACKERS[packing](oci_layout(image, layers)))).images
+    assert found.zstd == (layers == "zstd")
+
+
 def test_a_plain_archive_is_not_read_through(tmp_path: Path, image: MadeImage) -> None:
     """The layers are 50 GB holes in the file: reading them would never end."""
     path = tmp_path / "huge.tar"
