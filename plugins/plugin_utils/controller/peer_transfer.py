@@ -154,7 +154,11 @@ class Transfer:
             self._end_upload(first, upload, result)
         stop = {"state": "stopped"}
         saved = {"image": self._name} if self._image else {}
-        ends, unreached = self._call_all({first: {**stop, **saved}, **dict.fromkeys(joined, stop)})
+        # A node that has not answered may have started late.
+        late = [name for name in others if name not in answers]
+        ends, unreached = self._call_all({first: {**stop, **saved}, **dict.fromkeys([*joined, *late], stop)})
+        left = {name: ends[name]["path"] for name in late if "path" in ends.get(name, {})}
+        remove_left(self._executor, left, self._threads)
         result["indexes"][self._name] = started["index"]
         for name in joined:
             end = ends.get(name, {})

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import peer_transfer
 
 from tests.image_archives import MadeImage, layer, saved
@@ -121,6 +122,25 @@ def test_nodes_that_cannot_take_part_for_the_same_reason_are_one_warning(nodes: 
         f"{archive} is brought directly to {those}, which cannot take part with n1 as source: {reason}"
         for those, reason in (("n2", why["n2"]), ("n3, n4", why["n3"]))
     ]
+
+
+def test_a_node_that_joins_too_late_keeps_nothing(nodes: Nodes, archive: Path) -> None:
+    def joined(name: str) -> dict[str, Any]:
+        if name == "n3":
+            raise TimeoutError
+        return {"port": 7077}
+
+    nodes.answers["joined"] = joined
+    result = nodes.transfer(archive, remote_src=True)
+    assert set(result["nodes"]) == {"n2", "n4"}
+    assert nodes.warnings == [
+        f"{archive} is brought directly to n3, which cannot take part with n1 as source: "
+        "it has not answered for 60 s"
+    ]
+    called = [given.get("state") for name, given in nodes.calls if name == "n3"]
+    assert called == ["joined", "stopped", "absent", "absent"]
+    removed = {given["path"] for _name, given in nodes.calls if given.get("state") == "absent"}
+    assert removed == {"/cache/n3.tar", "/cache/n3.tar" + NOTED}
 
 
 def test_what_has_not_changed_is_not_shown_again(nodes: Nodes, archive: Path) -> None:
