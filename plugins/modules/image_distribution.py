@@ -24,7 +24,7 @@ options:
   distribution:
     description: As C(images_distribution).
     type: str
-    choices: [auto, direct, peers]
+    choices: [auto, direct, peers, mirror]
     default: auto
   network:
     description: As C(images_network).

@@ -39,7 +39,7 @@ def distribution(chosen: str, nodes: int, size: int, on_controller: bool) -> str
     """
     if chosen == "auto":
         chosen = "peers" if on_controller and nodes >= FEWEST_NODES and size >= SMALLEST else "direct"
-    return chosen if nodes > 1 else "direct"
+    return "peers" if chosen == "peers" and nodes > 1 else "direct"
 
 
 class Shared(NamedTuple):

@@ -34,6 +34,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list
     Images,
     check_images,
     distribution_problems,
+    mirror_problems,
     unpinned,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.python_sources import (
@@ -98,7 +99,7 @@ def validate(reader: HostVariables) -> Validated:
         images[host] = _images(host, accelerator, given) if ready else _NO_IMAGES
         wrong, typed = _typed(host, given)
         wrong += container_problems(host, {"container_hostname": host, **typed})
-        wrong += distribution_problems(host, typed)
+        wrong += distribution_problems(host, typed) + mirror_problems(host, typed)
         odd += missing_over_ssh(host, typed)
         problems += unpinned(host, _privileged_images(reader, host), given.get("images_list"))
         problems += images[host].problems

@@ -92,6 +92,19 @@ def distribution_problems(node: str, variables: Mapping[str, Any]) -> list[Probl
     return problems
 
 
+def mirror_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong if images come through a mirror.
+
+    Args:
+        node: inventory name.
+        variables: the variables that the user set, with the right types.
+    """
+    if variables.get("images_distribution") != "mirror" or variables.get("images_mirror"):
+        return []
+    hint = "name one in images_mirror, such as http://cache.example.com:5000"
+    return [Problem(node, "images_distribution mirror", "has no mirror", hint)]
+
+
 def unpinned(node: str, powerful: Mapping[str, str], images: Any) -> list[Problem]:
     """Return a problem for each image with full rights on the node that is not pinned to its content.
 

@@ -39,7 +39,7 @@ def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
             output = [repr(value)]
         secret = " (not shown here)" if option.get("no_log") else ""
         found += [
-            Problem(node, name, "has a wrong value" + (secret or f": {message}"), _hint(option, name, value))
+            Problem(node, name, "has a wrong value" + (secret or f": {message}"), _hint(option))
             for message in output
         ]
         if name in DOCKER_NAMES and not _DOCKER_NAME.fullmatch(str(value)):
@@ -51,9 +51,7 @@ def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
     return found
 
 
-def _hint(option: Mapping[str, Any], name: str, value: Any) -> str:
-    if name == "images_distribution" and value == "mirror":
-        return "leave it out, and name the mirror in images_mirror"
+def _hint(option: Mapping[str, Any]) -> str:
     if option.get("choices"):
         return "choose " + ", ".join(str(choice) or "''" for choice in option["choices"])
     elements = f" of {option['elements']}" if option.get("elements") else ""

@@ -28,6 +28,7 @@ GIB = 1 << 30
         ("peers", 2, 1000, False, "peers"),
         ("peers", 1, GIB, True, "direct"),
         ("direct", 1000, GIB, True, "direct"),
+        ("mirror", 8, GIB, True, "direct"),
     ],
 )
 def test_distribution(chosen: str, nodes: int, size: int, on_controller: bool, expected: str) -> None:

@@ -279,6 +279,7 @@ def test_an_image_of_a_registry_that_another_node_sent_is_loaded() -> None:
     [
         (ARCHIVES, "peers", ""),
         ([PULLED], "auto", "elsewhere"),
+        ([PULLED], "mirror", "elsewhere"),
         ([PULLED], "peers", "shared"),
         ([{"name": "d", "source": "build"}], "peers", "elsewhere"),
     ],

@@ -11,6 +11,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list
     canonical,
     check_images,
     distribution_problems,
+    mirror_problems,
     unpinned,
 )
 
@@ -119,6 +120,17 @@ def test_how_archives_go_from_node_to_node(variables: dict[str, Any], words: lis
     found = [problem.sentence for problem in distribution_problems("n1", variables)]
     assert len(found) == len(words)
     assert all(one.startswith(start) for one, start in zip(found, words, strict=True))
+
+
+def test_images_through_a_mirror_need_one() -> None:
+    (problem,) = mirror_problems("n1", {"images_distribution": "mirror", "images_mirror": []})
+    assert problem.sentence == (
+        "images_distribution mirror has no mirror: "
+        "name one in images_mirror, such as http://cache.example.com:5000"
+    )
+    mirror = ["http://cache:5000"]
+    assert mirror_problems("n1", {"images_distribution": "mirror", "images_mirror": mirror}) == []
+    assert mirror_problems("n1", {"images_distribution": "direct"}) == []
 
 
 def test_names_are_compared_as_docker_shows_them() -> None:

@@ -53,11 +53,7 @@ def test_right_values_and_other_peoples_variables_pass() -> None:
     [
         ("network_driver", "token-ring", "'token-ring': choose sriov, bridge"),
         ("network_vlan", "many", "give it a int"),
-        (
-            "images_distribution",
-            "mirror",
-            "'mirror': leave it out, and name the mirror in images_mirror",
-        ),
+        ("images_distribution", "pears", "'pears': choose auto, direct"),
         ("images_list", [{"nmae": "x"}], "give it a list of dict"),
         ("images_list", "x", "give it a list of dict"),
     ],
