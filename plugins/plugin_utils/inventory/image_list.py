@@ -69,7 +69,7 @@ def check_images(
 
 
 def distribution_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with the options of the transfer of archives between nodes.
+    """Return what is wrong with the options for images' transfer and disks.
 
     Args:
         node: inventory name.
@@ -78,6 +78,8 @@ def distribution_problems(node: str, variables: Mapping[str, Any]) -> list[Probl
     network = str(variables.get("images_network") or "")
     port = int(variables.get("images_port") or 1)
     bandwidth = float(variables.get("images_bandwidth") or 0)
+    free = int(variables.get("images_min_free_bytes") or 0)
+    cache = str(variables.get("images_cache_dir") or "/")
     problems = []
     try:
         ip_network(network or "0.0.0.0/0", strict=False)
@@ -89,6 +91,12 @@ def distribution_problems(node: str, variables: Mapping[str, Any]) -> list[Probl
     if not bandwidth >= 0:
         what, hint = f"images_bandwidth {bandwidth:g}", "give megabits per second, or 0 for no limit"
         problems.append(Problem(node, what, "is less than nothing", hint))
+    if free < 0:
+        what, hint = f"images_min_free_bytes {free}", "give bytes, or 0 for what the archives need alone"
+        problems.append(Problem(node, what, "is less than nothing", hint))
+    if not cache.startswith("/"):
+        hint = "write it as an absolute path, such as /var/cache/rdm"
+        problems.append(Problem(node, f"images_cache_dir {cache}", "is relative", hint))
     return problems
 
 

@@ -18,6 +18,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import rol
 DOCKER_NAMES = frozenset({"container_name", "network_name", "sriov_container_name"})
 # Docker's own network modes; in none of them does a container have MY_IP.
 _OF_DOCKER = frozenset({"bridge", "default", "host", "none"})
+_SCALARS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 _DOCKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]+")
 
 
@@ -34,8 +35,8 @@ def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
         if option is None or value is None:
             continue
         _, output = role_specs.typed(name, value)
-        if output and option.get("choices"):
-            # Ansible's message repeats the choices, which the hint lists.
+        if output and (option.get("choices") or option.get("type") in _SCALARS):
+            # Ansible's message repeats what the hint lists, or names its own classes.
             output = [repr(value)]
         secret = " (not shown here)" if option.get("no_log") else ""
         found += [
@@ -54,6 +55,8 @@ def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
 def _hint(option: Mapping[str, Any]) -> str:
     if option.get("choices"):
         return "choose " + ", ".join(str(choice) or "''" for choice in option["choices"])
+    if option.get("type") in _SCALARS:
+        return f"give {_SCALARS[option['type']]}"
     elements = f" of {option['elements']}" if option.get("elements") else ""
     return f"give it a {option.get('type', 'str')}{elements} as docs/variables.md says"
 

@@ -113,6 +113,9 @@ def test_same_name_from_different_sources_is_refused() -> None:
         ({"images_port": "65536"}, ["images_port 65536 is not a TCP port: choose 1 to 65535"]),
         ({"images_bandwidth": -1}, ["images_bandwidth -1 is less than nothing: give megabits per second"]),
         ({"images_bandwidth": float("nan")}, ["images_bandwidth nan is less than nothing"]),
+        ({"images_min_free_bytes": -1}, ["images_min_free_bytes -1 is less than nothing: give bytes"]),
+        ({"images_cache_dir": "~/cache"}, ["images_cache_dir ~/cache is relative: write it as an absolute"]),
+        ({"images_cache_dir": "/srv/cache", "images_min_free_bytes": 1}, []),
         ({"images_bandwidth": 0.5, "images_network": None, "images_port": "7077"}, []),
     ],
 )

@@ -52,7 +52,7 @@ def test_right_values_and_other_peoples_variables_pass() -> None:
     ("name", "value", "words"),
     [
         ("network_driver", "token-ring", "'token-ring': choose sriov, bridge"),
-        ("network_vlan", "many", "give it a int"),
+        ("network_vlan", "many", "'many': give a whole number"),
         ("images_distribution", "pears", "'pears': choose auto, direct"),
         ("images_list", [{"nmae": "x"}], "give it a list of dict"),
         ("images_list", "x", "give it a list of dict"),
