@@ -70,6 +70,9 @@ def test_the_architecture_names_all_subpackages_and_modules_that_exist() -> None
         table = page.partition(f"| subpackage of `plugins/{package}/` |")[2].partition("\n\n")[0]
         named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
         assert named == rooms
+    private = page.partition("## What reaches into Ansible")[2].partition("\n## ")[0]
+    internals = (ROOT / "plugins/plugin_utils/ansible_internals").glob("*.py")
+    assert set(re.findall(r"^\| `(\w+\.py)` \|", private, re.MULTILINE)) == {path.name for path in internals}
     modules = {path.stem for path in (ROOT / "plugins" / "modules").glob("*.py")} | {"docker_network"}
     assert set(re.findall(r"A->>M: (\w+_\w+)", page)) - {"job_plan"} <= modules
 
