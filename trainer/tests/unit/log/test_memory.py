@@ -87,15 +87,15 @@ class Sizes(NamedTuple):
 
 OWN = Sizes(parallel.PART // MIB, 70, 140, 40, 120)
 SMALL = Sizes(1, 15, 35, 12, 60)
+KINDS = (step, timers, ranks, tables, other)
 
 
 @pytest.mark.parametrize(
     ("kind", "sizes"),
     [
-        *((kind, OWN) for kind in (timers, other)),
-        *((kind, SMALL) for kind in (step, ranks, tables)),
+        *((kind, SMALL) for kind in KINDS),
         # The same at ten seconds per log.
-        *(pytest.param(kind, OWN, marks=pytest.mark.long) for kind in (step, ranks, tables)),
+        *(pytest.param(kind, OWN, marks=pytest.mark.long) for kind in KINDS),
     ],
 )
 def test_a_longer_log_takes_no_more_memory(tmp_path: Path, kind: Callable[[int], str], sizes: Sizes) -> None:
