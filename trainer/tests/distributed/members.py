@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Members of a rendezvous as processes of this machine."""
+"""Members of a rendezvous as processes of this machine, forked unless a test needs a program of its own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from pathlib import Path
 import psutil
 
 from rdm_job.network import interface_of, outward_address
+from tests.distributed.processes import Command
 from tests.waiting import DEADLINE_S, wait_until
 
-__all__ = ["PROGRAM", "Members", "codes", "interface"]
+__all__ = ["Member", "Members", "codes", "interface"]
 
-PROGRAM = [sys.executable, "-m", "rdm_trainer", "rendezvous"]
+_PROGRAM = [sys.executable, "-m", "rdm_trainer"]
+Member = Command | subprocess.Popen[bytes]
 
 
 def interface() -> str:
@@ -45,7 +47,7 @@ class Members:
         self.folder = folder
         self.scratch = folder / "scratch"
         self.scratch.mkdir()
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: list[Member] = []
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
         (folder / "secret").write_text("a secret of tests, long enough\n")
@@ -60,8 +62,8 @@ class Members:
         master: str = "127.0.0.1",
         port: int = 0,
         stderr: int = subprocess.STDOUT,
-        within: Sequence[str] = (),
-    ) -> subprocess.Popen[bytes]:
+        within: Sequence[str] | None = None,
+    ) -> Member:
         """Start a member.
 
         Args:
@@ -72,8 +74,9 @@ class Members:
             secret: The secret's file; empty: the member has none.
             master: The launcher's address, for a worker.
             port: The launcher's port, if it is not the job's own.
-            stderr: Where its standard error goes.
-            within: The command that starts it.
+            stderr: Where the standard error of a program of its own goes.
+            within: The command that starts it, or an empty one: it is then a program of its own, and imports
+                all itself.
         """
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RDZV_")}
         environment |= {
@@ -88,13 +91,16 @@ class Members:
         }
         if secret:
             environment["RDZV_SECRET_FILE"] = str(self.folder / secret)
-        with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*within, *PROGRAM, "--interface", interface(), *options, "--", *command],
-                env=environment,
-                stdout=log,
-                stderr=stderr,
-            )
+        words = ["rendezvous", "--interface", interface(), *options, "--", *command]
+        output = self.folder / f"{name}.log"
+        process: Member
+        if within is None:
+            process = Command(*words, environment=environment, log=output)
+        else:
+            with output.open("ab") as log:
+                process = subprocess.Popen(
+                    [*within, *_PROGRAM, *words], env=environment, stdout=log, stderr=stderr
+                )
         self._running.append(process)
         return process
 
@@ -115,6 +121,6 @@ class Members:
             process.wait()
 
 
-def codes(*processes: subprocess.Popen[bytes]) -> list[int]:
+def codes(*processes: Member) -> list[int]:
     """Wait for processes, and return their exit codes."""
     return [process.wait(timeout=DEADLINE_S) for process in processes]

@@ -13,7 +13,11 @@ from rdm_trainer.distributed import parameters
 from rdm_trainer.engines.native import sharded_adamw
 
 for module in (
+    # Each process imports the program that started the tests.
+    "pytest",
     "rdm_job.check",
+    "rdm_job.rendezvous.run",
+    "rdm_job.rendezvous.workers",
     "rdm_job.verbs",
     "rdm_trainer.cli.job",
     "rdm_trainer.cli.rendezvous",

@@ -8,11 +8,13 @@ processes works.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import multiprocessing
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -82,10 +84,11 @@ class Command:
         environment: Its variables; by default those of the server.
         stdin: What it reads.
         largest_file: The most bytes of a file, as on a full disk; no limit by default.
+        log: The file to which both its streams are appended; by default, this process reads them.
 
     Attributes:
-        stdout: Its standard output.
-        stderr: Its standard error.
+        stdout: Its standard output; nothing with a log.
+        stderr: Its standard error; nothing with a log.
     """
 
     def __init__(
@@ -94,12 +97,13 @@ class Command:
         environment: Mapping[str, str] | None = None,
         stdin: str = "",
         largest_file: int | None = None,
+        log: Path | None = None,
     ) -> None:
         _start_server()
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(2)]
         senders = [sender for _, sender in pipes]
         self._process = _CONTEXT.Process(
-            target=_command, args=(*senders, arguments, environment, stdin, largest_file), daemon=True
+            target=_command, args=(*senders, arguments, environment, stdin, largest_file, log), daemon=True
         )
         self._process.start()
         for sender in senders:
@@ -126,6 +130,24 @@ class Command:
     def returncode(self) -> int | None:
         """The exit code; negative for a signal, none before the end."""
         return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Return the exit code; none before the end."""
+        return self.returncode
+
+    def wait(self, timeout: float = DEADLINE_S) -> int:
+        """Wait for the end, and return the exit code."""
+        self._process.join(timeout)
+        assert self.returncode is not None, f"process {self.pid} did not end within {timeout:.0f} s"
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self._process.kill()
 
     def communicate(self, timeout: float = DEADLINE_S) -> tuple[str, str]:
         """Wait for the end; return the rest of both streams.
@@ -186,18 +208,21 @@ def _command(
     environment: Mapping[str, str] | None,
     stdin: str,
     largest_file: int | None,
+    log: Path | None,
 ) -> None:
     from rdm_trainer.cli import main
 
     assert _PRELOADED in sys.modules, "it would import torch again"
-    os.dup2(stdout.fileno(), 1)
-    os.dup2(stderr.fileno(), 2)
-    stdout.close()
-    stderr.close()
+    with contextlib.nullcontext() if log is None else log.open("ab") as both:
+        for number, stream in enumerate((stdout, stderr), 1):
+            os.dup2((both or stream).fileno(), number)
+            stream.close()
     sys.stdin = io.StringIO(stdin)
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
+        # The server's may be known already.
+        tempfile.tempdir = None
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     main(arguments)

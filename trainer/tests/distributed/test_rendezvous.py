@@ -254,7 +254,7 @@ def test_one_too_many_is_told_so(members: Members, tmp_path: Path) -> None:
 
 
 def test_a_flood_of_connections_that_prove_nothing_holds_nobody_up(members: Members) -> None:
-    launcher = members.start("n0", ["true"], count=2)
+    launcher = members.start("n0", ["true"], count=2, within=())
     members.said("n0", "waits for 1 members")
     allow_files(5200)
     with ExitStack() as stack:
