@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.product import NODES, Lab, Product, wait_until
+from tests.e2e.product import NODES, Lab, Product
 
 
 def inventory(master: dict[str, Any], workers: dict[str, Any], **variables: Any) -> dict[str, Any]:
@@ -163,53 +163,3 @@ def test_settings_that_the_nodes_do_not_allow_are_refused_in_one_report(bare: La
         assert find(message, "/tmp/cut.tar", "truncated")
         assert find(message, "/etc/passwd", "not an image archive")
         assert find(message, "/srv/rdm/images/cpu.tar", "0" * 64)
-
-
-@contextmanager
-def without_engine(lab: Lab, node: str) -> Iterator[None]:
-    """Stop a node's engine, and keep it stopped."""
-    lab.on(node, "touch", "/etc/rdm-lab/no-engine")
-    lab.on(node, "kill", lab.engine(node))
-    wait_until(lambda: lab.on(node, "pidof", "dockerd", check=False) == "", f"the engine of {node} is gone")
-    try:
-        yield
-    finally:
-        lab.on(node, "rm", "/etc/rdm-lab/no-engine")
-        lab.on(node, "pkill", "-CHLD", "-o", "rdm-lab", check=False)
-        wait_until(lambda: lab.engine(node) != "", f"the engine of {node} is back")
-
-
-@contextmanager
-def without_permission(lab: Lab, node: str) -> Iterator[None]:
-    """Remove the user, who is not root, from the group docker."""
-    lab.on(node, "gpasswd", "--delete", "plain", "docker")
-    try:
-        yield
-    finally:
-        lab.on(node, "gpasswd", "--add", "plain", "docker")
-
-
-@contextmanager
-def without_space(lab: Lab, node: str) -> Iterator[None]:
-    """Give a node's engine an almost full disk."""
-    with without_engine(lab, node):
-        lab.on(node, "mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", "/var/lib/docker")
-    try:
-        yield
-    finally:
-        with without_engine(lab, node):
-            lab.on(node, "umount", "--recursive", "/var/lib/docker")
-
-
-def test_nodes_without_engine_permission_or_space_are_refused_in_one_report(bare: Lab) -> None:
-    with (
-        without_engine(bare, "n1"),
-        without_permission(bare, "n2"),
-        without_space(bare, "n3"),
-        variables(bare, ansible_user="plain", rdm_become=False),
-    ):
-        problems = failed_up(bare)
-    assert find(problems["n1"], "no Docker Engine answers at /var/run/docker.sock")
-    assert find(problems["n2"], "user plain may not use /var/run/docker.sock", "group docker")
-    assert find(problems["n3"], "/var/lib/docker has 3", "MiB free", "docker image prune")
-    assert [len(problems[node]) for node in NODES] == [1, 1, 1]

@@ -758,7 +758,8 @@ def test_disk_must_have_room_for_all_archives_together() -> None:
     found["docker"]["image_store"] = "classic"
     [sentence] = problems(found)
     assert sentence.startswith(
-        "/var/lib/docker has 100.0 GiB free, and loading the image archives needs 120.0 GiB: free some space"
+        "/var/lib/docker has 100.0 GiB free, and loading the image archives needs 120.0 GiB: "
+        "free some space there (docker image prune)"
     )
     found["archives"] = [archive(unpacked=30 * 2**30, new_layers={"sha256:1": 30 * 2**30})]
     assert problems(found) == []
