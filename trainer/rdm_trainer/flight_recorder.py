@@ -13,11 +13,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d
 
 from rdm_core.heartbeat import HeartbeatWriter
 from rdm_log.peers import GroupState
@@ -46,10 +46,14 @@ class FlightRecorder:
     Args:
         heartbeat: The rank's heartbeat. Without a path, this does nothing.
         kinds: What groups are for, such as ``data-parallel``.
+        log: Logs a line.
     """
 
-    def __init__(self, heartbeat: HeartbeatWriter, kinds: Mapping[str, Any]) -> None:
+    def __init__(
+        self, heartbeat: HeartbeatWriter, kinds: Mapping[str, Any], log: Callable[[str], None]
+    ) -> None:
         self._heartbeat = heartbeat
+        self._log = log
         self._kinds = {group: kind for kind, group in kinds.items() if group is not None}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -72,7 +76,15 @@ class FlightRecorder:
                     self._heartbeat.hung([])
                     has_reported = False
             elif time.monotonic() - since >= _HUNG_S:
-                self._heartbeat.hung(self.states())
+                try:
+                    found = self.states()
+                except Exception as error:  # Torch publishes none of what this reads.
+                    self._log(
+                        f"the flight recorder of torch {torch.__version__} cannot be read, so that the "
+                        f"collective in which a rank hangs is not known: {type(error).__name__}: {error}"
+                    )
+                    return
+                self._heartbeat.hung(found)
                 has_reported = True
 
     @property
@@ -82,7 +94,10 @@ class FlightRecorder:
 
     def states(self) -> list[GroupState]:
         """Return the state of each group of this rank with several ranks."""
-        dumps = [getattr(_distributed_c10d, name) for name in _DUMPS if hasattr(_distributed_c10d, name)]
+        module = torch._C._distributed_c10d
+        dumps = [getattr(module, name) for name in _DUMPS if hasattr(module, name)]
+        if not dumps:
+            raise AttributeError(f"{module.__name__} has no {' or '.join(_DUMPS)}")
         entries = [entry for dump in dumps for entry in json.loads(dump()).get("entries", ())]
         groups: dict[str, tuple[int, int, str]] = {}
         for group in list(dist.distributed_c10d._world.pg_map):

@@ -188,7 +188,7 @@ class Training:
         self._compute_time = ComputeTime(HeartbeatWriter(), process.device())
         self.topology = create.create_topology(config)
         kinds = {"world": self._collective.group, **self.topology.kinds}
-        self._recorder = FlightRecorder(self._compute_time.heartbeat, kinds)
+        self._recorder = FlightRecorder(self._compute_time.heartbeat, kinds, self._announce)
         self._start.end("process groups")
         # What the user has to change is refused before anything is written.
         found = find(config, job_dir / CHECKPOINTS, self._collective, self._announce)

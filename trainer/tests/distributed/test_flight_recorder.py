@@ -29,7 +29,7 @@ def hang(folder: str) -> list[list[Any]]:
     paths = [Path(folder) / f"{n}.heartbeat" for n in range(WORLD)]
     heartbeat = HeartbeatWriter(paths[rank])
     heartbeat.step(5)
-    recorder = FlightRecorder(heartbeat, {"data-parallel": group})
+    recorder = FlightRecorder(heartbeat, {"data-parallel": group}, print)
     for _ in range(3):
         dist.all_reduce(torch.ones(4), group=group)
 

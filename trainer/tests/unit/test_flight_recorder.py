@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from rdm_core.heartbeat import HeartbeatWriter, collectives
 from rdm_log.peers import GroupState
@@ -25,7 +27,7 @@ def test_a_rank_that_goes_on_takes_its_report_back(tmp_path: Path, monkeypatch: 
     path = tmp_path / "0.heartbeat"
     heartbeat = HeartbeatWriter(path)
     heartbeat.step(3)
-    recorder = FlightRecorder(heartbeat, {})
+    recorder = FlightRecorder(heartbeat, {}, print)
 
     def reported() -> list[Any]:
         return collectives(path, 3)
@@ -40,6 +42,23 @@ def test_a_rank_that_goes_on_takes_its_report_back(tmp_path: Path, monkeypatch: 
         wait_until("it has taken that back", reported_going_on, lambda found: not found)
     finally:
         recorder.close()
+
+
+@pytest.mark.parametrize("name", ["_dump_fr_trace_json", "_world"])
+def test_one_line_says_that_another_torch_cannot_be_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_recorder, "_EACH_S", 0.02)
+    monkeypatch.setattr(flight_recorder, "_HUNG_S", 0.1)
+    for module in (torch._C._distributed_c10d, dist.distributed_c10d):
+        monkeypatch.delattr(module, name, raising=False)
+    monkeypatch.setattr(flight_recorder, "_DUMPS", ("_dump_fr_trace_json",))
+    lines: list[str] = []
+    recorder = FlightRecorder(HeartbeatWriter(tmp_path / "0.heartbeat"), {}, lines.append)
+    recorder._thread.join()
+    (line,) = lines
+    assert line.startswith(f"the flight recorder of torch {torch.__version__} cannot be read, so that the ")
+    assert name in line
 
 
 def test_torchs_older_variable_counts(monkeypatch: pytest.MonkeyPatch) -> None:
