@@ -11,7 +11,7 @@ from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 from rdm_core.model_spec import ModelSpec
 
-__all__ = ["axes", "differences", "layout_of", "model_of", "require_same_model"]
+__all__ = ["describe", "differences", "layout_of", "model_of", "require_same_model"]
 
 
 _BUCKETS = "relative_attention_num_buckets"
@@ -90,10 +90,13 @@ def layout_of(config: Config, world_size: int) -> dict[str, Any]:
     }
 
 
-def axes(layout: Mapping[str, Any]) -> str:
-    """Return a layout's axes for messages; their product is the world size."""
+def describe(layout: Mapping[str, Any]) -> str:
+    """Return a layout for messages; the product of its axes is the world size."""
     context = f" x CP {layout['context']}" if "context" in layout else ""
-    return f"TP {layout['tensor']}{context} x PP {layout['pipeline']} x DP {layout['data']}"
+    return (
+        f"TP {layout['tensor']}{context} x PP {layout['pipeline']} x DP {layout['data']}, "
+        f"ZeRO {layout['zero_stage']}, {layout['precision']}, {layout.get('engine', 'deepspeed')}"
+    )
 
 
 def differences(saved: Mapping[str, Any], config: Config) -> list[str]:

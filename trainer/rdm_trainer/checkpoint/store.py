@@ -247,10 +247,10 @@ class Checkpoints:
         storage.refuse_damaged(name, set() if is_sound else {_RANDOM})
         if len(random) == self._collective.size:
             torch.set_rng_state(random[self._collective.rank])
-        other = manifest.layout != self._layout
+        before, now = identity.describe(manifest.layout), identity.describe(self._layout)
         self._log(
             f"  successfully loaded checkpoint from {storage.directory} at iteration {manifest.iteration}"
-            + (f" (saved as {_short(manifest.layout)}, now {_short(self._layout)})" if other else "")
+            + (f" (saved as {before}, now {now})" if manifest.layout != self._layout else "")
         )
 
     def _tensors(
@@ -384,13 +384,6 @@ def _with_checksums(names: set[str], manifest: Manifest) -> set[str]:
     """Add the metadata of all files, and the files with checksums, where a checkpoint has such files."""
     names = names | {METADATA}
     return (names | {f"{name}{CHECKSUM}" for name in names}) & manifest.files.keys()
-
-
-def _short(layout: Mapping[str, Any]) -> str:
-    form = f"ZeRO {layout['zero_stage']}, {layout['precision']}"
-    if "engine" in layout:
-        form += f", {layout['engine']}"
-    return f"{identity.axes(layout)}, {form}"
 
 
 def _recreate(directory: Path) -> None:

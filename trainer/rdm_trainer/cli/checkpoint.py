@@ -15,7 +15,7 @@ from rdm_core.errors import DONE, FAILED, TrainerError
 from rdm_log.wording import size_text
 from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.files import Inventory, Step
-from rdm_trainer.checkpoint.identity import axes
+from rdm_trainer.checkpoint.identity import describe
 
 __all__ = ["checkpoint"]
 
@@ -125,11 +125,7 @@ def _line(step: dict[str, Any]) -> str:
         state = "no manifest that can be read: not written by rdm-trainer, or not to the end, or damaged"
     words = [f"{step['iteration']:>10}", f"{size_text(step['bytes']):>10}", state]
     if layout := step["layout"]:
-        words.append(
-            f"{axes(layout)}, "
-            f"ZeRO {layout['zero_stage']}, {layout['precision']}"
-            f"{', native' if layout.get('engine') == 'native' else ''}"
-        )
+        words.append(describe(layout))
     if step["pointed_to"]:
         words.append("<- latest")
     return "  ".join(words)

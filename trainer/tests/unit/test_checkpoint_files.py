@@ -264,7 +264,8 @@ def test_the_verbs(tmp_path: Path) -> None:
         write(directory, iteration)
     listed = json.loads(run_verb("list", tmp_path, "--json").output)
     assert [step["complete"] for step in listed["checkpoints"]] == [True] * 3
-    assert "<- latest" in run_verb("list", tmp_path).output
+    lines = run_verb("list", tmp_path).output.splitlines()
+    assert lines[-1].endswith("complete  TP 1 x PP 1 x DP 1, ZeRO 1, fp32, deepspeed  <- latest")
     assert run_verb("verify", tmp_path).return_value == 0
 
     broken = directory / "global_step6/a.pt"
@@ -283,6 +284,12 @@ def test_the_verbs(tmp_path: Path) -> None:
     assert files.scan(directory).points_to(4)
     for wrong in (("repair", tmp_path, "--iteration", 5), ("verify", tmp_path / "nowhere")):
         assert isinstance(run_verb(*wrong).exception, TrainerError)
+
+
+def test_a_layout_names_its_engine() -> None:
+    # DeepSpeed's checkpoints leave it out.
+    for layout, engine in ((LAYOUT, "deepspeed"), ({**LAYOUT, "engine": "native"}, "native")):
+        assert identity.describe(layout) == f"TP 1 x PP 1 x DP 1, ZeRO 1, fp32, {engine}"
 
 
 def test_a_damaged_file_is_named_whatever_reading_it_raises(tmp_path: Path) -> None:
