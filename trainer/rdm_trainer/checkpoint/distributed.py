@@ -81,9 +81,12 @@ class _Files(FileSystem):
             return
         with Path(path).open("wb", buffering=0) as raw:
             sink = Sink(raw)
-            yield sink
-            if sink.error is not None:
-                raise sink.error
+            try:
+                yield sink
+            finally:
+                # What follows a failed write, such as fsync, may fail for another reason.
+                if sink.error is not None:
+                    raise sink.error
 
 
 def write(directory: Path, parts: Sequence[Box], group: Any) -> None:

@@ -269,12 +269,14 @@ def _receive(collective: Collective, path: Path, size: int, source: int) -> str 
 
     collective.receive(size, source, take)
     if file is not None:
-        with contextlib.suppress(OSError):
-            os.fsync(file.fileno())
-            file.close()
-    if error is None:
-        partial.replace(path)
-    else:
+        try:
+            with file:
+                os.fsync(file.fileno())
+            if error is None:
+                partial.replace(path)
+        except OSError as problem:
+            error = error or f"{partial}: {problem.strerror}"
+    if error is not None:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
     return error

@@ -187,6 +187,70 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         assert found["left"] == ["global_step6", "global_step8"], "keep: 2"
 
 
+# The step at which rank 0 finds the disk full when it writes this file.
+FULL_AT = {
+    2: "__0_0.distcp",
+    3: ".metadata.tmp",
+    4: "rng_states.pt",
+    5: ".__0_0.distcp.crc32.partial",
+    6: ".manifest.json.partial",
+    7: "../.latest.partial",
+}
+UNSYNCED_AT = 8
+
+
+def unsynced(_: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def full_disk_of_rank_0(root: str) -> dict[str, Any]:
+    """Save each of nine steps; return what is there after each."""
+    answers: dict[str, Any] = {"saved": [], "there": [], "pointer": []}
+    checkpoints = Path(root) / "checkpoints"
+
+    def prepare(trained: Training) -> None:
+        write, save = trained.engine.states.save, trained.checkpoints.save
+
+        def on_full_disk(directory: Path, extra: Any) -> None:
+            if dist.get_rank() == 0 and trained.iteration in FULL_AT:
+                (directory / FULL_AT[trained.iteration]).symlink_to("/dev/full")
+            write(directory, extra)
+
+        def saved(iteration: int, state: Any) -> bool:
+            fails = dist.get_rank() == 0 and iteration == UNSYNCED_AT
+            with mock.patch.object(os, "fsync", unsynced) if fails else contextlib.nullcontext():
+                answers["saved"].append(save(iteration, state))
+            answers["there"].append(sorted(path.name for path in checkpoints.glob("global_step*")))
+            answers["pointer"].append((checkpoints / "latest").read_text())
+            return bool(answers["saved"][-1])
+
+        trained.engine.states.save = on_full_disk  # type: ignore[method-assign]
+        trained.checkpoints.save = saved  # type: ignore[method-assign]
+
+    config = training.configure(GPT, {"checkpoint.interval": 1, "optimisation.train_iterations": 9})
+    log = resuming.train(config, Path(root), prepare=prepare)
+    return {**answers, "losses": log.losses(), "says": log.find("rank 0: ")}
+
+
+def test_whatever_rank_0_cannot_write_the_checkpoint_before_stays(tmp_path: Path) -> None:
+    for found in processes.run(2, full_disk_of_rank_0, str(tmp_path)):
+        assert found["saved"] == [True, *[False] * 5, True, False, True]
+        first, seventh, ninth = (f"global_step{step}" for step in (1, 7, 9))
+        assert found["there"] == [[first]] * 6 + [[first, seventh]] * 2 + [[first, seventh, ninth]]
+        # At the seventh step, it is the pointer that cannot be written.
+        assert found["pointer"] == [first] * 8 + [ninth]
+        assert list(found["losses"]) == list(range(1, 10)), "training went on"
+        for step, line in zip(range(2, 9), found["says"], strict=True):
+            what = "the checkpoint pointers could not be written"
+            if step != 7:
+                stays = 7 if step == UNSYNCED_AT else 1
+                what = f"iteration {step} was not saved, the checkpoint of iteration {stays} stays, "
+                what += "and training goes on"
+            assert line.startswith(f"{what}: rank 0: node ")
+            why = "Input/output error" if step == UNSYNCED_AT else "No space left on device"
+            assert line.endswith(f": {why}")
+
+
 class _KilledError(Exception):
     """Ends a training without its last save; ``processes.run`` then kills its process."""
 

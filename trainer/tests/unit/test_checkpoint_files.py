@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from rdm_core import config as configuration
 from rdm_core.errors import TrainerError
-from rdm_trainer.checkpoint import damage, files, identity
+from rdm_trainer.checkpoint import damage, files, identity, storage
 from rdm_trainer.checkpoint.files import Inventory, Manifest, Step
 from rdm_trainer.cli.checkpoint import checkpoint
 
@@ -290,6 +292,25 @@ def test_a_layout_names_its_engine() -> None:
     # DeepSpeed's checkpoints leave it out.
     for layout, engine in ((LAYOUT, "deepspeed"), ({**LAYOUT, "engine": "native"}, "native")):
         assert identity.describe(layout) == f"TP 1 x PP 1 x DP 1, ZeRO 1, fp32, {engine}"
+
+
+def test_a_copy_that_does_not_reach_the_disk_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def receive(_size: int, _source: int, take: Any) -> None:
+        take(memoryview(b"weights"))
+
+    copy = tmp_path / "global_step2/a.pt"
+    collective: Any = mock.Mock(receive=receive)
+    assert storage._receive(collective, copy, 7, 1) is None
+    assert copy.read_bytes() == b"weights"
+    copy.unlink()
+    monkeypatch.setattr(os, "fsync", failing)
+    assert storage._receive(collective, copy, 7, 1) == f"{copy}.partial: Input/output error"
+    assert not list(copy.parent.iterdir())
 
 
 def test_a_damaged_file_is_named_whatever_reading_it_raises(tmp_path: Path) -> None:
