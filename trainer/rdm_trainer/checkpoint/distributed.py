@@ -113,7 +113,7 @@ _METADATA = (
 
 
 def _memory_format(kind: Any, name: str) -> Any:
-    """Return a memory format by its name: Python 3.11.0 to 3.11.3 pickle it as ``getattr`` of the enumeration."""
+    """Return a memory format by its name; Python 3.11.0 to 3.11.3 pickle it as ``getattr`` of its class."""
     if kind is not _MEM_FORMAT_ENCODING or name not in kind.__members__:
         raise pickle.UnpicklingError(f"attribute {name} of {kind!r} is not read from a checkpoint")
     return kind[name]

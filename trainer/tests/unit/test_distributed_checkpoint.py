@@ -51,7 +51,8 @@ def test_a_memory_format_is_read_as_early_python_3_11_writes_it(tmp_path: Path) 
     (tmp_path / distributed.METADATA).write_bytes(
         pickle.dumps(_ByName(_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST"))
     )
-    assert distributed.read_metadata(tmp_path) is _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
+    found: Any = distributed.read_metadata(tmp_path)
+    assert found is _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
 
 
 @pytest.mark.parametrize(
