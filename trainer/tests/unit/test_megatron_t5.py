@@ -21,6 +21,7 @@ from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.weights.megatron import writing
 from rdm_trainer.weights.sources import fill, open_source, require_model
+from tests.unit.test_megatron_experts import save_distributed
 from tests.unit.test_weights import GPT2, T5, InMemory, build, shaken
 
 LEARNED = dataclasses.replace(GPT2, kind="t5", decoder_seq_length=20, vocab_size=45, vocab_extra_ids=5)
@@ -121,7 +122,11 @@ def test_megatron_cores_own_model_computes_the_same(name: str, tmp_path: Path) -
     missing, unexpected = theirs.load_state_dict(saved["model"], strict=False)
     assert unexpected == []
     assert [key for key in missing if not key.endswith("_extra_state")] == []
-    # What it saves itself is read.
+    # What it saves itself is read, in either format.
+    for number, metadata in enumerate(({}, {"singleton_local_shards": True})):
+        distributed = tmp_path / f"{number}/iter_0000007"
+        save_distributed(theirs, metadata, saved["args"], distributed)
+        same(distributed.parent, source)
     step = tmp_path / "theirs/iter_0000007/mp_rank_00"
     step.mkdir(parents=True)
     torch.save({**saved, "model": theirs.state_dict()}, step / "model_optim_rng.pt")
@@ -141,6 +146,24 @@ def test_megatron_cores_own_model_computes_the_same(name: str, tmp_path: Path) -
         none.expand(-1, 1, 20, 24),
     )
     torch.testing.assert_close(source.built((tokens, others)), logits[..., :50], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("_megatron_core_on_cpu")
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_a_distributed_t5_of_another_model_is_one_sentence(tmp_path: Path) -> None:
+    writing.write(shaken(LEARNED), tmp_path / "out", fused=False)
+    saved = saved_of(tmp_path / "out/release")
+    theirs = their_model(saved["args"])
+    theirs.load_state_dict(saved["model"], strict=False)
+    fewer = argparse.Namespace(**{**vars(saved["args"]), "decoder_num_layers": 1})
+    save_distributed(theirs, {}, fewer, tmp_path / "fewer/iter_0000007")
+    with pytest.raises(TrainerError, match="has other decoder layers in its files than the 1 of its arg"):
+        open_source(tmp_path / "fewer")
+    theirs.output_layer.bias[49] = 1.0
+    save_distributed(theirs, {}, saved["args"], tmp_path / "biased/iter_0000007")
+    with pytest.raises(TrainerError, match="has a head with a bias"):
+        open_source(tmp_path / "biased")
 
 
 def stages_of(weights: Weights, encoder: list[list[int]], decoder: list[list[int]]) -> list[Weights]:

@@ -21,12 +21,14 @@ from rdm_trainer.weights.megatron.tensors import EXPERTS, Placed, blocks_of, pla
 
 __all__ = [
     "FILE",
+    "HEAD_BIAS",
     "LATEST",
     "RELEASE",
     "MegatronSource",
     "is_checkpoint",
     "kind_of",
     "load",
+    "refuse_bias",
     "step_directory",
 ]
 
@@ -34,6 +36,9 @@ LATEST = "latest_checkpointed_iteration.txt"
 FILE = "model_optim_rng.pt"
 RELEASE = "release"
 """Megatron's name for weights without an optimiser."""
+
+HEAD_BIAS = "output_layer.bias"
+"""What the head of a T5 with tied embeddings has there in addition."""
 
 
 def is_checkpoint(where: Path) -> bool:
@@ -157,12 +162,9 @@ class MegatronSource:
         types = "embedding.tokentype_embeddings.weight"
         if types in self._ranks[0][0]:
             raise TrainerError(f"{self.where} has {types}, which models here have not.")
-        biases = [rank[_HEAD_BIAS] for rank in self._ranks[-1] if _HEAD_BIAS in rank]
-        if biases and torch.cat(biases)[: self._tokens].any():
-            raise TrainerError(
-                f"{self.where} has a head with a bias, as Megatron trains a T5 with tied embeddings, and a "
-                "T5 here has none; only one of --untie-embeddings-and-output-weights is read."
-            )
+        biases = [rank[HEAD_BIAS] for rank in self._ranks[-1] if HEAD_BIAS in rank]
+        if biases:
+            refuse_bias(torch.cat(biases)[: self._tokens], self.where)
 
     def _rank(self, name: str, experts: int, chunks: list[str]) -> list[dict[str, torch.Tensor]]:
         """Return a tensor rank's weights in each chunk of a stage, with those of all its expert ranks.
@@ -280,7 +282,6 @@ _OLDER_DECODER = (
     (r"\.post_inter_attention_(layer)?norm\.", ".pre_mlp_layernorm."),
     *_OLDER,
 )
-_HEAD_BIAS = "output_layer.bias"
 _FUSED = (
     (r"\.self_attention\.linear_qkv\.layer_norm_", ".input_layernorm."),
     (r"\.mlp\.linear_fc1\.layer_norm_", ".pre_mlp_layernorm."),
@@ -314,6 +315,15 @@ def kind_of(names: Iterable[str], where: Path) -> str:
     return "gpt"
 
 
+def refuse_bias(bias: torch.Tensor, where: Path) -> None:
+    """Reject a T5 whose head has learned a bias [tokens]."""
+    if bias.any():
+        raise TrainerError(
+            f"{where} has a head with a bias, as Megatron trains a T5 with tied embeddings, and a T5 here "
+            "has none; only one of --untie-embeddings-and-output-weights is read."
+        )
+
+
 def _flat(state: Mapping[str, Any], kind: str) -> dict[str, torch.Tensor]:
     """Return a rank's weights by Megatron-core's names, with separate norms."""
     found: dict[str, torch.Tensor] = {}
@@ -331,7 +341,7 @@ def _flat(state: Mapping[str, Any], kind: str) -> dict[str, torch.Tensor]:
     for name, value in (older.get("decoder") or {}).items():
         found[_renamed(f"decoder.{name}", _OLDER_DECODER)] = value
     if "bias" in state.get("lm_head", {}):
-        found[_HEAD_BIAS] = state["lm_head"]["bias"]
+        found[HEAD_BIAS] = state["lm_head"]["bias"]
     if "output_layer" in older:
         found["output_layer.weight"] = older["output_layer"]["weight"]
     return found

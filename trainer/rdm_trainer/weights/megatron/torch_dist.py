@@ -23,7 +23,7 @@ from rdm_trainer.checkpoint.boxes import Box
 from rdm_trainer.checkpoint.distributed import METADATA, Saved, read_metadata
 from rdm_trainer.weights.megatron import reading
 from rdm_trainer.weights.megatron.arguments import model_of
-from rdm_trainer.weights.megatron.tensors import Placed, fused, placed
+from rdm_trainer.weights.megatron.tensors import Placed, blocks_of, fused, placed
 
 __all__ = ["TorchDistSource", "is_checkpoint"]
 
@@ -77,16 +77,15 @@ class TorchDistSource:
         names = ("embedding.word_embeddings.weight",)
         self._prefix = next((one for one in _PREFIXES if one + names[0] in self._sizes), "")
         kind = reading.kind_of((key.removeprefix(self._prefix) for key in self._sizes), where)
-        if kind != "gpt":
-            raise TrainerError(
-                f"{where} is of a T5, which is read only in Megatron's format torch; save it with "
-                "--ckpt-format torch."
-            )
-        self.model = model_of(arguments, str(where))
+        self.model = model_of(arguments, str(where), kind)
+        self._tokens = self.model.vocab_size + self.model.vocab_extra_ids
         self._by_name = {one.ours: self._found(one) for one in placed(self.model)}
         self._placed = {one.ours: one for one in placed(self.model)}
         self._require_layers()
         self._require_known()
+        bias = self._prefix + reading.HEAD_BIAS
+        if bias in self._sizes:
+            reading.refuse_bias(self._tensor(_Found(bias, None))[: self._tokens], where)
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter; a vocabulary's without padding."""
@@ -109,7 +108,7 @@ class TorchDistSource:
             return whole
         if one.matrices:
             return torch.stack(parts) if len(parts) > 1 else parts[0].unflatten(0, (one.matrices, -1))
-        return one.join([parts], self.model.vocab_size)
+        return one.join([parts], self._tokens)
 
     def _found(self, one: Placed) -> list[_Found]:
         """Return the tensors in the files that make up a parameter."""
@@ -120,7 +119,8 @@ class TorchDistSource:
             names = [[one.theirs], [fused(one.theirs)]]
         prefixes: list[tuple[str, int | None]] = [("", None)]
         if one.block is not None:
-            prefixes = [("decoder.layers.", one.block), (f"decoder.layers.{one.block}.", None)]
+            layers = f"{one.stack}.layers."
+            prefixes = [(layers, one.block), (f"{layers}{one.block}.", None)]
         for theirs in names:
             for prefix, block in prefixes:
                 keys = [f"{self._prefix}{prefix}{name}" for name in theirs]
@@ -153,21 +153,23 @@ class TorchDistSource:
 
     def _require_layers(self) -> None:
         """Reject files with another number of blocks than the arguments say: some would be left out."""
-        norm = self._by_name[f"{2 + self.model.layers - 1}.pre_mlp_layernorm.weight"][0]
-        if norm.block is None:
-            more = norm.key.replace(f".{self.model.layers - 1}.", f".{self.model.layers}.")
-            is_other = more in self._sizes
-        else:
-            is_other = self._sizes[norm.key][0] != self.model.layers
-        if is_other:
-            raise TrainerError(
-                f"{self.where} has other layers in its files than num_layers {self.model.layers}."
-            )
+        last = {one.stack: one for one in self._placed.values() if one.theirs == "pre_mlp_layernorm.weight"}
+        for stack, blocks in blocks_of(self.model).items():
+            norm = self._by_name[last[stack].ours][0]
+            if norm.block is None:
+                more = norm.key.replace(f".{blocks - 1}.", f".{blocks}.")
+                is_other = more in self._sizes
+            else:
+                is_other = self._sizes[norm.key][0] != blocks
+            if is_other:
+                raise TrainerError(
+                    f"{self.where} has other {stack} layers in its files than the {blocks} of its arguments."
+                )
 
     def _require_known(self) -> None:
         """Reject weights that no parameter here takes: the model is another one."""
         taken = {found.key for parts in self._by_name.values() for found in parts}
-        kinds = tuple(f"{self._prefix}{kind}." for kind in ("decoder", "mtp"))
+        kinds = tuple(f"{self._prefix}{kind}." for kind in ("embedding", "encoder", "decoder", "mtp"))
         for key in self._sizes:
             if key.startswith(kinds) and key not in taken and "_extra_state" not in key:
                 raise TrainerError(f"{self.where} has {key}, which models here have not.")
