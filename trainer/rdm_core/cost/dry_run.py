@@ -242,7 +242,7 @@ def _logits(config: Config) -> int:
 
     1. a chunk's logits and their gradient exist, and, unless compiled, fp32 copies and a mask;
     2. the chunk's gradient becomes that of the head, which is summed in fp32 if there are several chunks;
-    3. the backward pass scales the head's gradient and casts it back.
+    3. the backward pass scales the head's gradient and casts it back; the native engine's adds it to a sum.
 
     The gradient of the head's input exists all the time.
     """
@@ -256,8 +256,11 @@ def _logits(config: Config) -> int:
     # In fp32, there is no 16-bit copy.
     copies = 0 if optimisation.compile else 13 if width < 4 else 9
     chunk = size * rows * (2 * width + copies) + head * summed
-    head_s = size * rows * width + head * (width + summed)
-    scaled = head * (2 * summed + width if width < summed else 2 * width)
+    # In fp32, the product is added to the sum in place.
+    head_s = size * rows * width + head * (summed if width == summed else width + summed)
+    scaled = head * (summed or width)
+    if config.engine != "native":
+        scaled += head * (summed + width if width < summed else width)
     states = tokens * spec.hidden_size * width
     return max(chunk + states, head_s + states, scaled + 2 * states)
 

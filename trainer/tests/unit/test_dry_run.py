@@ -266,18 +266,23 @@ def test_time_follows_from_flops_and_bubble() -> None:
     assert seconds * (1 - found.bubble) == pytest.approx(useful)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+# A CPU, unlike a GPU, copies a 16-bit gradient to add it to the native engine's sum.
+@pytest.mark.parametrize(
+    ("engine", "precision"), [("deepspeed", "fp32"), ("deepspeed", "bf16"), ("native", "fp32")]
+)
 @pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(("tokens", "hidden"), [(256, 64), (64, 1024)])
 def test_the_loss_takes_the_memory_of_its_estimate(
-    precision: str, several: bool, monkeypatch: pytest.MonkeyPatch
+    engine: str, precision: str, several: bool, tokens: int, hidden: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
     from torch.profiler import ProfilerActivity, profile
 
     from rdm_core.cost import chunks
+    from rdm_trainer.distributed.gradient_sum import GradientSum
     from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
 
-    tokens, rows, hidden = 256, 4096, 64
+    rows = 4096
     if several:
         monkeypatch.setitem(chunks._ELEMENTS, False, tokens * rows // 4)
     config = from_dict(
@@ -290,14 +295,16 @@ def test_the_loss_takes_the_memory_of_its_estimate(
                 "vocab_size": rows,
             },
             "optimisation": {"micro_batch_size": 1, "precision": precision},
+            "engine": engine,
         }
     )
+    total = GradientSum(torch.zeros(rows, hidden), lambda: None) if engine == "native" else None
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     states = torch.randn(tokens, hidden, dtype=dtype, requires_grad=True)
     weight = torch.randn(rows, hidden, dtype=dtype, requires_grad=True)
     labels, mask = torch.randint(0, rows, (tokens,)), torch.ones(tokens)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        linear_cross_entropy(states, weight, labels, mask).backward()
+        linear_cross_entropy(states, weight, labels, mask, gradient_sum=total).backward()
     events = seen.profiler.kineto_results.events()
     peak = max(itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
     assert dry_run(config, 1).stages[0].memory.logits == pytest.approx(peak, rel=0.03)
