@@ -103,6 +103,26 @@ def interleaved(whole: Path, step: Path, blocks: list[list[list[int]]], **argume
 EIGHT = [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_stage_has_the_layers_that_megatron_core_gives_it() -> None:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    config = TransformerConfig(
+        num_layers=8,
+        hidden_size=32,
+        num_attention_heads=4,
+        pipeline_model_parallel_size=2,
+        virtual_pipeline_model_parallel_size=2,
+        pipeline_dtype=torch.float32,
+    )
+    first = [
+        [get_transformer_layer_offset(config, vp_stage=chunk, pp_rank=stage) for chunk in range(2)]
+        for stage in range(2)
+    ]
+    assert first == [[layers[0] for layers in chunks] for chunks in EIGHT]
+
+
 @pytest.mark.parametrize(
     ("name", "tensor", "blocks"),
     [
@@ -457,10 +477,14 @@ def test_from_and_to_megatron_on_the_command_line(tmp_path: Path) -> None:
     for arguments in (
         [str(tmp_path / "theirs"), str(tmp_path / "hf")],
         [str(tmp_path / "hf"), str(tmp_path / "back"), "--format", "megatron", "--pipeline", "2"],
+        [
+            *(str(tmp_path / "back"), str(tmp_path / "interleaved")),
+            *("--format", "megatron", "--pipeline", "2", "--virtual-pipeline", "2"),
+        ],
     ):
         with pytest.raises(SystemExit, match="0"):
             main(["export", *arguments])
-    same(open_source(tmp_path / "back"), source)
+    same(open_source(tmp_path / "interleaved"), source)
 
 
 def test_what_megatron_has_not_is_one_sentence(tmp_path: Path) -> None:

@@ -108,7 +108,11 @@ class MegatronSource:
         ]
         # The model's order: the first chunk of each stage, then the second.
         self._ranks = [[rank[chunk] for rank in ranks] for chunk in range(len(chunks)) for ranks in by_stage]
-        self._labels = [f"{chunk} of stage {stage}" for chunk in chunks for stage in range(pipeline)]
+        self._labels = [
+            f"stage {stage}" if len(chunks) == 1 else f"{chunk} of stage {stage}"
+            for chunk in chunks
+            for stage in range(pipeline)
+        ]
         self._first_blocks = {stack: self._bounds(stack) for stack in blocks_of(self.model)}
         for stack, blocks in blocks_of(self.model).items():
             if self._first_blocks[stack][-1] != blocks:
