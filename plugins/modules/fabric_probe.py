@@ -161,7 +161,7 @@ rails:
 """
 
 from ipaddress import IPv4Network
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
@@ -169,9 +169,14 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.node_error impo
 from ansible_collections.rdm.provision.plugins.module_utils.docker import container_program
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.docker.container_program import NotMeasuredError
-from ansible_collections.rdm.provision.plugins.module_utils.fabric import probe_script
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import packed, parse_nodes
 from ansible_collections.rdm.provision.plugins.module_utils.network.rails import in_subnet
+
+if TYPE_CHECKING:
+    # Ansible packs what it finds imported here. The module sends the program's source, and never imports it.
+    from ansible_collections.rdm.provision.plugins.module_utils.fabric import probe_script  # noqa: F401
+
+PROGRAM = "ansible_collections.rdm.provision.plugins.module_utils.fabric.probe_script"
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "node": {"type": "str", "required": True},
@@ -262,7 +267,7 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
     except DockerProblem as error:
         raise NotMeasuredError(str(error), "unknown") from error
     result = container_program.run(
-        docker, container, probe_script, container_program.pieces(settings), parameters["deadline"]
+        docker, container, PROGRAM, container_program.pieces(settings), parameters["deadline"]
     )
     if result["problem"]:
         raise NotMeasuredError("container {0}: {1}".format(container, result["problem"]), "running")

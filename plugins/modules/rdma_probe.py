@@ -200,7 +200,7 @@ def gather(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     except ValueError as error:
         raise NotMeasuredError(str(error), "running") from None
     arguments = [address, options["root"], str(len(options["rails"]) or 1)]
-    seen = container_program.run(docker, container, rdma_devices_script, arguments, _GATHER_S)
+    seen = container_program.run(docker, container, rdma_devices_script.__name__, arguments, _GATHER_S)
     reason = seen.pop("problem")
     jobs = find_running({"runtime": "container"}, options["cluster"], options["node"])
     if jobs and not reason:
@@ -217,7 +217,7 @@ def start(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     part = options["part"]
     mark = {rdma_pairs_script.MARK: str(part["run"])}
     container_program.start(
-        docker, options["container"], rdma_pairs_script, container_program.pieces(part), mark
+        docker, options["container"], rdma_pairs_script.__name__, container_program.pieces(part), mark
     )
     return {"reason": ""}
 
@@ -231,7 +231,7 @@ def collect(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     part = container_program.pieces(dict(options["part"], rounds=[], collect=options["wait"]))
     timeout = rdma_pairs_script.APPEARS + rdma_pairs_script.GREETING
     seconds = options["wait"] + timeout + _GATHER_S
-    found = container_program.run(docker, options["container"], rdma_pairs_script, part, seconds)
+    found = container_program.run(docker, options["container"], rdma_pairs_script.__name__, part, seconds)
     if "problem" in found:
         raise NotMeasuredError(str(found["problem"]), "running")
     words = "round {0} of {1}".format(max(found["round"], 1), found["of"])

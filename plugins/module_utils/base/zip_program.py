@@ -9,8 +9,6 @@ from __future__ import annotations
 import ast
 import base64
 import hashlib
-import importlib
-import inspect
 import io
 import sys
 import zipfile
@@ -70,22 +68,6 @@ def _files(collection: Path, importer: str, module: str, names: List[str]) -> Li
         what = " or ".join(sorted({one.replace("/", ".") for one in modules})) or module
         raise ImportError("{0} imports {1}.{2}, which does not exist".format(importer, COLLECTION, what))
     return found
-
-
-def source_of(name: str) -> str:
-    """Return a module's source, also from the archive that Ansible packs for a node.
-
-    Args:
-        name: its full name.
-
-    Raises:
-        ImportError: there is no such module, or it has no source.
-    """
-    module = importlib.import_module(name)
-    try:
-        return inspect.getsource(module)
-    except OSError:
-        raise ImportError("there is no source of {0}".format(name)) from None
 
 
 def zip_program(sources: Mapping[str, bytes], main: bytes) -> bytes:

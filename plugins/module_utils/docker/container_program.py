@@ -6,12 +6,12 @@ So the image needs no file of ours. This runs on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from typing import Any, Dict, List, Mapping, Sequence
 from urllib.parse import quote
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import source_of
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerError,
@@ -40,25 +40,34 @@ def pieces(settings: Mapping[str, Any]) -> List[str]:
     return [text[start : start + ARGUMENT_LENGTH] for start in range(0, len(text), ARGUMENT_LENGTH)]
 
 
-def command(program: Any, arguments: Sequence[str]) -> List[str]:
+def command(program: str, arguments: Sequence[str]) -> List[str]:
     """Return the command line of a program of ours.
 
     Args:
-        program: its module. The source comes from the import system, because Ansible ships it in a zip file.
+        program: the full name of its module. The source comes from the import system, because Ansible ships
+            it in a zip file. The module is not imported, since its own imports take long.
         arguments: its arguments.
+
+    Raises:
+        ImportError: there is no such module.
     """
-    return ["python3", "-I", "-S", "-c", source_of(program.__name__), *arguments]
+    spec = importlib.util.find_spec(program)
+    loader: Any = spec and spec.loader
+    source = loader and loader.get_source(program)
+    if not source:
+        raise ImportError("there is no source of {0}".format(program))
+    return ["python3", "-I", "-S", "-c", source, *arguments]
 
 
 def run(
-    docker: DockerAPI, container: str, program: Any, arguments: Sequence[str], seconds: float
+    docker: DockerAPI, container: str, program: str, arguments: Sequence[str], seconds: float
 ) -> Dict[str, Any]:
     """Run a program in a container and return the JSON object that it prints.
 
     Args:
         docker: the node's engine.
         container: its name.
-        program: the module.
+        program: the full name of its module.
         arguments: its arguments.
         seconds: its own timeout.
 
@@ -94,7 +103,7 @@ def run(
 def start(
     docker: DockerAPI,
     container: str,
-    program: Any,
+    program: str,
     arguments: Sequence[str],
     environment: Mapping[str, str],
 ) -> None:
@@ -103,7 +112,7 @@ def start(
     Args:
         docker: the node's engine.
         container: its name.
-        program: the module.
+        program: the full name of its module.
         arguments: its arguments.
         environment: further variables for it.
 

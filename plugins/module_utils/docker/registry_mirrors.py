@@ -15,10 +15,7 @@ import json
 import os
 import re
 import signal
-import ssl
 import time
-import urllib.error
-import urllib.request
 from typing import Any, Dict, List, Sequence
 from urllib.parse import urlsplit
 
@@ -96,6 +93,11 @@ def recorded(configuration: str) -> Json:
 
 def unreachable(url: str) -> str:
     """Return why a mirror cannot be used, as a part of a sentence; "" if it answers as a registry."""
+    # Most nodes have no mirror, and these imports are slow.
+    import ssl
+    import urllib.error
+    import urllib.request
+
     parts = urlsplit(url)
     context = None
     if parts.scheme == "https":

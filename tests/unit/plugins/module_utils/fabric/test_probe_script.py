@@ -200,6 +200,8 @@ case "$*" in
     *127.0.0.3*) echo 'root@127.0.0.3: Permission denied (publickey).' >&2; exit 255 ;;
     *127.0.0.4*) [ "$(grep -c 127.0.0.4 "$0.calls")" -ge 2 ] || { echo 'refused' >&2; exit 255; } ;;
     *127.0.0.6*) sleep 3 ;;
+    *KexAlgorithms*127.0.0.7*) echo 'Unable to negotiate: no matching key exchange method' >&2; exit 255 ;;
+    *127.0.0.7*) exit 0 ;;
     *) exec sleep 60 ;;
 esac
 """
@@ -240,6 +242,11 @@ def test_ssh_logs_in_and_what_it_says_is_reported(ssh: Path, sshd: int) -> None:
     calls = ssh.read_text().splitlines()
     assert sum("127.0.0.3" in call for call in calls) == 1, "who is refused does not try again"
     assert all("BatchMode=yes" in call and f"-p {sshd}" in call for call in calls)
+
+
+def test_an_sshd_without_the_cheap_key_exchange_gets_ssh_s_own(ssh: Path, sshd: int) -> None:
+    assert measure(login=["127.0.0.7"], port=sshd, timeout=0.0, peers=[])["login"] == {"127.0.0.7": ""}
+    assert ["KexAlgorithms" in call for call in ssh.read_text().splitlines()] == [True, False]
 
 
 def test_a_login_on_a_busy_node_may_outlast_the_timeout_and_not_the_deadline(ssh: Path, sshd: int) -> None:
