@@ -22,22 +22,22 @@ PROGRAM = "rdm-trainer"
 # Verb → (file and name of its command, its line in --help). In the order of the help.
 VERBS: dict[str, tuple[str, str]] = {
     "config": ("config:config", "Check a configuration and print it with every key."),
-    "dry-run": ("dry_run:dry_run", "Say what a job needs, and whether it fits, without any GPU."),
-    "tune": ("tune:tune", "Say which layout is the fastest on given GPUs."),
+    "dry-run": ("dry_run:dry_run", "Compute what a job needs, and whether it fits, without any GPU."),
+    "tune": ("tune:tune", "Find the layout that is the fastest on given GPUs."),
     "profile": ("profile:profile", "Measure what layers, optimiser and links take, for tune."),
     "preprocess": ("preprocess:preprocess", "Turn text into the tokens that training reads."),
-    "data": ("data:data", "Look into data sets and fetch them."),
+    "data": ("data:data", "Inspect, merge and download data sets."),
     "train": ("train:train", "Train. Launchers start this once per device."),
     "finetune": ("finetune:finetune", "Fine-tune a published model. Launchers start this once per device."),
     "rendezvous": (
         "rendezvous:rendezvous",
-        "Let hosts that know no inventory find each other, and run a command.",
+        "Let hosts without an inventory find each other, and run a command.",
     ),
-    "checkpoint": ("checkpoint:checkpoint", "Look into checkpoints, and repair them."),
+    "checkpoint": ("checkpoint:checkpoint", "List, verify and repair checkpoints."),
     "export": ("weights:export", "Write a checkpoint's weights for Hugging Face or Megatron."),
     "import": ("weights:import_", "Write the configuration that trains a published model."),
-    "generate": ("weights:generate", "Let a checkpoint or a published model go on with a text."),
-    "log": ("log:log", "Say what the logs of a training say, anybody's."),
+    "generate": ("weights:generate", "Continue a text with a checkpoint or a published model."),
+    "log": ("log:log", "Summarise the logs of a training, ours or others'."),
     "report": ("report:report", "Make one HTML page of what jobs wrote, or compare them."),
     "job": ("job:job", "Start, watch and stop a job on this node; speaks JSON."),
 }
@@ -155,7 +155,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _report(arguments: Sequence[str], problems: Sequence[str], see: str = "") -> None:
-    """Say what is wrong: as JSON when that was asked for, else one line each on stderr."""
+    """Print what is wrong: as JSON if that was requested, else one line each on stderr."""
     if "--json" in arguments:
         click.echo(json.dumps({"ok": False, "problems": list(problems)}, indent=2, ensure_ascii=False))
         return

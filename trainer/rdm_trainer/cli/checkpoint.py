@@ -22,10 +22,10 @@ __all__ = ["checkpoint"]
 
 @click.group()
 def checkpoint() -> None:
-    """Look into a checkpoints directory, and put it right.
+    """List, verify and repair the checkpoints of a directory.
 
     DIRECTORY is `checkpoints/` of a job, or the job's directory. On disks that nodes do not share, each node
-    has its part: these verbs see one. A training that goes on sees all, and needs none of them.
+    has its part, and these verbs see one of them. A training that resumes sees all, and needs no verb.
     """
 
 
@@ -197,7 +197,7 @@ def repair(directory: Path, as_json: bool, iteration: int | None) -> int:
 @checkpoint.command(hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def convert(arguments: tuple[str, ...]) -> int:  # noqa: ARG001
-    """Say what took the place of this verb of earlier releases."""
+    """Print what replaces this verb of earlier releases."""
     raise TrainerError(
         "Checkpoints are no longer converted: a training reads them in every layout as they are; leave this "
         "command out."

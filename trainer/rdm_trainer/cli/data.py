@@ -18,7 +18,7 @@ __all__ = ["data"]
 
 @click.group()
 def data() -> None:
-    """Look into data sets and fetch them."""
+    """Inspect, merge and download data sets."""
 
 
 @data.command()
@@ -41,7 +41,7 @@ def info(
     tokenizer_file: str | None,
     as_json: bool,
 ) -> None:
-    """Say what the data set PREFIX.bin and PREFIX.idx holds, and what is odd about it."""
+    """Print what the data set PREFIX.bin and PREFIX.idx contains, and what is unusual."""
     import dataclasses
     import json
 
@@ -98,7 +98,7 @@ def _print(report: Report) -> None:
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--output-prefix", required=True, type=click.Path(path_type=Path), metavar="PREFIX")
 def merge(prefixes: tuple[Path, ...], output_prefix: Path) -> None:
-    """Put data sets behind one another."""
+    """Concatenate data sets."""
     from rdm_trainer.data.indexed_dataset import IndexedDataset
     from rdm_trainer.data.indexed_dataset import merge as put_together
 
@@ -131,7 +131,7 @@ def _checksum(_context: click.Context, _option: click.Parameter, values: tuple[s
     help="A checksum for a file that nobody publishes one for.",
 )
 def download(name: str, directory: Path, mirror: str | None, checksums: dict[str, str]) -> None:
-    """Fetch a text, a data set or a vocabulary. Broken off, it goes on where it was.
+    """Download a text, a data set or a vocabulary. After an interruption it resumes.
 
     \b
     demo-corpus  Shakespeare's and Milton's works as JSON lines, 11 MB

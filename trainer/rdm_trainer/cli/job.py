@@ -21,14 +21,14 @@ __all__ = ["job"]
 def job() -> None:
     """Start, watch and stop jobs on this node.
 
-    `rdm-provision train` asks for this in each node's container. CHECK and START read a request from standard
-    input; every verb answers with one JSON object.
+    `rdm-provision train` runs these verbs in each node's container. CHECK and START read a request from
+    standard input; every verb prints one JSON object.
     """
 
 
 @job.command()
 def check() -> int:
-    """Say what stands in the way of the job that standard input describes."""
+    """Print what prevents the job that standard input describes."""
 
     def work() -> dict[str, Any]:
         from rdm_job.check import check
@@ -66,7 +66,7 @@ def revive() -> int:
 @click.argument("name")
 @click.option("--wait", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait for news.")
 def state(name: str, wait: float) -> int:
-    """Say how the job NAME is."""
+    """Print the state of the job NAME."""
 
     def work() -> dict[str, Any]:
         from rdm_job.verbs import state
@@ -180,7 +180,7 @@ def again(directory: Path) -> int:
 @job.command()
 @click.argument("name")
 def report(name: str) -> int:
-    """Return what this node's files of the job NAME tell a report."""
+    """Return this node's data for a report of the job NAME."""
 
     def work() -> dict[str, Any]:
         from rdm_job.verbs import report
@@ -210,7 +210,7 @@ def remove(names: tuple[str, ...], dry_run: bool, look: bool) -> int:
 
 @job.command(name="list")
 def list_() -> int:
-    """Say how all jobs of this node are."""
+    """Print the states of all jobs of this node."""
 
     def work() -> dict[str, Any]:
         from rdm_job.verbs import jobs
