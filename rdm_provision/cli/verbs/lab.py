@@ -77,7 +77,7 @@ def lab() -> None:
 Examples:
   rdm-provision lab up
   rdm-provision lab up --nodes 8               make it, or let it grow
-  rdm-provision lab up --name two --nodes 2    a second lab beside it
+  rdm-provision lab up --name two --nodes 2    a second lab
   rdm-provision lab up --rails 2               two fabrics, and containers on both
   rdm-provision lab up --driver sriov          with stand-ins for virtual functions
   rdm-provision lab up --hardware vm -n 2      virtual machines, and virtual functions that are real

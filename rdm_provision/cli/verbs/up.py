@@ -31,10 +31,10 @@ Examples:
 def up(options: Options, recheck: bool) -> int:
     """Bring the cluster up.
 
-    Looks at every node first and refuses, with all problems at once, before anything is changed. Then, where
-    something is not as it should be: images, SR-IOV plugin, network, MY_IP, containers, hostfile; and a check
-    of the fabric. A second run changes nothing. A container in which a training job runs is not recreated or
-    restarted: that is refused.
+    Gathers facts from every node first, and refuses with all problems at once, before anything is changed.
+    Then works on what is not as it should be: images, SR-IOV plugin, network, MY_IP, containers, hostfile;
+    and measures the fabric. A second run changes nothing. A container in which a training job runs is not
+    recreated or restarted: that is refused.
     """
     cluster = options.cluster()
     result = options.carry_out_and_report(
