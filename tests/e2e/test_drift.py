@@ -11,51 +11,47 @@ from tests.e2e.product import ADDRESSES, NODES, Lab, changed
 
 # Each: the node, the change, what the check reports, and in which phase.
 Plant = tuple[str, str, str, str]
-ROUNDS: dict[str, list[Plant]] = {
-    "files, an image and what a container holds": [
-        ("n1", "echo stray >> /etc/rdm/nodes", "/etc/rdm/nodes has changed", "my_ip"),
-        ("n1", "chmod 666 /etc/rdm/env", "/etc/rdm/env has changed", "my_ip"),
-        ("n1", "rm /etc/rdm/job/hostfile", "/etc/rdm/job/hostfile is missing", "hostfile"),
-        ("n1", "chmod 644 /etc/rdm/ssh/id_ed25519", "/etc/rdm/ssh/id_ed25519 has changed", "container"),
-        ("n2", "sed -i /MY_IP/d /etc/environment", "MY_IP in /etc/environment", "my_ip"),
-        ("n2", "echo no >> /etc/rdm/ssh/config", "/etc/rdm/ssh/config has changed", "container"),
-        ("n2", "chown 1 /etc/rdm/ssh/id_ed25519", "/etc/rdm/ssh/id_ed25519 has changed", "container"),
-        ("n2", "chmod 700 /etc/rdm/job", "/etc/rdm/job has changed", "hostfile"),
-        (
-            "n2",
-            "docker exec rdm sh -c 'grep -v n3 /etc/hosts > /tmp/hosts; cat /tmp/hosts > /etc/hosts'",
-            "the container rdm (names of nodes) has changed",
-            "container",
-        ),
-        (
-            "n3",
-            "docker commit rdm stray:1; docker tag stray:1 rdm-lab/cpu:1",
-            "the image rdm-lab/cpu:1 has changed",
-            "images",
-        ),
-    ],
-    "containers": [
-        ("n1", "docker stop -t 1 rdm", "the container rdm is exited, not running", "container"),
-        ("n2", "docker pause rdm", "the container rdm is paused, not running", "container"),
-        ("n3", "docker rm -f rdm", "the container rdm is missing", "container"),
-    ],
-    "settings and what a container needs": [
-        (
-            "n1",
-            "docker update --restart=no --cpus=1 rdm",
-            "the container rdm (limits and devices) has changed",
-            "container",
-        ),
-        (
-            "n2",
-            "docker network create --driver bridge other && docker network connect other rdm",
-            "the container rdm (networks) has changed",
-            "container",
-        ),
-        ("n3", "docker rm -f rdm; docker network rm ibnet", "the network ibnet is missing", "network"),
-        ("n3", "docker rmi -f rdm-lab/cpu:1", "the image rdm-lab/cpu:1 is missing", "images"),
-    ],
-}
+HELD: list[Plant] = [
+    ("n1", "echo stray >> /etc/rdm/nodes", "/etc/rdm/nodes has changed", "my_ip"),
+    ("n1", "chmod 666 /etc/rdm/env", "/etc/rdm/env has changed", "my_ip"),
+    ("n1", "rm /etc/rdm/job/hostfile", "/etc/rdm/job/hostfile is missing", "hostfile"),
+    ("n1", "chmod 644 /etc/rdm/ssh/id_ed25519", "/etc/rdm/ssh/id_ed25519 has changed", "container"),
+    (
+        "n1",
+        "docker update --restart=no --cpus=1 rdm",
+        "the container rdm (limits and devices) has changed",
+        "container",
+    ),
+    ("n2", "sed -i /MY_IP/d /etc/environment", "MY_IP in /etc/environment", "my_ip"),
+    ("n2", "echo no >> /etc/rdm/ssh/config", "/etc/rdm/ssh/config has changed", "container"),
+    ("n2", "chown 1 /etc/rdm/ssh/id_ed25519", "/etc/rdm/ssh/id_ed25519 has changed", "container"),
+    ("n2", "chmod 700 /etc/rdm/job", "/etc/rdm/job has changed", "hostfile"),
+    (
+        "n2",
+        "docker exec rdm sh -c 'grep -v n3 /etc/hosts > /tmp/hosts; cat /tmp/hosts > /etc/hosts'",
+        "the container rdm (names of nodes) has changed",
+        "container",
+    ),
+    (
+        "n3",
+        "docker commit rdm stray:1; docker tag stray:1 rdm-lab/cpu:1",
+        "the image rdm-lab/cpu:1 has changed",
+        "images",
+    ),
+    (
+        "n3",
+        "docker network create --driver bridge other && docker network connect other rdm",
+        "the container rdm (networks) has changed",
+        "container",
+    ),
+]
+GONE: list[Plant] = [
+    ("n1", "docker stop -t 1 rdm", "the container rdm is exited, not running", "container"),
+    ("n2", "docker pause rdm", "the container rdm is paused, not running", "container"),
+    ("n3", "docker rm -f rdm", "the container rdm is missing", "container"),
+    ("n3", "docker network rm ibnet", "the network ibnet is missing", "network"),
+    ("n3", "docker rmi -f rdm-lab/cpu:1", "the image rdm-lab/cpu:1 is missing", "images"),
+]
 CLEAN_UP = "docker network disconnect -f other rdm; docker network rm other; docker rmi -f stray:1"
 
 
@@ -83,47 +79,48 @@ def done(result: Any, phase: str = "") -> set[tuple[str, str, str]]:
     }
 
 
-@pytest.mark.parametrize("name", ROUNDS)
-def test_manual_changes_are_found_and_repaired(right: Lab, name: str) -> None:
-    touched = {node for node, _, _, _ in ROUNDS[name]}
-    for node, script, _, _ in ROUNDS[name]:
+def repaired(right: Lab, plants: list[Plant], *arguments: str) -> Any:
+    """Make changes by hand, and let a run repair what a check has found; return the run's result."""
+    touched = {node for node, _, _, _ in plants}
+    for node, script, _, _ in plants:
         right.on(node, "sh", "-c", script)
-    predicted = right.json("check", "--exit-code", expect=1)
-    result = right.json("up")
+    predicted = right.json("check", "--exit-code", *arguments, expect=1)
+    result = right.json("up", *arguments)
     # Two roles that are responsible for the same change both predict it, and the first one makes it.
     assert done(result) <= done(predicted)
     assert done(result, "container") == done(predicted, "container")
     assert changed(result) == changed(predicted)
-    for node, _, sentence, phase in ROUNDS[name]:
+    for node, _, sentence, phase in plants:
         assert any(reason.startswith(sentence) for reason in reasons(result, node, phase)), (
             node,
             result["work"],
         )
     assert set(result["work"]) == touched
     assert set(changed(result)) <= touched
-    # The next round's check shows that nothing is left to do: it finds only that round's changes.
     assert [right.container(node) for node in NODES] == ["running"] * 3
+    return result
+
+
+def test_what_nodes_and_containers_hold_is_found_and_repaired(right: Lab) -> None:
+    """Also an older export, on request, and a digest of another version, which is only checked."""
+    right.on("n2", "sh", "-c", "echo 'export MY_IP=10.9.9.9' >> /home/rdm/.bashrc")
+    right.on("n3", "sed", "-i", r's/"hostfile": "[0-9a-f-]*"/"hostfile": "0"/', "/etc/rdm/state.json")
+    shell = ("n2", "su", "-", "rdm", "-c", "bash -ic 'printenv MY_IP'")
+    assert right.on(*shell).split() == ["10.9.9.9"]
+    result = repaired(right, HELD, "-e", "my_ip_repair_strays=true")
+    assert any("sets MY_IP to 10.9.9.9, which wins" in reason for reason in reasons(result, "n2", "my_ip"))
+    assert right.on(*shell).split() == [ADDRESSES["n2"]]
+    assert reasons(result, "n3", "hostfile")
+    assert {phase for node, phase, _ in done(result) if node == "n3"} == {"images", "container"}
     assert right.on("n2", "stat", "--format", "%U", "/etc/rdm/ssh/id_ed25519").strip() == "root"
 
 
-def test_repaired_nodes_are_in_sync(right: Lab) -> None:
-    again = right.json("check", "--exit-code")
-    assert again["in_sync"], again["nodes"]
-    assert again["work"] == {}
+def test_what_is_gone_is_found_and_repaired(right: Lab) -> None:
+    # The other value of my_ip_repair_strays is no change of a node: only these changes are found.
+    repaired(right, GONE)
 
 
-def test_an_older_export_goes_on_request_and_another_versions_digests_are_checked(right: Lab) -> None:
-    right.on("n2", "sh", "-c", "echo 'export MY_IP=10.9.9.9' >> /home/rdm/.bashrc")
-    # As left by another version, with other digests.
-    right.on("n2", "sed", "-i", r's/"hostfile": "[0-9a-f-]*"/"hostfile": "0"/', "/etc/rdm/state.json")
-    shell = ("n2", "su", "-", "rdm", "-c", "bash -ic 'printenv MY_IP'")
-    assert right.on(*shell).split() == ["10.9.9.9"]
-    result = right.json("up", "-e", "my_ip_repair_strays=true")
-    assert any("sets MY_IP to 10.9.9.9, which wins" in reason for reason in reasons(result, "n2", "my_ip"))
-    assert [node for node in NODES if reasons(result, node, "hostfile")] == ["n2"]
-    assert {(node, phase) for node, phase, _ in done(result)} == {("n2", "my_ip")}
-    assert right.on(*shell).split() == [ADDRESSES["n2"]]
-    # The variable's other value is no change of a node, either.
+def test_a_recheck_of_repaired_nodes_finds_nothing(right: Lab) -> None:
     result = right.json("up", "--recheck")
     assert {node: set(roles) for node, roles in result["work"].items()} == {
         node: {"docker_engine", "images", "network", "my_ip", "container", "hostfile"} for node in NODES
@@ -135,7 +132,7 @@ def test_a_state_file_is_only_for_its_owner(right: Lab) -> None:
     assert right.on("n1", "stat", "--format", "%a %U", "/etc/rdm/state.json").split() == ["600", "root"]
 
 
-def test_parts_that_are_to_be_absent_are_taken_away_once_and_disturb_no_other(right: Lab) -> None:
+def test_parts_go_once_and_come_back_where_their_node_does_not_fail(right: Lab) -> None:
     started = [right.container(node, "{{.State.StartedAt}}") for node in NODES]
     files = {"hostfile": "/etc/rdm/job/hostfile", "my_ip": "/etc/rdm/nodes"}
     assert all(right.there("n2", path) for path in files.values())
@@ -144,63 +141,34 @@ def test_parts_that_are_to_be_absent_are_taken_away_once_and_disturb_no_other(ri
     assert changed(result) == list(NODES)
     assert {phase for _, phase, _ in done(result)} == set(files)
     assert not any(right.there("n2", path) for path in files.values())
-    again = right.json("up", *absent)
-    assert (changed(again), again["work"]) == ([], {})
-    assert [right.container(node, "{{.State.StartedAt}}") for node in NODES] == started
-    result = right.json("up")
-    assert changed(result) == list(NODES)
-    assert {phase for _, phase, _ in done(result)} == set(files)
+    again = right.json("check", "--exit-code", *absent)
+    assert (again["in_sync"], again["work"]) == (True, {}), again["nodes"]
 
-
-def test_one_node_that_fails_leaves_the_others_work_done(right: Lab) -> None:
-    right.on("n2", "sh", "-c", "rm -r /etc/rdm/nodes; mkdir /etc/rdm/nodes")
-    right.on("n3", "rm", "/etc/rdm/job/hostfile")
+    right.on("n2", "mkdir", "/etc/rdm/nodes")
     try:
         result = right.json("up", expect=1)
         assert result["failed"] == ["n2"]
-        assert changed(result) == ["n3"]
-        assert right.there("n3", "/etc/rdm/job/hostfile")
+        assert changed(result) == ["n1", "n3"]
+        for node in ("n1", "n3"):
+            assert {phase for name, phase, _ in done(result) if name == node} == set(files)
+            assert all(right.there(node, path) for path in files.values())
         assert result["fabric"] is not None
     finally:
         right.on("n2", "rm", "-rf", "/etc/rdm/nodes")
-    assert changed(right.json("up")) == ["n2"]
+    result = right.json("up")
+    assert changed(result) == ["n2"]
+    assert {phase for _, phase, _ in done(result)} == set(files)
+    assert [right.container(node, "{{.State.StartedAt}}") for node in NODES] == started
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--start-at-task", "Write the hostfile"], "leave out --start-at-task"),
-        (["--skip-tags", "preflight"], "leave out --skip-tags"),
-    ],
-)
-def test_a_run_that_gathered_nothing_is_refused_in_a_sentence(
-    right: Lab, arguments: list[str], sentence: str
-) -> None:
-    site = ["ansible-playbook", "rdm.provision.site", "--inventory", str(right.inventory)]
-    done = right.product.run(*site, *arguments, expect=4)
-    assert sentence in " ".join((done.stdout + done.stderr).split())
-    assert "changed: [" not in done.stdout
-
-
-def test_ansibles_own_options_work(right: Lab) -> None:
-    options = ["--limit", "n2,n3", "--forks", "1", "--skip-tags", "verify"]
-    site = ["ansible-playbook", "rdm.provision.site", "--inventory", str(right.inventory)]
-    shown = right.product.run(*site, *options, ANSIBLE_STRATEGY="free").stdout
-    recap = {line.split()[0]: line.split() for line in shown.splitlines() if "unreachable=" in line}
-    assert sorted(recap) == ["n2", "n3"]
-    assert all(
-        {"changed=0", "unreachable=0", "failed=0", "skipped=0"} <= set(line) for line in recap.values()
-    )
-
-
-def playbook(right: Lab, *arguments: str) -> tuple[dict[str, str], dict[str, bool]]:
+def playbook(right: Lab, name: str, *arguments: str) -> tuple[dict[str, str], dict[str, bool]]:
     """Run ``ansible-playbook`` as its user, with a strategy that is not ours.
 
     Returns:
         Task -> its output, and node -> whether the run has changed something there, or would have.
     """
-    site = ["ansible-playbook", "rdm.provision.site", "--inventory", str(right.inventory)]
-    shown = right.product.run(*site, *arguments, ANSIBLE_STRATEGY="free").stdout
+    run = ["ansible-playbook", name, "--inventory", str(right.inventory), *arguments]
+    shown = right.product.run(*run, ANSIBLE_STRATEGY="free").stdout
     # Whatever the strategy is set to, the plan is made once.
     assert shown.count("TASK [rdm.provision.preflight : Check the nodes and write the plan]") == 1
     tasks = dict(text.split("]", 1) for text in shown.split("TASK [rdm.provision.")[1:])
@@ -219,14 +187,14 @@ def standing(right: Lab) -> list[str]:
     return [right.on(node, "sh", "-c", ours) for node in NODES]
 
 
-def test_ansibles_own_options_work_where_there_is_work_to_do(right: Lab) -> None:
+def test_ansibles_own_options_work_also_for_an_importing_playbook_with_variables(right: Lab) -> None:
     hostfile = right.on("n1", "cat", "/etc/rdm/job/hostfile").splitlines()
     right.on("n1", "rm", "/etc/rdm/job/hostfile")
     right.on("n2", "sh", "-c", "echo stray >> /etc/rdm/nodes")
     right.on("n3", "docker", "rm", "--force", "rdm")
     before = standing(right)
 
-    tasks, touched = playbook(right, "--check", "--diff")
+    tasks, touched = playbook(right, "rdm.provision.site", "--check", "--diff")
     assert touched == dict.fromkeys(NODES, True)
     shown = tasks["hostfile : Write the hostfile"]
     assert {"changed: [n1]", *(f"+{line}" for line in hostfile)} <= set(shown.splitlines())
@@ -237,36 +205,20 @@ def test_ansibles_own_options_work_where_there_is_work_to_do(right: Lab) -> None
     assert '-    "exists": false' in shown
     assert standing(right) == before
 
-    _, touched = playbook(right, "--limit", "n1,n2")
+    play = "mine.yml"
+    (right.product.directory / play).write_text(
+        "- import_playbook: rdm.provision.site\n  vars: {container_env: {NOTE: from the playbook}}\n",
+        encoding="utf-8",
+    )
+    _, touched = playbook(right, play, "--limit", "n1,n2", "--forks", "1")
     assert touched == {"n1": True, "n2": True}
     assert "stray" not in right.on("n2", "cat", "/etc/rdm/nodes")
     assert right.on("n1", "cat", "/etc/rdm/job/hostfile").splitlines() == hostfile
     assert standing(right)[2] == before[2]
 
-    _, touched = playbook(right)
+    _, touched = playbook(right, play, "--skip-tags", "verify")
     assert touched == {"n1": False, "n2": False, "n3": True}
+    assert ["NOTE=from the playbook" in right.container(node, "{{.Config.Env}}") for node in NODES] == [
+        True
+    ] * 3
     assert right.container("n3") == "running"
-
-
-def test_serial_is_refused_with_a_sentence(right: Lab) -> None:
-    play = right.product.directory / "serial.yml"
-    play.write_text(
-        "- hosts: master:workers\n  gather_facts: false\n  become: true\n  serial: 1\n"
-        "  roles: [rdm.provision.preflight]\n",
-        encoding="utf-8",
-    )
-    done = right.product.run("ansible-playbook", play, "--inventory", right.inventory, expect=2)
-    assert "serial makes this play take 1 of 3 hosts at a time" in " ".join(done.stdout.split())
-
-
-def test_variables_given_to_the_imported_playbook_are_planned_with(right: Lab) -> None:
-    play = right.product.directory / "mine.yml"
-    play.write_text(
-        "- import_playbook: rdm.provision.site\n  vars: {container_env: {NOTE: from the playbook}}\n",
-        encoding="utf-8",
-    )
-    limited = ("ansible-playbook", play, "--inventory", right.inventory, "--limit", "n2")
-    right.product.run(*limited)
-    assert "NOTE=from the playbook" in right.container("n2", "{{.Config.Env}}")
-    shown = right.product.run(*limited).stdout
-    assert shown.count("changed=0") == 1

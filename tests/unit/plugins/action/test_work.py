@@ -1,8 +1,10 @@
-"""What a run writes in the container's call on simulated nodes, and what it writes in separate tasks."""
+"""The work of a run on simulated nodes, in one call or in separate tasks; and runs that gathered nothing."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import pytest
 
 from benchmarks.simulated.node import Node
 from tests.simulated_cluster import Cluster
@@ -51,3 +53,35 @@ def test_a_line_of_others_that_sets_another_address_is_work_on_request(tmp_path:
     assert cluster.playbook().expect(0).calls[FILES] == 0
     repaired = cluster.playbook("site", "-e", "my_ip_repair_strays=true").expect(0)
     assert (repaired.calls[FILES], repaired.calls[CONTAINER]) == (2, 0)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    return Cluster(tmp_path_factory.mktemp("nodes") / "cluster", 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--start-at-task", "Write the hostfile"), "leave out --start-at-task"),
+        (("--skip-tags", "preflight"), "leave out --skip-tags"),
+    ],
+)
+def test_a_run_that_gathered_nothing_is_refused_in_a_sentence(
+    bare: Cluster, arguments: tuple[str, str], sentence: str
+) -> None:
+    refused = bare.playbook("site", *arguments).expect(4)
+    assert sentence in " ".join(refused.output.split())
+    assert (refused.changed, refused.calls) == ([], {})
+
+
+def test_serial_is_refused_with_a_sentence(bare: Cluster, tmp_path: Path) -> None:
+    play = tmp_path / "serial.yml"
+    play.write_text(
+        "- hosts: master:workers\n  gather_facts: false\n  become: true\n  serial: 1\n"
+        "  roles: [rdm.provision.preflight]\n",
+        encoding="utf-8",
+    )
+    refused = bare.playbook(play).expect(2)
+    assert "serial makes this play take 1 of 3 hosts at a time" in " ".join(refused.output.split())
+    assert (refused.changed, refused.calls) == ([], {})
