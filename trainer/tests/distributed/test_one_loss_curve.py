@@ -177,6 +177,7 @@ SHARDED = {**NATIVE, **TENSOR, "parallel.sequence_parallel": True}
 MOE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "ep 2, checkpointing": {**EXPERT, **FULL},
+        "ep 2, all offloaded": {**EXPERT, **ALL_OFFLOADED},
         "native, interleaved": INTERLEAVED,
         "native, cp 2": CONTEXT,
         "native, cp 2, ep 2, checkpointing": {**CONTEXT, **EXPERT, **FULL},
