@@ -60,6 +60,8 @@ class Stage:
     in_flight: int
     """Forward passes whose activations it keeps at once; with virtual stages, each is through one chunk."""
     memory: Memory
+    host: int
+    """Bytes of the host's memory that one of its ranks needs at least for what is offloaded."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ def dry_run(config: Config, world_size: int) -> Report:
                 parameters=sum(layer.total for layer in _held(layers)),
                 in_flight=in_flight,
                 memory=stage_memory(config, layers, data, in_flight, last=index == parallel.pipeline - 1),
+                host=_host_memory(config, layers, data),
             )
         )
     step = flops.flops_per_sample(config.spec) * optimisation.global_batch_size
@@ -208,19 +211,35 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
         last: It is the last stage, which computes the loss.
     """
     parallel = config.parallel
-    axes, held = (parallel.tensor, parallel.expert), _held(layers)
-    experts = sum(layer.own_experts(*axes) for layer in held)
-    others = sum(layer.own(*axes) for layer in held) - experts
-    replicas = zero_replicas(config, data * parallel.context)
-    states = map(_states, (config, config), (others, experts), replicas)
+    own, replicas = _own(config, layers), zero_replicas(config, data * parallel.context)
+    states = map(_states, (config, config), own, replicas)
     weights, gradients, optimiser = map(sum, zip(*states, strict=True))
     if parallel.offload_parameters != "none":
-        largest = max(layer.own(*axes) for layer in held)
-        weights = min(experts + others, max(largest, _MOST_GATHERED)) * _width(config)
+        largest = max(layer.own(parallel.tensor, parallel.expert) for layer in layers)
+        weights = min(sum(own), max(largest, _MOST_GATHERED)) * _width(config)
     activations = _activations(config, layers, in_flight)
     logits = _logits(config) if last else 0
     buffers = _RUNTIME_BYTES + sum(_fp8_copies(config, layer.name) for layer in layers)
     return Memory(weights, gradients, optimiser, activations, logits, buffers)
+
+
+def _own(config: Config, layers: list[LayerSize]) -> tuple[int, int]:
+    """Return the parameters of a stage that one of its ranks has: of ordinary weights, and of experts."""
+    axes, held = (config.parallel.tensor, config.parallel.expert), _held(layers)
+    experts = sum(layer.own_experts(*axes) for layer in held)
+    return sum(layer.own(*axes) for layer in held) - experts, experts
+
+
+def _host_memory(config: Config, layers: list[LayerSize], data: int) -> int:
+    """Return the bytes of the host's memory that a rank needs at least for what is offloaded.
+
+    The optimiser has an fp32 copy, its gradient and two moments.
+    """
+    parallel = config.parallel
+    each = 16 if parallel.offload_optimizer != "none" else 0
+    each += _width(config) if parallel.offload_parameters != "none" else 0
+    replicas = zero_replicas(config, data * parallel.context)
+    return sum(each * own // count for own, count in zip(_own(config, layers), replicas, strict=True))
 
 
 def _fp8_copies(config: Config, name: str) -> int:

@@ -108,6 +108,8 @@ def _show(job: Config, report: Report, accelerator: Accelerator | None) -> None:
 
 
 def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iterator[tuple[str, str]]:
+    from rdm_core.cost.dry_run import GIB
+
     model, parallel = job.model, job.parallel
     layers = str(model.layers) if model.kind != "t5" else f"{model.layers} + {model.decoder_blocks}"
     yield (
@@ -146,6 +148,8 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
         compute += f" and {_scaled(report.recomputed_flops_per_step, 'FLOP')} of recomputation"
     bubble = f", pipeline bubble {report.bubble:.1%}" if report.pipeline > 1 else ""
     yield "compute", f"{compute}, {report.iterations:,} steps{bubble}"
+    if host := report.peak.host:
+        yield "offloaded", f"at least {host / GIB:,.2f} GiB of the host's memory for each GPU"
     if accelerator is not None:
         yield "time", _time(report, accelerator)
 

@@ -136,6 +136,17 @@ def test_dry_run_shows_stages_and_the_verdict(
     assert "engine deepspeed" in " ".join(out.split())
 
 
+def test_dry_run_says_what_of_the_hosts_memory_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = "launcher={nodes: 1, devices_per_node: 1}"
+    keys = ("engine=deepspeed", "parallel={pipeline: 1, data: 1, partition: even}", nodes)
+    out = run(capsys, "dry-run", XL, "--gpu", "A10", *keys)[1]
+    assert re.search(r"parallel\.offload_optimizer=cpu: [\d.]+ GiB", out)
+    assert "of the host's memory" not in out
+    out = run(capsys, "dry-run", XL, *keys, "parallel.offload_optimizer=cpu")[1]
+    # 1.56e9 parameters, 16 bytes each.
+    assert "at least 23.2" in out
+
+
 def test_dry_run_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "dry-run", str(CONFIGS / "t5-23b.yaml"), "--gpu", "A10")
     assert code == 1

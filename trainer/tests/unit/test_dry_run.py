@@ -9,7 +9,7 @@ import pytest
 
 from rdm_core.config import Config, check, from_dict, load
 from rdm_core.cost import flops
-from rdm_core.cost.dry_run import GIB, Memory, Report, dry_run
+from rdm_core.cost.dry_run import GIB, Report, Stage, dry_run
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if "finetune" not in path.stem)
@@ -120,24 +120,28 @@ def test_memory_of_weights_gradients_and_states_by_precision_and_zero_stage() ->
         assert given == pytest.approx(bytes_each, rel=1e-6), (precision, stage)
 
 
-def test_what_is_offloaded_takes_no_memory_of_the_gpu() -> None:
-    def memory(name: str, stage: int, *offloaded: str) -> Memory:
+def test_what_is_offloaded_takes_memory_of_the_host() -> None:
+    def stage(name: str, zero: int, *offloaded: str) -> Stage:
         one = ("parallel.data=8", "parallel.pipeline=1", "parallel.tensor=1", "optimisation.precision=bf16")
         keys = (f"parallel.{key}=cpu" for key in offloaded)
         batch = "optimisation.global_batch_size=64"
-        found = report(name, "engine=deepspeed", *one, batch, f"parallel.zero_stage={stage}", *keys, world=8)
-        return found.stages[0].memory
+        found = report(name, "engine=deepspeed", *one, batch, f"parallel.zero_stage={zero}", *keys, world=8)
+        return found.stages[0]
 
-    for stage in (1, 2, 3):
-        kept = memory("gpt-345m", stage)
-        states = memory("gpt-345m", stage, "offload_optimizer")
-        gradients = 0 if stage == 3 else kept.gradients
-        assert states == dataclasses.replace(kept, optimiser=0, gradients=gradients)
+    parameters = report("gpt-345m").parameters
+    for zero in (1, 2, 3):
+        kept = stage("gpt-345m", zero)
+        assert kept.host == 0
+        states = stage("gpt-345m", zero, "offload_optimizer")
+        gradients = 0 if zero == 3 else kept.memory.gradients
+        assert states.memory == dataclasses.replace(kept.memory, optimiser=0, gradients=gradients)
+        assert states.host == pytest.approx(16 * parameters / 8, rel=1e-6)
     both = ("offload_optimizer", "offload_parameters")
     # DeepSpeed keeps up to 1e9 weights gathered.
-    assert memory("llama3-8b", 3, *both).weights == 2 * 10**9
-    parameters = report("gpt-345m").parameters
-    assert memory("gpt-345m", 3, *both).weights == pytest.approx(2 * parameters, rel=1e-6)
+    assert stage("llama3-8b", 3, *both).memory.weights == 2 * 10**9
+    small = stage("gpt-345m", 3, *both)
+    assert small.memory.weights == pytest.approx(2 * parameters, rel=1e-6)
+    assert small.host == pytest.approx(18 * parameters / 8, rel=1e-6)
 
 
 def test_activations_are_those_of_korthikanti_without_attention_scores() -> None:
