@@ -20,6 +20,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import Do
 
 from tests.image_archives import MadeImage, digest, layer, oci_layout, saved
 from tests.integration.engine import Engine, private_engine
+from tests.integration.forked import run_forked
 from tests.integration.plays import run_plays
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,17 +66,18 @@ def run(
     engine: Engine, directory: Path, *, check: bool = False, swap: bytes | None = None, **options: Any
 ) -> dict[str, Any]:
     """Run the module in a separate process, as on a node; `swap` replaces the archive in between."""
-    argv = ["-m", MODULE]
-    if swap is not None:
-        argv = ["-c", SWAPPED, put(directory, swap, "swapped")]
-    done = subprocess.run(
-        [sys.executable, *argv],
-        input=arguments(directory, check, **options),
-        env=environment(engine),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    given = arguments(directory, check, **options)
+    if swap is None:
+        done = run_forked(MODULE, given, environment(engine))
+    else:
+        done = subprocess.run(
+            [sys.executable, "-c", SWAPPED, put(directory, swap, "swapped")],
+            input=given,
+            env=environment(engine),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.stdout, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     if result.get("failed"):
