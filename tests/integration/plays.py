@@ -28,13 +28,18 @@ class Played:
         status: the exit status of ansible-playbook.
         changes: for each play, how many of its tasks changed something.
         output: all that was printed.
-        results: for each task of the last play that was not skipped, by name, what it returned.
+        by_play: for each play, and each of its tasks that was not skipped, by name, what it returned.
     """
 
     status: int
     changes: list[int]
     output: str
-    results: dict[str, dict[str, Any]]
+    by_play: list[dict[str, dict[str, Any]]]
+
+    @property
+    def results(self) -> dict[str, dict[str, Any]]:
+        """What the tasks of the last play returned."""
+        return self.by_play[-1]
 
 
 def run_plays(
@@ -91,12 +96,15 @@ def run_plays(
         sum(bool(task["hosts"].get(HOST, {}).get("changed")) for task in play["tasks"])
         for play in report["plays"]
     ]
-    results = {
-        task["task"]["name"]: task["hosts"][HOST]
-        for task in report["plays"][-1]["tasks"]
-        if not task["hosts"].get(HOST, {"skipped": True}).get("skipped")
-    }
-    return Played(done.returncode, changes, output, results)
+    by_play = [
+        {
+            task["task"]["name"]: task["hosts"][HOST]
+            for task in play["tasks"]
+            if not task["hosts"].get(HOST, {"skipped": True}).get("skipped")
+        }
+        for play in report["plays"]
+    ]
+    return Played(done.returncode, changes, output, by_play)
 
 
 def evaluated(

@@ -17,8 +17,16 @@ from tests.integration.plays import HOST, Played, run_plays
 
 def play(engine: Engine, directory: Path, *flags: str, **variables: Any) -> Played:
     """Run the role on this machine."""
+    return plays(engine, directory, [{}], *flags, **variables)
+
+
+def plays(
+    engine: Engine, directory: Path, several: list[dict[str, Any]], *flags: str, **variables: Any
+) -> Played:
+    """Run the role once with each of these variables, in one run."""
     role = {"roles": ["rdm.provision.images"]}
-    return run_plays(directory, [role], *flags, docker_host=f"unix://{engine.socket}", **variables)
+    given = [{**role, "vars": own} for own in several]
+    return run_plays(directory, given, *flags, docker_host=f"unix://{engine.socket}", **variables)
 
 
 INSPECT, LOAD = (
@@ -59,17 +67,11 @@ def test_three_sources(engine: Engine, busybox_image: str, registry: str, tmp_pa
     assert (played.status, played.changes) == (0, [3]), played.output
     assert not wanted & names(engine)
 
-    played = play(engine, tmp_path, **variables)
-    assert (played.status, played.changes) == (0, [3]), played.output
-    assert wanted <= names(engine)
+    played = plays(engine, tmp_path, [{}, {}, {"images_state": "absent"}], **variables)
+    assert (played.status, played.changes) == (0, [3, 0, 0]), played.output
     built = engine.api.get("/images/rdm-test/built:1/json")["Config"]["Env"]
     assert "GREETING=a b $(id)'" in built
-
-    played = play(engine, tmp_path, **variables)
-    assert (played.status, played.changes) == (0, [0]), played.output
-    assert LOAD not in played.results, "what the inspection finds there is not asked for again"
-
-    play(engine, tmp_path, images_state="absent", **variables)
+    assert LOAD not in played.by_play[1], "what the inspection finds there is not loaded again"
     assert wanted <= names(engine), "images go only when asked"
     played = play(engine, tmp_path, images_state="absent", images_remove=True, **variables)
     assert (played.status, played.changes) == (0, [2]), played.output  # two tasks: archives, and the rest
@@ -95,10 +97,7 @@ def test_a_mirror(engine: Engine, busybox_image: str, registry: str, tmp_path: P
             "images_mirror": [mirror],
         }
 
-        role = {"roles": ["rdm.provision.images"]}
-        taken_away = {**role, "vars": {"images_state": "absent"}}
-        socket_path = f"unix://{other.socket}"
-        played = run_plays(tmp_path, [role, role, taken_away], docker_host=socket_path, **variables)
+        played = plays(other, tmp_path, [{}, {}, {"images_state": "absent"}], **variables)
         assert (played.status, played.changes) == (0, [2, 0, 1]), played.output
         assert hub in names(other), "Docker Hub is not reached here: it came from the mirror"
         assert registry_mirrors.used(other.api.get("/info")) == []
@@ -170,16 +169,11 @@ def test_two_images_of_one_archive_that_came_from_other_nodes(engine: Engine, tm
 
 def test_an_image_that_goes_and_comes_in_one_run(engine: Engine, tmp_path: Path) -> None:
     path = put(tmp_path, "image.tar", MadeImage([layer("again")], ["rdm-test/again:1"]))
-    plays: list[dict[str, Any]] = [
-        {"roles": ["rdm.provision.images"]},
-        {"roles": ["rdm.provision.images"]},
-        {"roles": ["rdm.provision.images"], "vars": {"images_state": "absent", "images_remove": True}},
-        {"roles": ["rdm.provision.images"]},
-    ]
-    played = run_plays(
+    goes = {"images_state": "absent", "images_remove": True}
+    played = plays(
+        engine,
         tmp_path,
-        plays,
-        docker_host=f"unix://{engine.socket}",
+        [{}, {}, goes, {}],
         images_cache_dir=str(tmp_path / "cache"),
         images_list=[{"name": "rdm-test/again:1", "source": "archive", "path": path}],
     )
