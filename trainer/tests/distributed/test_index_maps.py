@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Of the ranks that see a directory, one makes its index maps; the others wait as long as it takes."""
+"""Of the ranks that see a directory, one makes its index maps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import datetime
 import errno
 import os
 import re
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import torch.distributed as dist
 from rdm_core.config import Blend, DataConfig
 from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint.storage import Storage
-from rdm_trainer.data.index_maps.maker import MapMaker, Progress
 from rdm_trainer.data.indexed_dataset import IndexedWriter
 from rdm_trainer.distributed import leaders
 from rdm_trainer.distributed.collective import Collective
@@ -28,30 +25,6 @@ from tests.distributed import processes, resuming
 
 LIMIT_S = 15.0
 """Long enough that a rank that waits for a core does not count as too late."""
-
-
-def make(root: str) -> list[int]:
-    """Make a map on rank 0 that takes longer than the process group's timeout."""
-    collective = Collective(datetime.timedelta(seconds=LIMIT_S))
-    path = Path(root) / "map.npy"
-
-    def build(_: Progress) -> Iterator[tuple[Path, np.ndarray]]:
-        # The test needs time to pass.
-        time.sleep(1.5 * LIMIT_S)
-        yield path, np.arange(5)
-
-    maps = MapMaker(
-        leads=lambda _: collective.rank == 0,
-        wait_until=collective.wait_until,
-        first_error=collective.first_error,
-    )
-    maps.make("corpus", [path], build, lambda: None)
-    found: list[int] = np.load(path).tolist()
-    return found
-
-
-def test_no_time_limit_ends_the_wait_for_a_map(tmp_path: Path) -> None:
-    assert processes.run(2, make, str(tmp_path)) == [[0, 1, 2, 3, 4]] * 2
 
 
 def on_two_nodes(root: str) -> dict[str, str | None]:
