@@ -51,12 +51,15 @@ class Node:
         self.program = directory / "lib/rdm-sriov"
         self.state = directory / "state"
 
-    def role(self, *flags: str, seen: dict[str, Any] | None = None, **variables: Any) -> Played:
+    def role(
+        self, *flags: str, seen: dict[str, Any] | None = None, times: int = 1, **variables: Any
+    ) -> Played:
         """Run the role, after a preflight with these facts."""
         node = {"docker": {"containers": []}, "network_plugin": installation.facts()}
         return run_plays(
             self.directory,
-            [{"tasks": [{"name": "Run", "ansible.builtin.include_role": {"name": "rdm.provision.sriov"}}]}],
+            [{"tasks": [{"name": "Run", "ansible.builtin.include_role": {"name": "rdm.provision.sriov"}}]}]
+            * times,
             *flags,
             docker_host=f"unix://{self.engine.socket}",
             preflight_facts={"node": {**node, **(seen or {})}},
@@ -121,11 +124,10 @@ def test_it_is_installed_once_and_predicted(node: Node) -> None:
     assert (checked.status, checked.changes) == (0, [1]), checked.output
     assert "Before=docker.service" in checked.output
     assert not node.program.exists()
-    assert node.role().changes == [1]
+    installed = node.role(times=2)
+    assert (installed.status, installed.changes) == (0, [1, 0]), installed.output
     assert installation.enabled(str(node.unit))
     assert installation.running(str(node.socket))
-    again = node.role()
-    assert (again.status, again.changes) == (0, [0]), again.output
 
 
 def test_a_new_program_takes_over_under_a_living_container(node: Node) -> None:
@@ -166,13 +168,12 @@ def test_it_stays_while_a_network_needs_it_and_goes_without_a_trace(node: Node) 
     assert network_goes(lambda: node.docker("network", "rm", NETWORK))
     other = node.role(sriov_state="absent", rdm_cluster="other")
     assert (other.status, other.changes) == (0, [0]), other.output
-    gone = node.role(sriov_state="absent")
-    assert (gone.status, gone.changes) == (0, [1]), gone.output
+    gone = node.role(sriov_state="absent", times=2)
+    assert (gone.status, gone.changes) == (0, [1, 0]), gone.output
     assert not node.program.parent.exists()
     assert not node.state.exists()
     assert not node.unit.exists()
     assert not node.socket.exists()
-    assert node.role(sriov_state="absent").changes == [0]
 
 
 def test_a_foreign_socket_or_unit_is_refused_in_one_sentence(node: Node) -> None:
