@@ -114,6 +114,27 @@ def test_the_state_of_a_lab_that_is_not_there_is_bad_input(
 
 
 @pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--nodes", "0"], "a lab of 0 nodes cannot be made"),
+        (["--nodes", "101"], "a lab of 101 nodes cannot be made"),
+        (["--name", "$(touch x)"], "is no name for a lab"),
+        (["--name", "Lab"], "is no name for a lab"),
+        (["--hardware", "vm", "--driver", "macvlan"], "--hardware vm goes with --driver sriov"),
+        (["--engine", "20.10"], "--engine 20.10 goes with --hardware vm"),
+        (["--hardware", "vm", "--trainer"], "--trainer goes with --hardware container"),
+    ],
+)
+def test_a_lab_that_cannot_be_made_is_refused_in_one_sentence(
+    call: Call, words: list[str], sentence: str
+) -> None:
+    result = call("lab", "up", *words)
+    assert (result.code, result.out) == (3, "")
+    assert sentence in result.err
+    assert len(result.err.strip().splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
     ("words", "about"), [(["up", "--nodes", "5"], "5 nodes"), (["up", "-n", "1"], "1 node"), (["down"], "")]
 )
 def test_a_run_on_a_lab_is_about_its_nodes(
