@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
     documented_options,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import (
+    FEWEST_NODES,
     Shared,
     distribution,
     progress_line,
@@ -50,8 +51,15 @@ class ActionModule(Decision):
             for item, hosts in self._archives(variables):
                 size = max(int(one.get("size") or 0) for one in hosts.values())
                 on_controller = not item.get("remote_src", True)
-                if distribution(options["distribution"], len(hosts), size, on_controller) == "peers":
-                    Transfer(self, executor, options, variables, item, hosts).run(result)
+                transfer = Transfer(self, executor, options, variables, item, hosts)
+                ways = [
+                    distribution(options["distribution"], nodes, size, on_controller)
+                    for nodes in (len(hosts), FEWEST_NODES)
+                ]
+                if ways[0] == "peers":
+                    transfer.run(result)
+                elif ways[1] == "peers":  # so an earlier run may have begun
+                    transfer.forget()
         elif options["distribution"] == "peers":
             lacking = registered("__images_lacking", variables, variables["ansible_play_hosts"])
             shared, warnings = shared_images(lacking)

@@ -17,8 +17,9 @@ options:
     description:
       - V(source) is the node that has the archive, V(joined) one that fetches it.
       - V(reported) returns how far all are, and is for the source. V(stopped) ends the process.
+      - V(absent) ends the process of any run, and removes what has arrived.
     type: str
-    choices: [source, joined, reported, stopped]
+    choices: [source, joined, reported, stopped, absent]
     required: true
   key:
     description: What the node's files for this archive are called.
@@ -198,7 +199,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.network.interfaces i
 )
 
 ARGUMENT_SPEC: Dict[str, Any] = {
-    "state": {"type": "str", "choices": ["source", "joined", "reported", "stopped"], "required": True},
+    "state": {
+        "type": "str",
+        "choices": ["source", "joined", "reported", "stopped", "absent"],
+        "required": True,
+    },
     "key": {"type": "str", "required": True, "no_log": False},
     "cache_dir": {"type": "str", "default": ""},
     "path": {"type": "path"},
@@ -465,6 +470,18 @@ def stopped(params: Dict[str, Any]) -> Dict[str, Any]:
     return {**result, "path": base + ".tar"}
 
 
+def absent(params: Dict[str, Any]) -> Dict[str, Any]:
+    """Remove what earlier runs have left of an archive on the node."""
+    if not os.path.isdir(os.path.join(params["cache_dir"] or default_cache_dir(), "peers")):
+        return {}
+    base = base_path(params)
+    with end_other(base):
+        for ending in (".tar", ".tar" + NOTED, ".result", ".lock"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(base + ending)
+    return {}
+
+
 def source_address(network: str) -> str:
     """Return the node's address in a network, or the one to which ssh has connected."""
     if not network:
@@ -615,7 +632,13 @@ def os_problem(error: OSError) -> str:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC)
-    states = {"source": source, "joined": joined, "reported": reported, "stopped": stopped}
+    states = {
+        "source": source,
+        "joined": joined,
+        "reported": reported,
+        "stopped": stopped,
+        "absent": absent,
+    }
     try:
         found = states[module.params["state"]](module.params)
     except NodeError as problem:

@@ -151,7 +151,8 @@ class Watch:
         """Return the line that shows the progress."""
         waited = [name for name in self._moved if name not in self.given_up]
         share = sum(self._share[name] for name in waited) / max(1, len(waited))
-        line = f"{image}: {share:.0%} of {size_text(self.size)} on {len(waited)} nodes"
+        nodes = f"{len(waited)} node{'' if len(waited) == 1 else 's'}"
+        line = f"{image}: {share:.0%} of {size_text(self.size)} on {nodes}"
         behind = [name for name in waited if share - self._share[name] > 0.25]
         if behind:
             line += f", {names(behind)} behind"

@@ -187,6 +187,10 @@ class Transfer:
         for name, why in watch.slow.items():
             self._warn(f"{name} {why} while {self._name} went from node to node; the others did without it")
 
+    def forget(self) -> None:
+        """Remove what earlier transfers have left on the nodes, which get the file in another way."""
+        self._call_all({name: {"state": "absent"} for name in self._hosts})
+
     def _start_upload(self, first: str) -> tuple[PieceList, _Upload]:
         """Read the archive on the controller, and start to copy it to the node that will serve it."""
         cache_dir = self._options["cache_dir"] or default_cache_dir()

@@ -136,3 +136,22 @@ def test_a_node_that_did_not_get_an_image_pulls_it_and_keeps_no_half_of_it(nodes
 def test_each_node_pulls_an_image_unless_peers_are_chosen(nodes: Nodes, given: dict[str, Any]) -> None:
     assert decide(nodes, **given) == {"nodes": {}, "indexes": {}, "sent": {}, "pulled": {}}
     assert not nodes.calls
+
+
+@pytest.mark.parametrize(
+    ("distribution", "remote_src", "forgets"),
+    [("auto", False, True), ("peers", True, True), ("auto", True, False), ("direct", False, False)],
+)
+def test_a_node_that_alone_lacks_an_archive_keeps_nothing_of_an_earlier_transfer(
+    nodes: Nodes, distribution: str, remote_src: bool, forgets: bool
+) -> None:
+    item = {"name": "a:1", "path": "/a.tar", "remote_src": remote_src}
+    lacking = {"results": [{"item": item, "load": True, "size": 1 << 30}]}
+    action: Any = ActionModule.__new__(ActionModule)
+    action._task = SimpleNamespace(check_mode=False)
+    options = {"registry": False, "distribution": distribution, "network": "", "port": 7077}
+    options |= {"bandwidth": 0.0, "cluster": "c", "cache_dir": "/cache"}
+    hostvars = {"n1": {}, "n3": {"images_inspection": lacking}}
+    variables = {"ansible_play_hosts": list(hostvars), "hostvars": hostvars, "ansible_forks": 5}
+    assert action.decide(options, variables)["nodes"] == {}
+    assert [(name, given["state"]) for name, given in nodes.calls] == [("n3", "absent")] * forgets

@@ -181,6 +181,19 @@ def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: P
         image_peer.reported(parameters(tmp_path, key="s", source=at, token="of a later run"))
 
 
+def test_what_earlier_runs_have_left_is_removed(tmp_path: Path, archive: Path) -> None:
+    image_peer.absent(parameters(tmp_path, key="n"))
+    assert not (tmp_path / "cache").exists()
+    at = serve(archive)
+    node = {"key": "n", "name": "n", "source": [at["address"], str(at["port"])], "digest": at["digest"]}
+    image_peer.joined(parameters(tmp_path, **node))
+    peers = tmp_path / "cache" / "peers"
+    assert {"n.tar", "n.lock"} <= {path.name for path in peers.iterdir()}
+    for key in ("n", "s"):
+        image_peer.absent(parameters(tmp_path, key=key, token="of a later run"))
+    assert not list(peers.iterdir())
+
+
 def test_a_process_that_cannot_start_says_why_and_leaves_nothing(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

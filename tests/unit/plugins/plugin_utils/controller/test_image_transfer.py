@@ -113,7 +113,7 @@ def test_who_is_given_up_and_why() -> None:
     }
     assert watch.slow == trouble
     assert watch.ended()
-    assert watch.text("x.tar") == "x.tar: 100% of 1.0 GiB on 1 nodes, given up: dead, cut, full, never"
+    assert watch.text("x.tar") == "x.tar: 100% of 1.0 GiB on 1 node, given up: dead, cut, full, never"
 
 
 def test_a_node_on_a_slow_link_receives_something_while_it_has_no_whole_piece() -> None:
