@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,14 +27,29 @@ def whole(lab: Lab) -> Iterator[None]:
         lab.lab("up", "--nodes", "3")
 
 
-def assert_repaired(lab: Lab, *argv: str) -> None:
-    """Assert that a run repairs everything: every container runs, and reaches every other."""
+def assert_repaired(lab: Lab, *argv: str) -> Any:
+    """Assert that a run repairs everything: every container runs, and reaches every other.
+
+    Returns:
+        The run's result.
+    """
     result = lab.json("up", *argv)
     assert result["ok"]
     nodes = list(result["nodes"])
     assert [lab.container(node) for node in nodes] == ["running"] * len(nodes)
     rtt = result["fabric"]["rtt_us"]
     assert all(rtt[one][other] > 0 for one in nodes for other in nodes if one != other)
+    return result
+
+
+def engine_restarts(lab: Lab, node: str) -> None:
+    """End a node's engine, and wait until its container has come back with the next one."""
+    lab.kill_engine(node)
+    wait_until(
+        lambda: lab.container(node) == "running",
+        f"the container of {node} runs again",
+        seen=lambda: lab.container(node),
+    )
 
 
 @pytest.mark.parametrize("phases", [ENDS, pytest.param(PHASES, marks=pytest.mark.long)])
@@ -48,7 +64,7 @@ def test_the_control_process_is_killed_between_any_two_phases(lab: Lab, phases: 
     assert_repaired(lab)
 
 
-def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
+def test_a_node_that_goes_down_during_the_run_and_an_engine_that_restarts(lab: Lab) -> None:
     note = ["--extra-vars", "container_env={NOTE: of this run}"]
     lab.provisioned()
     run = lab.start("up", *note, "--extra-vars", "ansible_timeout=20")
@@ -64,6 +80,7 @@ def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
     # A node that is down before a run does not stop it on the others, either.
     output = lab.json("up", *note, "--extra-vars", "ansible_timeout=20", expect=1)
     assert (output["unreachable"], output["failed"]) == (["n3"], [])
+    engine_restarts(lab, "n1")
     lab.lab("start", "n3")
     assert_repaired(lab, *note)
     assert "NOTE=of this run" in lab.container("n3", "{{.Config.Env}}")
@@ -90,17 +107,6 @@ def test_ctrl_c_stops_in_an_orderly_way(lab: Lab) -> None:
     output = run.end(expect=130)
     assert "Stopped." in output
     assert "Traceback" not in output
-    assert_repaired(lab)
-
-
-def test_the_engine_of_a_node_is_restarted(lab: Lab) -> None:
-    lab.provisioned()
-    lab.kill_engine("n1")
-    wait_until(
-        lambda: lab.container("n1") == "running",
-        "the container of n1 runs again",
-        seen=lambda: lab.container("n1"),
-    )
     assert_repaired(lab)
 
 
@@ -199,26 +205,19 @@ def sriov(product: Product) -> Iterator[Lab]:
         yield lab
 
 
-def test_the_sriov_plugin_is_killed(sriov: Lab) -> None:
+def test_the_sriov_plugin_is_killed_and_the_engine_of_another_node_restarts(sriov: Lab) -> None:
     assert_repaired(sriov)
+    engine_restarts(sriov, "n2")
     sriov.on("n1", "docker", "kill", "rdm-sriov-plugin")
     command = ["docker", "inspect", "--format", "{{.State.Status}}", "rdm-sriov-plugin"]
     wait_until(lambda: sriov.on("n1", *command).strip() == "exited", "the plugin has ended")
     status = sriov.json("status", expect=1)
     assert status["nodes"]["n1"]["remarks"] == ["the SR-IOV plugin is exited"]
     assert not status["healthy"]
-    result = sriov.json("up")
-    assert changed(result) == ["n1"]
-    assert result["ok"]
+    assert changed(assert_repaired(sriov)) == ["n1"]
     # The plugin that came back can also let go of the old link and make a new one.
     sriov.on("n1", "docker", "restart", "--time", "1", "rdm")
     assert sriov.json("verify")["ok"]
-
-
-def test_an_engine_restart_with_the_sriov_plugin(sriov: Lab) -> None:
-    sriov.provisioned()
-    sriov.kill_engine("n2")
-    assert_repaired(sriov)
 
 
 def test_down_takes_the_plugin_last_and_leaves_no_link(sriov: Lab) -> None:
