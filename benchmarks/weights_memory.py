@@ -78,6 +78,8 @@ def main() -> None:
     parser.add_argument("--shard-size", type=float, default=0.2, help="GB; as of rdm-trainer export")
     parser.add_argument("--directory", type=Path, help="for the files; a temporary one by default")
     options = parser.parse_args()
+    # A forked process would wait for the threads of its parent.
+    torch.set_num_threads(1)
     model = ModelConfig(
         layers=options.layers,
         hidden_size=options.hidden,
@@ -106,18 +108,26 @@ def main() -> None:
             "Hugging Face to Hugging Face",
             lambda: hugging_face.write(hugging, directory / "again", shard_bytes=shard),
         )
-        for tensor in (1, 4):
-            target = directory / f"megatron-{tensor}"
+        layouts: dict[str, dict[str, int]] = {
+            "tensor 1": {},
+            "tensor 4": {"tensor": 4},
+            "2 stages of 2 chunks": {"pipeline": 2, "virtual": 2},
+        }
+        for what, layout in layouts.items():
+            target = directory / what
             measured(
-                f"Hugging Face to Megatron, tensor {tensor}",
-                lambda: megatron.write(hugging, target, tensor=tensor),  # noqa: B023
+                f"Hugging Face to Megatron, {what}",
+                lambda: megatron.write(hugging, target, **layout),  # noqa: B023
             )
-        measured(
-            "Megatron, tensor 4, to Hugging Face",
-            lambda: hugging_face.write(
-                open_source(directory / "megatron-4"), directory / "back", shard_bytes=shard
-            ),
-        )
+        for what in list(layouts)[1:]:
+            measured(
+                f"Megatron, {what}, to Hugging Face",
+                lambda: hugging_face.write(
+                    open_source(directory / what),  # noqa: B023
+                    directory / f"back from {what}",  # noqa: B023
+                    shard_bytes=shard,
+                ),
+            )
     print(markdown(rows))
 
 
