@@ -277,7 +277,8 @@ def _require_own(path: str, above: bool) -> None:
 def source(params: Dict[str, Any]) -> Dict[str, Any]:
     """Start to serve an archive on this node, one that is still being written, or an image of the engine."""
     base = base_path(params)
-    end_other(base).close()
+    with end_other(base):
+        os.unlink(base + ".lock")
     # What this node has fetched in an earlier run, when another one was the source, or has saved.
     for path in (base + ".tar", base + ".tar" + NOTED):
         with contextlib.suppress(FileNotFoundError):
@@ -349,6 +350,7 @@ def serve(params: Dict[str, Any], base: str) -> Dict[str, Any]:
         params: of the module.
         base: path prefix of this node's files for the archive.
     """
+    address = source_address(params["network"])
     growing = params["pieces"] is not None
     index: Dict[str, Any] = {}
     if growing:
@@ -364,7 +366,6 @@ def serve(params: Dict[str, Any], base: str) -> Dict[str, Any]:
         if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
             raise NodeError("{0} was changed while it was read".format(params["path"]))
         index = made.to_json()
-    address = source_address(params["network"])
     settings = Settings(
         params["name"],
         address,
@@ -390,7 +391,8 @@ def joined(params: Dict[str, Any]) -> Dict[str, Any]:
     # Before another run's process here is ended: does the source still belong to this run?
     query_source(params, "/")
     base = base_path(params)
-    end_other(base).close()
+    with end_other(base):
+        os.unlink(base + ".lock")
     forget_old(os.path.dirname(base))
     host, port = params["source"]
     at = (host, int(port))

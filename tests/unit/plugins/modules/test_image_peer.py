@@ -207,6 +207,8 @@ def test_a_process_that_cannot_start_says_why_and_leaves_nothing(
             serve(archive, port=port)
     with pytest.raises(NodeError, match="port must be 0-65535"):
         serve(archive, port=99999)
+    with pytest.raises(NodeError, match=r"no address in images_network 203.0.113.0/24"):
+        serve(archive, network="203.0.113.0/24")
     assert not list((tmp_path / "cache" / "peers").iterdir())
 
 
