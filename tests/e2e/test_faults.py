@@ -53,15 +53,42 @@ def engine_restarts(lab: Lab, node: str) -> None:
 
 
 @pytest.mark.parametrize("phases", [ENDS, pytest.param(PHASES, marks=pytest.mark.long)])
-def test_the_control_process_is_killed_between_any_two_phases(lab: Lab, phases: tuple[str, ...]) -> None:
-    """Killed again and again, each time later; each run takes over, and the last one repairs."""
+def test_a_peer_an_engine_and_control_processes_die_on_the_way_up(lab: Lab, phases: tuple[str, ...]) -> None:
+    """Each run takes over from the one before; the last one repairs, and leaves nothing of any."""
     lab.bare()
+    # Killed again and again, each time later. The next run finds a bare node, too.
     for phase in phases:
-        # The last one finds a bare node, too.
         run = lab.start("up", "--limit", "n1,n2")
         run.after(phase)
         run.kill()
-    assert_repaired(lab)
+    for node in ("n1", "n2"):
+        lab.on(node, "sh", "-ec", "docker rm -f rdm; docker network rm ibnet; docker rmi -f rdm-lab/cpu:1")
+    assert [lab.images(node) for node in NODES] == ["", "", ""]
+    peers = ["--extra-vars", "images_distribution=peers"]
+    # A peer dies while it fetches an image, and an engine while it loads it: only those nodes fail.
+    run = lab.start("up", *peers, "--extra-vars", "images_bandwidth=200")
+    fetched = "/var/cache/rdm/peers/*.tar"
+    script = f'until [ -s {fetched} ]; do sleep 0.02; done; kill -9 "$(cut -d " " -f 1 {fetched[:-3]}lock)"'
+    lab.on("n3", "timeout", "200", "sh", "-c", script)
+    lab.kill_engine("n1", "KILL", when="ls /var/lib/docker/tmp/docker-import-* >/dev/null 2>&1")
+    output = " ".join(run.end(expect=1).split())
+    assert "2 nodes failed" in output
+    assert re.search(r"cpu.tar did not reach n3, which was no longer heard at [1-9]?[0-9]%", output), output
+    assert [lab.container(node) for node in NODES] == ["", "running", ""]
+    assert lab.on("n3", "sh", "-c", f"ls {fetched}"), "the next run goes on with what has arrived"
+    # Ctrl-C stops in an orderly way.
+    run = lab.start("up", *peers)
+    run.after("images")
+    run.interrupt()
+    output = run.end(expect=130)
+    assert "Stopped." in output
+    assert "Traceback" not in output
+    assert_repaired(lab, *peers)
+    image = ["docker", "image", "inspect", "--format", "{{.Id}} {{.RootFS.Layers}}", "rdm-lab/cpu:1"]
+    assert lab.on("n1", *image) == lab.on("n2", *image) == lab.on("n3", *image)
+    for node in NODES:
+        assert lab.on(node, "find", "/var/cache/rdm/peers", "-type", "f") == ""
+        assert lab.on(node, "ss", "-Hltn", "sport = :7077") == ""
 
 
 def test_a_node_that_goes_down_during_the_run_and_an_engine_that_restarts(lab: Lab) -> None:
@@ -98,16 +125,6 @@ def test_a_lost_shared_connection_is_reported_and_the_next_run_opens_another(lab
     finally:
         lab.on("n2", "pkill", *sleeps, check=False)
     assert lab.rdm("exec", "--limit", "n2", "--", "echo", "there").stdout == "there\n"
-
-
-def test_ctrl_c_stops_in_an_orderly_way(lab: Lab) -> None:
-    run = lab.start("up", "--recheck")
-    run.after("images")
-    run.interrupt()
-    output = run.end(expect=130)
-    assert "Stopped." in output
-    assert "Traceback" not in output
-    assert_repaired(lab)
 
 
 def test_a_cut_cable_is_found_and_named_and_so_is_who_lets_nobody_in(lab: Lab) -> None:
@@ -168,29 +185,6 @@ def test_what_another_inventory_or_another_run_has_in_hand_is_refused(lab: Lab, 
     assert changed(lab.json("up")) == []
     assert [lab.there(node, "/run/rdm-provision") for node in NODES] == [False, True, False]
     lab.on("n2", "rmdir", "/run/rdm-provision")
-
-
-def test_a_peer_dies_while_it_fetches_an_image_and_an_engine_while_it_loads_it(lab: Lab) -> None:
-    """Only those nodes fail; the next run brings the whole image there, and leaves nothing else."""
-    lab.json("down", "--images")
-    assert [lab.images(node) for node in NODES] == ["", "", ""]
-    peers = ["--extra-vars", "images_distribution=peers"]
-    run = lab.start("up", *peers, "--extra-vars", "images_bandwidth=200")
-    fetched = "/var/cache/rdm/peers/*.tar"
-    script = f'until [ -s {fetched} ]; do sleep 0.02; done; kill -9 "$(cut -d " " -f 1 {fetched[:-3]}lock)"'
-    lab.on("n3", "timeout", "200", "sh", "-c", script)
-    lab.kill_engine("n1", "KILL", when="ls /var/lib/docker/tmp/docker-import-* >/dev/null 2>&1")
-    output = " ".join(run.end(expect=1).split())
-    assert "2 nodes failed" in output
-    assert re.search(r"cpu.tar did not reach n3, which was no longer heard at [1-9]?[0-9]%", output), output
-    assert [lab.container(node) for node in NODES] == ["", "running", ""]
-    assert lab.on("n3", "sh", "-c", f"ls {fetched}"), "the next run goes on with what has arrived"
-    assert_repaired(lab, *peers)
-    image = ["docker", "image", "inspect", "--format", "{{.Id}} {{.RootFS.Layers}}", "rdm-lab/cpu:1"]
-    assert lab.on("n1", *image) == lab.on("n2", *image) == lab.on("n3", *image)
-    for node in NODES:
-        assert lab.on(node, "find", "/var/cache/rdm/peers", "-type", "f") == ""
-        assert lab.on(node, "ss", "-Hltn", "sport = :7077") == ""
 
 
 # --- with the stand-in of the SR-IOV plugin, which speaks Docker's network-plugin protocol ------------------
