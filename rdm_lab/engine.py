@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import socket
@@ -29,6 +30,8 @@ TIMED_OUT = 124
 """Exit status of timeout(1)."""
 START_TIMEOUT_S = 120.0
 POLL_S = 0.05
+FREEZER = "/sys/fs/cgroup/freezer"
+"""The freezer of cgroup v1. With v2, frozen processes can be killed."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -221,8 +224,10 @@ class LabEngine:
 
     def stop(self, node: str) -> bool:
         """Pull a node's power plug; return whether it ran."""
-        if self.node(node)["State"] != "running":
+        found = self.node(node)
+        if found["State"] != "running":
             return False
+        thaw(found["Id"])
         self.docker.kill(self._object(node))
         self._await_state(node, "exited")
         return True
@@ -353,6 +358,7 @@ class LabEngine:
 
     def _remove_container(self, name: str) -> None:
         with contextlib.suppress(APIError):
+            thaw(self.docker.inspect_container(name)["Id"])
             self.docker.remove_container(name, force=True, v=True)
 
     def _remove_volume(self, name: str) -> None:
@@ -365,6 +371,17 @@ class LabEngine:
             if time.monotonic() > deadline:
                 raise LabProblem(f"{part} of lab {self.name!r} did not become {state}")
             time.sleep(POLL_S)
+
+
+def thaw(container: str) -> None:
+    """Resume what is paused inside a node: with cgroup v1, frozen processes cannot be killed.
+
+    Args:
+        container: Id of the node's container.
+    """
+    for state in glob.glob(f"{FREEZER}/**/*{container}*/**/freezer.state", recursive=True):
+        with contextlib.suppress(OSError):  # the processes have ended
+            Path(state).write_text("THAWED", encoding="ascii")
 
 
 def address(container: Mapping[str, Any]) -> str:
