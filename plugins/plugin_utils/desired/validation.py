@@ -99,7 +99,9 @@ def validate(reader: HostVariables) -> Validated:
         images[host] = _images(host, accelerator, given) if ready else _NO_IMAGES
         wrong, typed = _typed(host, given)
         wrong += container_problems(host, {"container_hostname": host, **typed})
-        wrong += distribution_problems(host, typed) + mirror_problems(host, typed)
+        wrong += distribution_problems(host, typed)
+        if "images_mirror" in typed or "images_mirror" not in present:
+            wrong += mirror_problems(host, typed)
         odd += missing_over_ssh(host, typed)
         problems += unpinned(host, _privileged_images(reader, host), given.get("images_list"))
         problems += images[host].problems
@@ -169,10 +171,10 @@ def _role_variables(reader: HostVariables, host: str, present: Collection[str]) 
 
 
 def _typed(host: str, given: Mapping[str, Any]) -> tuple[list[Problem], dict[str, Any]]:
-    """Return the problems with types and choices, and the variables without problems."""
+    """Return the problems with types and choices, and the other variables with their types."""
     wrong = variable_problems(host, given)
     untyped = {problem.value for problem in wrong}
-    return wrong, {name: one for name, one in given.items() if name not in untyped}
+    return wrong, {name: role_specs.typed(name, one)[0] for name, one in given.items() if name not in untyped}
 
 
 def _network_problems(reader: HostVariables, host: str) -> list[Problem]:

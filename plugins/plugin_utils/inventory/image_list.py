@@ -69,7 +69,7 @@ def check_images(
 
 
 def distribution_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with the options for images' transfer and disks.
+    """Return what is wrong with the options for the transfer of images and for their disks.
 
     Args:
         node: inventory name.
@@ -92,7 +92,7 @@ def distribution_problems(node: str, variables: Mapping[str, Any]) -> list[Probl
         what, hint = f"images_bandwidth {bandwidth:g}", "give megabits per second, or 0 for no limit"
         problems.append(Problem(node, what, "is less than nothing", hint))
     if free < 0:
-        what, hint = f"images_min_free_bytes {free}", "give bytes, or 0 for what the archives need alone"
+        what, hint = f"images_min_free_bytes {free}", "give bytes, or 0 to require only what the archives need"
         problems.append(Problem(node, what, "is less than nothing", hint))
     if not cache.startswith("/"):
         hint = "write it as an absolute path, such as /var/cache/rdm"

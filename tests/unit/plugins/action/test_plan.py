@@ -274,10 +274,15 @@ def test_bare_hosts_with_amd_gpus_or_a_token_in_an_address_are_refused(cluster: 
         assert cluster.run()[0] == 0
 
 
-def test_variables_may_refer_to_others(cluster: Cluster) -> None:
+def test_variables_may_refer_to_others_and_to_facts(cluster: Cluster) -> None:
     templates = {"my_ip": "192.169.16.{{ number }}", "rdm_slots": "{{ 2 * 2 }}", "rdm_cluster": "{{ site }}"}
     host = {"number": 7, "ansible_host": "{{ site }}.example.org"}
-    cluster.write({"a": host}, {}, {**CPU, **templates, "site": "north"})
+    images = {
+        "images_distribution": "mirror",
+        "images_mirror": ["{{ ansible_facts.mirror }}"],
+        "images_min_free_bytes": "100e9",  # as YAML reads it
+    }
+    cluster.write({"a": host}, {}, {**CPU, **templates, **images, "site": "north"})
     rc, result, _ = cluster.run()
     assert (rc, result["cluster"]) == (0, "north")
     node = result["nodes"]["a"]
