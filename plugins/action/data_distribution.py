@@ -69,7 +69,7 @@ class ActionModule(Decision):
             lacking = {
                 name: {"size": size} for name in arguments if path in answers.get(name, {}).get("needed", ())
             }
-            if len(lacking) > 1:
+            if lacking:
                 self._bring(executor, options, variables, source / path, lacking, path, result)
         return result
 
@@ -83,11 +83,14 @@ class ActionModule(Decision):
         path: str,
         result: dict[str, Any],
     ) -> None:
-        """Transfer one file, and add the nodes that have it to `result`."""
+        """Transfer one file to several nodes, and add those that have it to `result`."""
         index = ArchiveIndex("none", file.stat().st_size, "", 0, False, [])
         item = {"path": str(file), "remote_src": False}
         found: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
         transfer = Transfer(self, executor, options, variables, item, lacking, index)
+        if len(lacking) == 1:
+            transfer.forget()  # an earlier run may have left parts of it
+            return
         transfer.run(found)
         if transfer.sha256:
             remember_digest(file, Path(constants.DEFAULT_LOCAL_TMP), transfer.sha256)

@@ -52,13 +52,11 @@ class ActionModule(Decision):
                 size = max(int(one.get("size") or 0) for one in hosts.values())
                 on_controller = not item.get("remote_src", True)
                 transfer = Transfer(self, executor, options, variables, item, hosts)
-                ways = [
-                    distribution(options["distribution"], nodes, size, on_controller)
-                    for nodes in (len(hosts), FEWEST_NODES)
-                ]
-                if ways[0] == "peers":
+                chosen = options["distribution"]
+                if distribution(chosen, len(hosts), size, on_controller) == "peers":
                     transfer.run(result)
-                elif ways[1] == "peers":  # so an earlier run may have begun
+                elif distribution(chosen, FEWEST_NODES, size, on_controller) == "peers":
+                    # An earlier run, in which more nodes lacked the archive, may have left parts of it.
                     transfer.forget()
         elif options["distribution"] == "peers":
             lacking = registered("__images_lacking", variables, variables["ansible_play_hosts"])

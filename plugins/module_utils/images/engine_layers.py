@@ -34,7 +34,7 @@ def require_readable(api: DockerAPI, path: str, images: Iterable[Image]) -> None
         images: the images to load.
     """
     version = str(api.version().get("Version", ""))
-    major = re.match("[0-9]+", version)
+    major = re.match("[1-9][0-9]*", version)  # a nightly build has 0.0.0
     if api.podman or major is None or int(major.group()) >= _READS_ZSTD:
         return
     if any(image.zstd for image in images):

@@ -154,10 +154,9 @@ class Transfer:
             self._end_upload(first, upload, result)
         stop = {"state": "stopped"}
         saved = {"image": self._name} if self._image else {}
-        # A node that has not answered may have started late.
-        late = [name for name in others if name not in answers]
-        ends, unreached = self._call_all({first: {**stop, **saved}, **dict.fromkeys([*joined, *late], stop)})
-        left = {name: ends[name]["path"] for name in late if "path" in ends.get(name, {})}
+        # Nodes that did not join get the file in another way; one that did not answer may have joined late.
+        ends, unreached = self._call_all({first: {**stop, **saved}, **dict.fromkeys(others, stop)})
+        left = {name: ends[name]["path"] for name in problems if "path" in ends.get(name, {})}
         remove_left(self._executor, left, self._threads)
         result["indexes"][self._name] = started["index"]
         for name in joined:

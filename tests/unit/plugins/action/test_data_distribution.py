@@ -97,6 +97,14 @@ def test_who_has_not_got_it_is_named_and_keeps_no_half_of_it(nodes: Nodes, sourc
             assert (name, {"path": left + ending, "state": "absent"}) in nodes.calls
 
 
+def test_a_node_that_alone_lacks_a_file_keeps_nothing_of_an_earlier_transfer(
+    nodes: Nodes, source: Path
+) -> None:
+    nodes.answers["compared"] = lambda name: {"needed": ["sets/large"] if name == "n3" else []}
+    assert decide(nodes, source) == {"nodes": {}, "sent": {}}
+    assert [(name, given["state"]) for name, given in nodes.calls if "state" in given] == [("n3", "absent")]
+
+
 @pytest.mark.parametrize(
     "given",
     [{"check_mode": True}, {"directories": dict.fromkeys(NODES[:1], "/jobs")}],

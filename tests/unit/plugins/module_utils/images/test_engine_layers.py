@@ -33,7 +33,13 @@ def test_an_engine_that_cannot_read_zstd_layers_is_named(tmp_path: Any, image: M
 
 @pytest.mark.parametrize(
     ("version", "podman", "packing"),
-    [("23.0.0", "", "zstd"), ("4.3.1", "4.3.1", "zstd"), ("dev", "", "zstd"), ("20.10.24", "", "gzip")],
+    [
+        ("23.0.0", "", "zstd"),
+        ("4.3.1", "4.3.1", "zstd"),
+        ("dev", "", "zstd"),
+        ("0.0.0-20230101010101-0123456", "", "zstd"),
+        ("20.10.24", "", "gzip"),
+    ],
 )
 def test_what_an_engine_reads_is_not_refused(
     tmp_path: Any, image: MadeImage, version: str, podman: str, packing: str

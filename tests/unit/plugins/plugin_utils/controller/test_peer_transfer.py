@@ -122,6 +122,8 @@ def test_nodes_that_cannot_take_part_for_the_same_reason_are_one_warning(nodes: 
         f"{archive} is brought directly to {those}, which cannot take part with n1 as source: {reason}"
         for those, reason in (("n2", why["n2"]), ("n3, n4", why["n3"]))
     ]
+    removed = {name for name, given in nodes.calls if given["state"] == "absent"}
+    assert removed == set(NODES[1:]), "an earlier run may have left parts of it"
 
 
 def test_a_node_that_joins_too_late_keeps_nothing(nodes: Nodes, archive: Path) -> None:
