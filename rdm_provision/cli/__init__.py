@@ -31,7 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "exec": ("exec:exec_", "Run a command in the containers, all or some."),
     "data": ("data:data", "Copy a directory of data to every node."),
     "profile": ("profile:profile", "Measure what layers and links take, for tune."),
-    "tune": ("tune:tune", "Find the layout of a training that is the fastest on the cluster."),
+    "tune": ("tune:tune", "Find the fastest layout of a training on the cluster."),
     "train": ("train:train", "Check every node, start a training job, and watch it."),
     "jobs": ("jobs:jobs", "Show the training jobs, or all about one."),
     "logs": ("logs:logs", "Show what a job wrote on each node."),

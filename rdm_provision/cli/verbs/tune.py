@@ -49,7 +49,7 @@ Examples:
 @search_options
 @tune_options  # type: ignore[untyped-decorator]  # it is the trainer's
 def tune(options: Options, wanted: TuneOptions, best: int | None, guess: bool) -> int:
-    """Find the layout of CONFIG.yaml that is the fastest on the cluster. Touches no node, but for --validate.
+    """Find the fastest layout of CONFIG.yaml on the cluster. Touches no node, but for --validate.
 
     That is the tensor, data and pipeline degree, the micro-batch, which blocks are on which stage, and which
     node is at which rank. The inventory says which GPUs a node has (rdm_gpu, rdm_slots, rdm_gpu_price), or

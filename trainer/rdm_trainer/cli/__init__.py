@@ -23,7 +23,7 @@ PROGRAM = "rdm-trainer"
 VERBS: dict[str, tuple[str, str]] = {
     "config": ("config:config", "Check a configuration and print it with every key."),
     "dry-run": ("dry_run:dry_run", "Compute what a job needs, and whether it fits, without any GPU."),
-    "tune": ("tune:tune", "Find the layout that is the fastest on given GPUs."),
+    "tune": ("tune:tune", "Find the fastest layout on given GPUs."),
     "profile": ("profile:profile", "Measure what layers, optimiser and links take, for tune."),
     "preprocess": ("preprocess:preprocess", "Turn text into the tokens that training reads."),
     "data": ("data:data", "Inspect, merge and download data sets."),

@@ -68,7 +68,7 @@ def tune(
     profiles: tuple[Path, ...],
     model: str,
 ) -> int:
-    """Find the layout of CONFIG that is the fastest on these nodes.
+    """Find the fastest layout of CONFIG on these nodes.
 
     That is the tensor, data and pipeline degree, the micro-batch, which blocks are on which stage, and which
     kind of node has which ranks.
