@@ -156,8 +156,9 @@ class Transfer:
         saved = {"image": self._name} if self._image else {}
         # Nodes that did not join get the file in another way; one that did not answer may have joined late.
         ends, unreached = self._call_all({first: {**stop, **saved}, **dict.fromkeys(others, stop)})
-        left = {name: ends[name]["path"] for name in problems if "path" in ends.get(name, {})}
-        remove_left(self._executor, left, self._threads)
+        if not lost:  # else a later run may have taken over, and its files have the same names
+            left = {name: ends[name]["path"] for name in problems if "path" in ends.get(name, {})}
+            remove_left(self._executor, left, self._threads)
         result["indexes"][self._name] = started["index"]
         for name in joined:
             end = ends.get(name, {})

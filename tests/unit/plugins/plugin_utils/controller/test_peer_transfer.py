@@ -126,6 +126,14 @@ def test_nodes_that_cannot_take_part_for_the_same_reason_are_one_warning(nodes: 
     assert removed == set(NODES[1:]), "an earlier run may have left parts of it"
 
 
+def test_what_a_later_run_brings_is_not_removed(nodes: Nodes, archive: Path) -> None:
+    for state in ("joined", "reported"):
+        nodes.answers[state] = lambda _name: {"problem": "another run has taken it over"}
+    assert nodes.transfer(archive, remote_src=True)["nodes"] == {}
+    assert "stopped" in nodes.states()
+    assert "absent" not in nodes.states()
+
+
 def test_a_node_that_joins_too_late_keeps_nothing(nodes: Nodes, archive: Path) -> None:
     def joined(name: str) -> dict[str, Any]:
         if name == "n3":
