@@ -49,6 +49,36 @@ def test_what_takes_long_is_said_and_what_is_whole_is_kept(
     assert np.load(tmp_path / "a.npy").tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("leads", [True, False])
+def test_nothing_else_is_called_between_the_beginning_and_the_end_of_a_map(
+    tmp_path: Path, leads: bool
+) -> None:
+    path, go, calls = tmp_path / "map.npy", threading.Event(), list[object]()
+
+    def build(_: Progress) -> Arrays:
+        go.wait()
+        yield path, np.arange(5)
+
+    def wait_until(done: Callable[[float], bool]) -> None:
+        calls.append(done(0.01))
+        go.set()
+        while not done(1.0):
+            pass
+        calls.append(path.exists())
+
+    def first_error(error: str | None) -> str | None:
+        calls.append(error)
+        return error
+
+    def check() -> None:
+        calls.append("checked")
+
+    maps = MapMaker(leads=lambda _: leads, wait_until=wait_until, first_error=first_error)
+    maps.make("corpus", [path], build, check)
+    # A process that does not make the map does not wait by itself: wait_until does, for all.
+    assert calls == ([False, "checked", True, None] if leads else [True, False, None])
+
+
 def test_another_process_error_is_ours(tmp_path: Path) -> None:
     def build(_: Progress) -> Arrays:
         raise AssertionError("this process writes none")
