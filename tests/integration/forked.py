@@ -42,7 +42,11 @@ def run_forked(
         streams = Path(folder, "out"), Path(folder, "errors")
         process = _SERVER.Process(target=_main, args=(module, arguments, dict(environment), streams))
         process.start()
-        process.join()
+        try:
+            process.join()
+        finally:
+            # If the test is interrupted. It does nothing to a process that has ended.
+            process.kill()
         assert process.exitcode is not None
         return subprocess.CompletedProcess(
             module, process.exitcode, *(stream.read_text() for stream in streams)

@@ -114,11 +114,11 @@ class Members:
         wait_until(f"{name} says {text!r}", lambda: self.log(name), lambda log: text in log)
 
     def end(self) -> None:
-        """End members that still run."""
+        """End members that still run, and wait for all."""
         for process in self._running:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            with process:
+                if process.poll() is None:
+                    process.kill()
 
 
 def codes(*processes: Member) -> list[int]:
