@@ -99,7 +99,7 @@ def test_exec_runs_in_every_container_with_the_nodes_name_before_each_line(lab: 
     for node in NODES:
         own, *hosts = [words[1:] for words in shown if words[0] == node]
         assert own == [ADDRESSES[node]]
-        assert {name: address for address, name, *_ in hosts} == ADDRESSES
+        assert {(name, address) for address, name, *_ in hosts} == set(ADDRESSES.items())
     assert {words[0] for words in shown} == set(NODES)
 
 
