@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +152,13 @@ class Lab:
         product: the installed product.
         name: the lab's.
         made_in: the directory where it was made, and can be made again; default: the product's.
+        started: the runs that were started in the background.
     """
 
     product: Product
     name: str
     made_in: Path | None = None
+    started: list[Background] = field(default_factory=list, compare=False)
 
     @property
     def inventory(self) -> Path:
@@ -181,7 +183,7 @@ class Lab:
 
     def start(self, verb: str, *argv: str, **env: str) -> Background:
         """Start the same in the background."""
-        return Background(
+        run = Background(
             subprocess.Popen(
                 [str(self.product.bin / "rdm-provision"), *self.argv(verb, *argv)],
                 cwd=self.product.directory,
@@ -193,6 +195,15 @@ class Lab:
                 start_new_session=True,
             )
         )
+        self.started.append(run)
+        return run
+
+    def end_started(self) -> None:
+        """End the runs that a failed test has left in the background: they would hold the cluster's lock."""
+        for run in self.started:
+            if run.process.poll() is None:
+                run.kill()
+        self.started.clear()
 
     def lab(self, verb: str, *argv: str) -> Any:
         """Run ``rdm-provision lab VERB`` for this lab, and return its JSON."""

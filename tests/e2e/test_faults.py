@@ -21,8 +21,9 @@ ENDS = ("images", "container")
 
 @pytest.fixture(autouse=True)
 def whole(lab: Lab) -> Iterator[None]:
-    """Leave three nodes that run and are plugged in, whatever a test did."""
+    """Leave three nodes that run and are plugged in, and no run, whatever a test did."""
     yield
+    lab.end_started()
     if not lab.whole():
         lab.lab("up", "--nodes", "3")
 

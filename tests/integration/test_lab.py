@@ -75,6 +75,7 @@ class Lab:
         return json.loads(self.run(verb, *argv, "--json", expect=expect).stdout)
 
     def nodes(self) -> dict[str, tuple[str, str, str]]:
+        assert not self.variables, "this process has others"
         found = KnownLab(self.name, self.directory).status()
         return {node.name: (node.state, node.cable, node.engine) for node in found}
 
