@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 
 
 @pytest.fixture
 def _megatron_core_on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Let megatron-core's model run as one process on the CPU, without Transformer Engine."""
+    import torch
+    import torch.distributed as dist
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.transformer.moe import moe_utils
 
