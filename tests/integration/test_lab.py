@@ -278,7 +278,9 @@ def test_two_labs_side_by_side(lab: Lab, tmp_path: Path) -> None:
         output = other.run("stop", "n1", expect=3).stderr
         made = follow(output, "lab up", other.program, "--nodes", "1", "--json").stdout
         addresses = {node["address"] for node in json.loads(made)["nodes"]}
-        assert addresses.isdisjoint(node["address"] for node in lab.json("status")["nodes"])
+        shown = lab.json("status")["nodes"]
+        assert addresses.isdisjoint(node["address"] for node in shown)
+        assert [set(node) >= {"name", "state", "cable", "engine"} for node in shown] == [True] * 2
         assert other.ssh("n1", "hostname").stdout.split() == ["n1"]
     finally:
         ids = ids_of(other)
