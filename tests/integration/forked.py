@@ -35,7 +35,7 @@ def run_forked(
     # Each fork imports the program that started the tests.
     _SERVER.set_forkserver_preload(["pytest", module])
     with pytest.MonkeyPatch.context() as patch:
-        # It has no other part of sys.path.
+        # The server gets no other part of this process's sys.path.
         patch.setenv("PYTHONPATH", str(COLLECTIONS))
         forkserver.ensure_running()
     with tempfile.TemporaryDirectory() as folder:
