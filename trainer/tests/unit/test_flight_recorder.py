@@ -15,7 +15,7 @@ from rdm_core.heartbeat import HeartbeatWriter, collectives
 from rdm_log.peers import GroupState
 from rdm_trainer import flight_recorder
 from rdm_trainer.flight_recorder import FlightRecorder
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 STATE = GroupState("4", 0, 2, "data-parallel", 7, 7, "all_reduce", 1e9)
 
@@ -55,7 +55,8 @@ def test_one_line_says_that_another_torch_cannot_be_read(
     monkeypatch.setattr(flight_recorder, "_DUMPS", ("_dump_fr_trace_json",))
     lines: list[str] = []
     recorder = FlightRecorder(HeartbeatWriter(tmp_path / "0.heartbeat"), {}, lines.append)
-    recorder._thread.join()
+    recorder._thread.join(DEADLINE_S)
+    assert not recorder._thread.is_alive()
     (line,) = lines
     assert line.startswith(f"the flight recorder of torch {torch.__version__} cannot be read, so that the ")
     assert name in line
