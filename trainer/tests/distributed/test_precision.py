@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rdm_core.config import Config
+from rdm_trainer.engines import create
 from tests.distributed import processes, training
 from tests.distributed.training import GPT, T5, configure
 
@@ -37,6 +38,34 @@ def losses_with_fp16(jobs: Mapping[str, Config]) -> Said:
 
     type(get_accelerator()).is_fp16_supported = lambda _: True
     return training.losses(jobs, steps=5)
+
+
+OFFLOADED = {"parallel.offload_optimizer": "cpu"}
+# bf16's optimisers of DeepSpeed, one process each.
+BF16_OPTIMISERS: dict[str, dict[str, Any]] = {
+    "zero 1": {},
+    "zero 2": {"parallel.zero_stage": 2},
+    "zero 3": {"parallel.zero_stage": 3},
+    "zero 1, offloaded": OFFLOADED,
+    "zero 2, offloaded": {**OFFLOADED, "parallel.zero_stage": 2},
+    "zero 3, offloaded": {**OFFLOADED, "parallel.zero_stage": 3},
+}
+
+
+def norms_after_an_infinite_gradient(jobs: Mapping[str, Config]) -> dict[str, list[float | None]]:
+    """Return the norm of each step; a gradient of the first one is infinite."""
+    answers = {}
+    for name, config in jobs.items():
+        topology = create.create_topology(config)
+        engine = create.create(config, topology)
+        data = training.batches(config, topology, 3)
+        weight = next(engine.module.parameters())
+        hook = weight.register_hook(lambda gradient: gradient * math.inf)
+        norms = [engine.train_step(data).grad_norm]
+        hook.remove()
+        answers[name] = [*norms, *(engine.train_step(data).grad_norm for _ in range(2))]
+        engine.close()
+    return answers
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +116,13 @@ def fp16() -> Said:
 
 def curve(said: list[dict[str, Any]]) -> list[float]:
     return [step["loss"] for step in said]
+
+
+def test_an_infinite_gradient_spoils_one_step_only() -> None:
+    jobs = {name: configure(GPT, {**BF16, **changes}) for name, changes in BF16_OPTIMISERS.items()}
+    found = processes.run(1, norms_after_an_infinite_gradient, jobs)[0]
+    finite = {name: [math.isfinite(norm) for norm in norms] for name, norms in found.items()}
+    assert finite == dict.fromkeys(BF16_OPTIMISERS, [False, True, True])
 
 
 @pytest.mark.parametrize("model", ["", " t5"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""DeepSpeed's engines, with methods overridden."""
+"""DeepSpeed's engines and an optimiser, with methods overridden."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import deepspeed
 import torch
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from rdm_trainer.engines.deepspeed.distributed_optimizer import DistributedOptimizer
 
@@ -34,7 +35,9 @@ Span = Callable[[str, str], AbstractContextManager[None]]
 
 
 def adopt(engine: Any, span: Span) -> None:
-    """Convert an engine to its subclass here; ``deepspeed.initialize`` creates only its own classes.
+    """Convert an engine to its subclass here, and its optimiser if it offloads its states with ZeRO 1 or 2.
+
+    ``deepspeed.initialize`` creates only its own classes.
 
     Args:
         engine: DeepSpeed's engine, just initialised.
@@ -45,6 +48,22 @@ def adopt(engine: Any, span: Span) -> None:
         engine.span = span
     else:
         engine.__class__ = _Whole
+    if type(engine.optimizer) is DeepSpeedZeroOptimizer and engine.optimizer.cpu_offload:
+        engine.optimizer.__class__ = _Offloaded
+
+
+class _Offloaded(DeepSpeedZeroOptimizer):
+    """ZeRO 1 and 2 with optimiser states in the host's memory."""
+
+    def reset_cpu_buffers(self) -> None:
+        """Reset what a step leaves, also one that is skipped because of gradients that are not finite.
+
+        DeepSpeed would keep bf16's fp32 sums of such a step, add the next gradients to them, and so skip all
+        later steps, too.
+        """
+        super().reset_cpu_buffers()
+        for group in self.averaged_gradients:
+            self.averaged_gradients[group] = None
 
 
 class _Common:
