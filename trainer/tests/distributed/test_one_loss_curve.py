@@ -57,6 +57,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "zero 0": zero(0),
         "zero 2": zero(2),
         "zero 3": zero(3),
+        "all offloaded": ALL_OFFLOADED,
         "checkpointing": FULL,
         "checkpointing by 3": {**FULL, "parallel.activation_checkpointing_interval": 3},
     },
@@ -69,6 +70,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "dp 2, offloaded": OFFLOADED,
         "dp 2, zero 2, offloaded": {**zero(2), **OFFLOADED},
         "dp 2, zero 3, offloaded": {**zero(3), **OFFLOADED},
+        "dp 2, weights offloaded": {**zero(3), "parallel.offload_parameters": "cpu"},
         "dp 2, all offloaded": ALL_OFFLOADED,
         "tp 2, offloaded": {**TENSOR, **OFFLOADED},
         "tp 2": TENSOR,
@@ -212,10 +214,10 @@ SHARDED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 }
 # Layouts that do not depend on the model, and so need no test with a T5.
 OF_ANY_MODEL = (
-    *("zero 0", "zero 2", "dp 2, zero 0", "dp 2, zero 2", "dp 2, zero 3, checkpointing"),
+    *("zero 0", "zero 2", "all offloaded", "dp 2, zero 0", "dp 2, zero 2", "dp 2, zero 3, checkpointing"),
     *("tp 2, zero 0", "pp 2, zero 0", "tp 2, dp 2, zero 3", "tp 4"),
     *("dp 2, offloaded", "dp 2, zero 2, offloaded", "dp 2, zero 3, offloaded", "dp 2, all offloaded"),
-    *("tp 2, offloaded", "tp 2, dp 2, all offloaded"),
+    *("dp 2, weights offloaded", "tp 2, offloaded", "tp 2, dp 2, all offloaded"),
     *("native, one", "native, checkpointing", "native, dp 2", "native, pp 2, checkpointing"),
 )
 

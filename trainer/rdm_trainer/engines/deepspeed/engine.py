@@ -104,7 +104,9 @@ class DeepSpeedEngine(Engine):
             layers = models.layers(config, topology, models.padding_of(config), self.device)
             return PipelineModel(config, topology, layers, self.device, dtype, fill)
         shard = None
-        if config.zero_stage == 3 and topology.data > 1:
+        # One replica has all weights anyway, unless they are in the host's memory: all at once may not fit.
+        offloads = config.parallel.offload_parameters != "none"
+        if config.zero_stage == 3 and (topology.data > 1 or offloads):
             shard = functools.partial(
                 deepspeed.zero.Init,
                 data_parallel_group=topology.replica_group,
