@@ -27,7 +27,8 @@ GIB = 1024**3
 
 # The device context, kernels, and communication buffers of NCCL or RCCL.
 _RUNTIME_BYTES = int(1.25 * GIB)
-# Weights that DeepSpeed's ZeRO 3 keeps gathered, unless one layer has more: stage3_max_live_parameters.
+# Weights that DeepSpeed's ZeRO 3 keeps gathered beside its share of all, unless one layer has more:
+# stage3_max_live_parameters.
 _MOST_GATHERED = 1_000_000_000
 
 
@@ -214,9 +215,11 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
     own, replicas = _own(config, layers), zero_replicas(config, data * parallel.context)
     states = map(_states, (config, config), own, replicas)
     weights, gradients, optimiser = map(sum, zip(*states, strict=True))
-    if parallel.offload_parameters != "none":
+    offloads = parallel.offload_parameters != "none"
+    if config.zero_stage == 3 and (offloads or max(replicas) > 1):
         largest = max(layer.own(parallel.tensor, parallel.expert) for layer in layers)
-        weights = min(sum(own), max(largest, _MOST_GATHERED)) * _width(config)
+        gathered = min(sum(own), max(largest, _MOST_GATHERED)) * _width(config)
+        weights = gathered + (0 if offloads else weights)
     activations = _activations(config, layers, in_flight)
     logits = _logits(config) if last else 0
     buffers = _RUNTIME_BYTES + sum(_fp8_copies(config, layer.name) for layer in layers)
@@ -233,11 +236,15 @@ def _own(config: Config, layers: list[LayerSize]) -> tuple[int, int]:
 def _host_memory(config: Config, layers: list[LayerSize], data: int) -> int:
     """Return the bytes of the host's memory that a rank needs at least for what is offloaded.
 
-    The optimiser has an fp32 copy, its gradient and two moments.
+    The optimiser has an fp32 copy, its gradient and two moments. ZeRO 3 also has the summed gradients, ZeRO 1
+    and 2 the updated weights on their way to the GPU.
     """
-    parallel = config.parallel
-    each = 16 if parallel.offload_optimizer != "none" else 0
-    each += _width(config) if parallel.offload_parameters != "none" else 0
+    parallel, width = config.parallel, _width(config)
+    each = 0
+    if parallel.offload_optimizer != "none":
+        sums = 4 if config.optimisation.precision == "bf16" else width
+        each += 16 + (sums if config.zero_stage == 3 else width)
+    each += width if parallel.offload_parameters != "none" else 0
     replicas = zero_replicas(config, data * parallel.context)
     return sum(each * own // count for own, count in zip(_own(config, layers), replicas, strict=True))
 
@@ -294,7 +301,8 @@ def _states(config: Config, own: int, data: int) -> tuple[int, int, int]:
 
     ZeRO shards optimiser states (1), gradients (2) and weights (3) over the replicas. AdamW has two fp32
     moments. There is an fp32 copy of 16-bit weights, and with DeepSpeed's ZeRO also of fp32 weights.
-    Offloaded states are in the host's memory; with ZeRO 3, so are the summed gradients.
+    Offloaded states are in the host's memory; with ZeRO 3, so are the summed gradients. With ZeRO 1 and 2 in
+    bf16, each rank has its share of the sums in fp32 on the GPU, too.
 
     Source: Rajbhandari et al., "ZeRO", 2020, section 3, and DeepSpeed's optimisers.
     """
@@ -315,7 +323,11 @@ def _states(config: Config, own: int, data: int) -> tuple[int, int, int]:
     if stage >= 3:
         weights //= data
     if config.parallel.offload_optimizer != "none":
-        gradients, optimiser = 0 if stage == 3 else gradients, 0
+        optimiser = 0
+        if stage == 3:
+            gradients = 0
+        elif precision == "bf16":
+            gradients = (gradients if stage == 1 else 0) + own * 4 // data
     return weights, gradients, optimiser
 
 

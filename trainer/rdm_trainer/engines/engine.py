@@ -53,8 +53,9 @@ class StepResult:
         mean_loss: float32 scalar on the device: the mean over the tokens that count. With experts it excludes
             the load-balancing loss; the engines' own result still includes that.
         grad_norm: Norm of all gradients before clipping; ``None`` if it is not known.
-        skipped: The gradients overflowed, so the weights were not updated. Only fp16 reports this. A bf16
-            step with gradients that are not finite is skipped too; its norm shows it.
+        skipped: The gradients overflowed, so the weights were not updated. fp16 reports this, and so do
+            DeepSpeed's ZeRO 2 and 3 and offloaded states. Other bf16 steps with gradients that are not finite
+            are skipped, too; their norm shows it.
         loss_scale: fp16's factor on the loss; 1 otherwise.
         balance: The load-balancing loss of a Mixture of Experts on the device, the mean over blocks,
             micro-batches and replicas; None without experts.
