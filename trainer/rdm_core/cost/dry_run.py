@@ -223,6 +223,10 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
     activations = _activations(config, layers, in_flight)
     logits = _logits(config) if last else 0
     buffers = _RUNTIME_BYTES + sum(_fp8_copies(config, layer.name) for layer in layers)
+    if parallel.offload_optimizer != "none" and config.zero_stage < 3:
+        # DeepSpeed has a buffer for any weight's gradient; the word embedding is taken as the largest weight.
+        spec = config.spec
+        buffers += spec.padded_vocab_size // parallel.tensor * spec.hidden_size * _width(config)
     return Memory(weights, gradients, optimiser, activations, logits, buffers)
 
 

@@ -129,14 +129,18 @@ def test_what_is_offloaded_takes_memory_of_the_host() -> None:
         found = report(name, "engine=deepspeed", *one, batch, f"parallel.zero_stage={zero}", *keys, world=8)
         return found.stages[0]
 
-    parameters = report("gpt-345m").parameters
+    one_rank = report("gpt-345m", "parallel.pipeline=1", "parallel.tensor=1", "parallel.data=8", world=8)
+    parameters, vocabulary = one_rank.parameters, one_rank.padded_vocab_size
     # Bytes of each weight: gradients on the GPU, and all on the host. In bf16, sums of gradients are fp32.
     for zero, gradients, host in ((1, 4 + 4 / 8, 18 / 8), (2, 4 / 8, 18 / 8), (3, 0, 20 / 8)):
         kept = stage("gpt-345m", zero)
         assert kept.host == 0
         states = stage("gpt-345m", zero, "offload_optimizer")
         on_gpu = states.memory.gradients
-        assert states.memory == dataclasses.replace(kept.memory, optimiser=0, gradients=on_gpu)
+        # A buffer is as large as the word embedding.
+        buffers = kept.memory.buffers + (0 if zero == 3 else 2 * 1024 * vocabulary)
+        expected = dataclasses.replace(kept.memory, optimiser=0, gradients=on_gpu, buffers=buffers)
+        assert states.memory == expected
         assert on_gpu == pytest.approx(gradients * parameters, rel=1e-6)
         assert states.host == pytest.approx(host * parameters, rel=1e-6)
     both = ("offload_optimizer", "offload_parameters")
