@@ -91,10 +91,11 @@ def layout_of(config: Config, world_size: int) -> dict[str, Any]:
 
 
 def describe(layout: Mapping[str, Any]) -> str:
-    """Return a layout for messages; the product of its axes is the world size."""
+    """Return a layout for messages; the product of TP, CP, PP and DP is the world size."""
     context = f" x CP {layout['context']}" if "context" in layout else ""
+    experts = f"EP {layout['expert']}, " if "expert" in layout else ""
     return (
-        f"TP {layout['tensor']}{context} x PP {layout['pipeline']} x DP {layout['data']}, "
+        f"TP {layout['tensor']}{context} x PP {layout['pipeline']} x DP {layout['data']}, {experts}"
         f"ZeRO {layout['zero_stage']}, {layout['precision']}, {layout.get('engine', 'deepspeed')}"
     )
 

@@ -250,7 +250,7 @@ class Checkpoints:
         before, now = identity.describe(manifest.layout), identity.describe(self._layout)
         self._log(
             f"  successfully loaded checkpoint from {storage.directory} at iteration {manifest.iteration}"
-            + (f" (saved as {before}, now {now})" if manifest.layout != self._layout else "")
+            + (f" (saved as {before}, now {now})" if before != now else "")
         )
 
     def _tensors(

@@ -292,6 +292,8 @@ def test_a_layout_names_its_engine() -> None:
     # DeepSpeed's checkpoints leave it out.
     for layout, engine in ((LAYOUT, "deepspeed"), ({**LAYOUT, "engine": "native"}, "native")):
         assert identity.describe(layout) == f"TP 1 x PP 1 x DP 1, ZeRO 1, fp32, {engine}"
+    experts = identity.describe({**LAYOUT, "data": 4, "expert": 2})
+    assert experts == "TP 1 x PP 1 x DP 4, EP 2, ZeRO 1, fp32, deepspeed"
 
 
 def test_a_copy_that_does_not_reach_the_disk_has_failed(
