@@ -64,6 +64,7 @@ def write(
     rows = -(-(model.vocab_size + model.vocab_extra_ids) // step) * step
     arguments = argparse.Namespace(**arguments_of(model, tensor, pipeline, rows, kind, virtual))
     unfinished = target.with_name(target.name + PARTIAL)
+    shapes = {name: shard_spec.shape for name, shard_spec in models.shard_specs(model).items()}
     total = 0
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, unfinished, ignore_errors=True)
@@ -79,7 +80,7 @@ def write(
                     folder = unfinished / RELEASE / f"mp_rank_{rank:02d}{suffix}"
                     folder.mkdir(parents=True)
                     content = {"args": arguments, "checkpoint_version": 3.0, "iteration": 0}
-                    total += _write_rank(folder / FILE, content, source, parts)
+                    total += _write_rank(folder / FILE, content, source.whole, shapes, parts)
             (unfinished / LATEST).write_text(RELEASE, encoding="utf-8")
             unfinished.rename(target)
         except OSError as error:
@@ -91,13 +92,29 @@ Part = Callable[[Callable[[str], torch.Tensor]], Iterator[tuple[str, torch.Tenso
 """Takes a function from our names to whole weights; yields one rank's weights by Megatron's names."""
 
 
-def _write_rank(path: Path, content: Mapping[str, Any], source: Any, parts: Mapping[str, Part]) -> int:
-    """Write one rank's file, a weight at a time into the mapped file, and return the weights' bytes."""
-    shard_specs = models.shard_specs(source.model)
+def _write_rank(
+    path: Path,
+    content: Mapping[str, Any],
+    whole: Callable[[str], torch.Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    parts: Mapping[str, Part],
+) -> int:
+    """Write one rank's file, a weight at a time into the mapped file.
+
+    Args:
+        path: The file.
+        content: What it has in addition to weights.
+        whole: Returns whole weights by our names.
+        shapes: Their shapes.
+        parts: Where it has weights, and which.
+
+    Returns:
+        The bytes of the weights.
+    """
     room = {
         key: OrderedDict(
             (name, torch.empty(weight.shape, dtype=weight.dtype))
-            for name, weight in part(lambda name: torch.empty(shard_specs[name].shape, device="meta"))
+            for name, weight in part(lambda name: torch.empty(shapes[name], device="meta"))
         )
         for key, part in parts.items()
     }
@@ -110,7 +127,7 @@ def _write_rank(path: Path, content: Mapping[str, Any], source: Any, parts: Mapp
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
         mapped = load(path)
     for key, part in parts.items():
-        for name, weight in part(source.whole):
+        for name, weight in part(whole):
             mapped[key][name].copy_(weight)
     del mapped
     # Only fsync reports that the disk could not take a page of the mapped file.
