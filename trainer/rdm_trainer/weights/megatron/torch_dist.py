@@ -74,13 +74,13 @@ class TorchDistSource:
             for key, saved in self._metadata.state_dict_metadata.items()
             if isinstance(saved, TensorStorageMetadata)
         }
-        names = ("embedding.word_embeddings.weight",)
-        self._prefix = next((one for one in _PREFIXES if one + names[0] in self._sizes), "")
+        name = "embedding.word_embeddings.weight"
+        self._prefix = next((one for one in _PREFIXES if one + name in self._sizes), "")
         kind = reading.kind_of((key.removeprefix(self._prefix) for key in self._sizes), where)
         self.model = model_of(arguments, str(where), kind)
         self._tokens = self.model.vocab_size + self.model.vocab_extra_ids
-        self._by_name = {one.ours: self._found(one) for one in placed(self.model)}
         self._placed = {one.ours: one for one in placed(self.model)}
+        self._by_name = {name: self._found(one) for name, one in self._placed.items()}
         self._require_layers()
         self._require_known()
         bias = self._prefix + reading.HEAD_BIAS
