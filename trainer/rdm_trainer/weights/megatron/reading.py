@@ -258,6 +258,10 @@ def load(path: Path) -> dict[str, Any]:
         TrainerError: It cannot be read, or has no arguments.
     """
     try:
+        if _is_program(path):
+            raise TrainerError(
+                f"{path} has a TorchScript program, which is not read; save it with Megatron-LM."
+            )
         found = torch.load(path, map_location="cpu", weights_only=False, mmap=True, pickle_module=_DataOnly)
     except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise TrainerError(f"{path} cannot be read: {error}.", exit_code=FAILED) from None
@@ -266,6 +270,14 @@ def load(path: Path) -> dict[str, Any]:
             f"{path} does not say what its model is: it has no args; save it with Megatron-LM."
         )
     return found
+
+
+def _is_program(path: Path) -> bool:
+    """Return whether a file has a TorchScript program, whose code ``torch.load`` might run."""
+    with path.open("rb") as file:
+        return torch.serialization._is_zipfile(file) and (
+            "constants.pkl" in torch._C.PyTorchFileReader(file).get_all_records()
+        )
 
 
 _OLDER = (
