@@ -13,7 +13,7 @@ from rdm_core.config import ModelConfig
 from rdm_core.config.read import from_dict
 from rdm_core.errors import TrainerError, divisors
 
-__all__ = ["arguments_of", "expert_ranks", "model_of", "refuse"]
+__all__ = ["arguments_of", "degrees_of", "model_of", "refuse"]
 
 _LLAMA3 = {
     "kind": "llama3",
@@ -103,8 +103,6 @@ def _t5_of(found: Mapping[str, Any], source: str) -> dict[str, Any]:
         "add_qkv_bias": False,
         "qk_layernorm": False,
         "window_size": None,
-        "encoder_tensor_model_parallel_size": 0,
-        "encoder_pipeline_model_parallel_size": 0,
     }
     _require_values(found, unknown, source)
     return {
@@ -201,8 +199,13 @@ def _window_of(found: Mapping[str, Any], source: str) -> int | None:
     return int(window[0]) + 1
 
 
-def expert_ranks(found: Mapping[str, Any], tensor: int, source: str) -> int:
-    """Return how many ranks share the experts of a training."""
+def degrees_of(found: Mapping[str, Any], source: str) -> tuple[int, int, int]:
+    """Return the tensor, pipeline and expert degrees of a checkpoint in the format ``torch``.
+
+    Raises:
+        TrainerError: Its experts, or a T5's encoder, had degrees of their own.
+    """
+    tensor, pipeline = (int(found[f"{axis}_model_parallel_size"]) for axis in ("tensor", "pipeline"))
     sharing = found.get("expert_tensor_parallel_size")
     if found.get("num_experts") is not None and sharing not in (None, tensor):
         raise TrainerError(
@@ -210,7 +213,13 @@ def expert_ranks(found: Mapping[str, Any], tensor: int, source: str) -> int:
             f"{tensor}, and in its format torch only equal ones are read; save it with --ckpt-format "
             "torch_dist."
         )
-    return int(found.get("expert_model_parallel_size") or 1)
+    for key in ("encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size"):
+        if found.get(key):
+            raise TrainerError(
+                f"{source} was trained with {key} {found[key]}, and in its format torch only 0 is read; save "
+                "it with --ckpt-format torch_dist."
+            )
+    return tensor, pipeline, int(found.get("expert_model_parallel_size") or 1)
 
 
 def arguments_of(
@@ -312,7 +321,7 @@ def refuse(model: ModelConfig, tensor: int, pipeline: int, virtual: int) -> None
             "Hugging Face."
         )
     if model.kind == "t5":
-        _refuse_t5(model, pipeline)
+        _refuse_t5(model, pipeline, virtual)
     if model.activation not in ("gelu", "swiglu") or model.softmax_scale is not None:
         raise TrainerError(
             f"model.activation {model.activation} with softmax_scale {model.softmax_scale} is not written "
@@ -355,12 +364,12 @@ def refuse(model: ModelConfig, tensor: int, pipeline: int, virtual: int) -> None
         )
 
 
-def _refuse_t5(model: ModelConfig, pipeline: int) -> None:
-    """Reject a T5 or a number of stages that Megatron does not have."""
-    if pipeline > 1:
+def _refuse_t5(model: ModelConfig, pipeline: int, virtual: int) -> None:
+    """Reject a T5 or a pipeline that Megatron does not have."""
+    if pipeline > 1 or virtual > 1:
         raise TrainerError(
-            f"A T5 is not written with {pipeline} stages, which Megatron-core does not have for it; leave "
-            "--pipeline out."
+            "A T5 is written for one stage, because Megatron-core has no pipelines for it; leave --pipeline "
+            "and --virtual-pipeline out."
         )
     if model.decoder_blocks != model.layers:
         raise TrainerError(

@@ -16,7 +16,7 @@ import torch
 
 from rdm_core.config import TokenizerConfig
 from rdm_core.errors import FAILED, TrainerError
-from rdm_trainer.weights.megatron.arguments import expert_ranks, model_of
+from rdm_trainer.weights.megatron.arguments import degrees_of, model_of
 from rdm_trainer.weights.megatron.tensors import EXPERTS, Placed, blocks_of, placed
 
 __all__ = [
@@ -94,9 +94,7 @@ class MegatronSource:
                 "and save it with a later Megatron-LM."
             )
         chunks = _chunks(first, found[0])
-        tensor = int(arguments["tensor_model_parallel_size"])
-        pipeline = int(arguments["pipeline_model_parallel_size"])
-        expert = expert_ranks(arguments, tensor, str(self.where))
+        tensor, pipeline, expert = degrees_of(arguments, str(self.where))
         stages = [f"_{stage:03d}" if pipeline > 1 else "" for stage in range(pipeline)]
         last = self.where / f"mp_rank_00{stages[-1]}{'_000' if expert > 1 else ''}" / FILE
         kind = kind_of(_names(load(last).get(chunks[-1], {})), self.where)
