@@ -11,10 +11,19 @@ import torch
 
 from rdm_core.config import ModelConfig
 
-__all__ = ["EXPERTS", "Placed", "blocks_of", "fused", "names_of", "placed"]
+__all__ = ["EXPERTS", "HEAD_BIAS", "Placed", "blocks_of", "fused", "names_of", "placed", "separate"]
 
 EXPERTS = "mlp.experts.local_experts."
 """What precedes an expert's number in a block; Megatron-core's ``SequentialMLP`` has the name."""
+
+HEAD_BIAS = "output_layer.bias"
+"""What the head of a T5 with tied embeddings has there in addition."""
+
+_FUSED = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+}
+"""Norms, and their names in Transformer Engine's layers that include them."""
 
 _T5_TWICE = {"output_layer.": "lm_head.output_layer.", "embedding.position": "position"}
 """Megatron-core's T5 has these parts under two names each, and so have its files."""
@@ -181,8 +190,17 @@ def fused(name: str, *, experts: bool = False) -> str:
         name: The name.
         experts: The block has experts, so that its second norm is separate.
     """
-    name = name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
-    return name if experts else name.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
+    for own, included in _FUSED.items():
+        if not (experts and included.startswith("mlp.")):
+            name = name.replace(own, included)
+    return name
+
+
+def separate(name: str) -> str:
+    """Undo :func:`fused`."""
+    for own, included in _FUSED.items():
+        name = name.replace(included, own)
+    return name
 
 
 def names_of(model: ModelConfig, name: str) -> list[str]:

@@ -23,7 +23,8 @@ from rdm_trainer.checkpoint.boxes import Box
 from rdm_trainer.checkpoint.distributed import METADATA, Saved, read_metadata
 from rdm_trainer.weights.megatron import reading
 from rdm_trainer.weights.megatron.arguments import model_of
-from rdm_trainer.weights.megatron.tensors import Placed, blocks_of, fused, placed
+from rdm_trainer.weights.megatron.names import kind_of
+from rdm_trainer.weights.megatron.tensors import HEAD_BIAS, Placed, blocks_of, fused, placed
 
 __all__ = ["TorchDistSource", "is_checkpoint"]
 
@@ -76,14 +77,14 @@ class TorchDistSource:
         }
         name = "embedding.word_embeddings.weight"
         self._prefix = next((one for one in _PREFIXES if one + name in self._sizes), "")
-        kind = reading.kind_of((key.removeprefix(self._prefix) for key in self._sizes), where)
+        kind = kind_of((key.removeprefix(self._prefix) for key in self._sizes), where)
         self.model = model_of(arguments, str(where), kind)
         self._tokens = self.model.vocab_size + self.model.vocab_extra_ids
         self._placed = {one.ours: one for one in placed(self.model)}
         self._by_name = {name: self._found(one) for name, one in self._placed.items()}
         self._require_layers()
         self._require_known()
-        bias = self._prefix + reading.HEAD_BIAS
+        bias = self._prefix + HEAD_BIAS
         if bias in self._sizes:
             reading.refuse_bias(self._tensor(_Found(bias, None))[: self._tokens], where)
 

@@ -182,5 +182,5 @@ def _part(
                     yield key, weight.to(dtype)
     if model.kind == "t5" and model.tied_embeddings:
         # Then its head has a bias there, and here it has none.
-        for name in tensors.names_of(model, "output_layer.bias"):
+        for name in tensors.names_of(model, tensors.HEAD_BIAS):
             yield name, torch.zeros(rows // ranks, dtype=dtype)
