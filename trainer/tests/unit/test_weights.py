@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from rdm_core.config import Config, ModelConfig, RopeScalingConfig, TokenizerConfig, check, load
 from rdm_core.errors import TrainerError
@@ -95,9 +96,10 @@ class InMemory:
         self.where, self.model, self.dtype = Path("memory"), model, "float32"
         self.tokenizer: TokenizerConfig | None = None
         self.built = built
+        self.weights = dict(built.named_parameters())
 
     def whole(self, name: str) -> torch.Tensor:
-        weight = dict(self.built.named_parameters())[name]
+        weight = self.weights[name]
         vocabulary = self.model.vocab_size + self.model.vocab_extra_ids
         rows = vocabulary if shard_spec_of(weight).vocabulary else None
         return weight.data[:rows]
@@ -113,12 +115,14 @@ def build(model: ModelConfig, topology: Topology | None = None, **options: Any) 
 
 
 def shaken(model: ModelConfig) -> InMemory:
-    """Return a model with all initial weights changed: norms of one and biases of zero hide mistakes."""
-    made = build(model)
+    """Return a model with random weights everywhere: norms of one and biases of zero hide mistakes."""
     generator = torch.Generator().manual_seed(1)
-    for weight in made.parameters():
-        weight.data.add_(torch.randn(weight.shape, generator=generator) * 0.1)
-    return InMemory(model, made)
+
+    def filled(module: nn.Module, _prefix: str) -> None:
+        for weight in module.parameters():
+            weight.data.normal_(shard_spec_of(weight).constant, 0.1, generator=generator)
+
+    return InMemory(model, build(model, fill=filled))
 
 
 @pytest.mark.parametrize("name", MODELS)
