@@ -9,8 +9,10 @@ A block's experts are along the next dimension, or have a tensor each, whatever 
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,26 +92,33 @@ class TorchDistSource:
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter; a vocabulary's without padding."""
-        return self._joined(name, [self._tensor(one) for one in self._by_name[name]])
+        return self._joined(name, map(self._tensor, self._by_name[name]))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a whole parameter without reading it."""
-        parts = [torch.empty(self._size(one), device="meta") for one in self._by_name[name]]
+        parts = (torch.empty(self._size(one), device="meta") for one in self._by_name[name])
         return tuple(self._joined(name, parts).shape)
 
-    def _joined(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
-        one = self._placed[name]
+    def _joined(self, name: str, parts: Iterator[torch.Tensor]) -> torch.Tensor:
+        """Return a parameter, made from the tensors in the files."""
+        one, count = self._placed[name], len(self._by_name[name])
+        whole = next(parts)
+        if count > 1 or (one.experts and whole.dim() == 2):
+            # One at a time: stacking would have all of them in memory twice.
+            first, whole = whole, whole.new_empty((count, *whole.shape))
+            for row, part in zip(whole, itertools.chain([first], parts), strict=True):
+                row.copy_(part)
         if one.experts:
             # A tensor for each expert and matrix, or for each expert, or one.
-            whole: torch.Tensor = torch.stack(parts) if parts[0].dim() == 2 else parts[0]
-            if len(parts) == one.experts * one.matrices > one.experts:
+            if count == one.experts * one.matrices > one.experts:
                 whole = whole.unflatten(0, (one.experts, one.matrices))
             elif one.matrices:
                 whole = whole.unflatten(1, (one.matrices, -1))
-            return whole
-        if one.matrices:
-            return torch.stack(parts) if len(parts) > 1 else parts[0].unflatten(0, (one.matrices, -1))
-        return one.join([parts], self._tokens)
+        elif not one.matrices:
+            whole = one.join([[whole]], self._tokens)
+        elif count == 1:
+            whole = whole.unflatten(0, (one.matrices, -1))
+        return whole
 
     def _found(self, one: Placed) -> list[_Found]:
         """Return the tensors in the files that make up a parameter."""
