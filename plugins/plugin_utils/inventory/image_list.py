@@ -92,7 +92,7 @@ def distribution_problems(node: str, variables: Mapping[str, Any]) -> list[Probl
         what, hint = f"images_bandwidth {bandwidth:g}", "give megabits per second, or 0 for no limit"
         problems.append(Problem(node, what, "is less than nothing", hint))
     if free < 0:
-        what, hint = f"images_min_free_bytes {free}", "give bytes, or 0 to require only what the archives need"
+        what, hint = f"images_min_free_bytes {free}", "give bytes, or 0 to need no more than the archives"
         problems.append(Problem(node, what, "is less than nothing", hint))
     if not cache.startswith("/"):
         hint = "write it as an absolute path, such as /var/cache/rdm"
