@@ -112,6 +112,7 @@ def test_a_node_that_goes_down_during_the_run_and_an_engine_that_restarts(lab: L
     lab.lab("start", "n3")
     assert_repaired(lab, *note)
     assert "NOTE=of this run" in lab.container("n3", "{{.Config.Env}}")
+    assert changed(lab.json("up")) == list(NODES), "as the next tests expect them"
 
 
 def test_a_lost_shared_connection_is_reported_and_the_next_run_opens_another(lab: Lab) -> None:
