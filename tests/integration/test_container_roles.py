@@ -177,7 +177,7 @@ def test_mounts_are_labelled_where_selinux_confines_the_container(
     def mounts(*secured: str, **more: Any) -> list[str]:
         played = play("container", tmp_path, bare.socket, *secured, several=({}, {}), **variables, **more)
         assert played.status == 0, played.output
-        assert played.changes[1] == 0, "the engine tells them as they were asked for"
+        assert played.changes[1] == 0, "the engine shows the options as they were given"
         host: dict[str, Any] = bare.api.get("/containers/rdm/json")["HostConfig"]
         assert host["UsernsMode"] == "host"
         return sorted(bind.partition(":")[2] for bind in host["Binds"])

@@ -22,7 +22,7 @@ def _megatron_core_on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
     unchanged = types.SimpleNamespace(fork=contextlib.nullcontext)
     monkeypatch.setattr(tensor_parallel, "get_cuda_rng_tracker", lambda: unchanged)
-    # Its name is defined only with Transformer Engine, and asked for without it.
+    # Its name is defined only with Transformer Engine, and read without it, too.
     monkeypatch.setattr(moe_utils, "te_general_gemm", None, raising=False)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
