@@ -81,7 +81,6 @@ def done(result: Any, phase: str = "") -> set[tuple[str, str, str]]:
 
 def repaired(right: Lab, plants: list[Plant], *arguments: str) -> Any:
     """Make changes by hand, and let a run repair what a check has found; return the run's result."""
-    touched = {node for node, _, _, _ in plants}
     for node, script, _, _ in plants:
         right.on(node, "sh", "-c", script)
     predicted = right.json("check", "--exit-code", *arguments, expect=1)
@@ -95,8 +94,6 @@ def repaired(right: Lab, plants: list[Plant], *arguments: str) -> Any:
             node,
             result["work"],
         )
-    assert set(result["work"]) == touched
-    assert set(changed(result)) <= touched
     assert [right.container(node) for node in NODES] == ["running"] * 3
     return result
 
