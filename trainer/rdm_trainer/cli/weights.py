@@ -89,7 +89,7 @@ def export(
     CHECKPOINT is a job's directory, its checkpoints/, or a model in either format. Whatever layout wrote it,
     the files are the same: config.json, safetensors with their index, and the tokenizer's files. GPT-2,
     Llama, Mistral, Qwen2, Qwen3, Mixtral, T5 and BERT. For Megatron it is a release checkpoint in its format
-    torch, without a tokenizer.
+    torch, without a tokenizer's files.
     """
     layout = ("tensor", "pipeline", "virtual_pipeline", "transformer_impl")
     others = ("shard_size",) if kind == "megatron" else layout

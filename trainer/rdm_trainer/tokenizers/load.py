@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from rdm_trainer.tokenizers.special_tokens import (
     special_tokens,
 )
 
-__all__ = ["Encoder", "Tokenizer", "load"]
+__all__ = ["Encoder", "Tokenizer", "is_lower_case", "load"]
 
 
 class Encoder(Protocol):
@@ -87,9 +88,14 @@ def load(files: TokenizerFiles) -> Tokenizer:
         from tokenizers import BertWordPieceTokenizer
 
         pieces = read_wordpieces(existing(files.vocab, "vocab"))
-        capitals = any(re.search("[A-Z]", piece) for piece in pieces if not re.fullmatch(r"\[.*\]", piece))
-        return Tokenizer(_Library(BertWordPieceTokenizer(pieces, lowercase=not capitals)._tokenizer), special)
+        library = BertWordPieceTokenizer(pieces, lowercase=is_lower_case(pieces))._tokenizer
+        return Tokenizer(_Library(library), special)
     return Tokenizer(_Library(_from_file(existing(files.file, "file"))), special)
+
+
+def is_lower_case(pieces: Iterable[str]) -> bool:
+    """Return whether a vocabulary of word pieces has no capital letter outside of special tokens."""
+    return not any(re.search("[A-Z]", piece) for piece in pieces if not re.fullmatch(r"\[.*\]", piece))
 
 
 def _from_file(path: Path) -> Any:

@@ -293,6 +293,11 @@ def test_what_megatron_has_not_is_one_sentence(tmp_path: Path) -> None:
         (LEARNED, {"virtual": 2}, "A T5 is written for one stage"),
         (dataclasses.replace(LEARNED, decoder_layers=3), {}, "decoder_layers 3 with layers 2"),
         (dataclasses.replace(LEARNED, scale_logits=True), {}, "scale_logits true and biases all"),
+        (
+            dataclasses.replace(LEARNED, position_embedding="rope"),
+            {},
+            "position_embedding rope of a t5 is not written for Megatron; take relative or learned",
+        ),
         (dataclasses.replace(LEARNED, activation="relu"), {}, "model.activation relu"),
         (dataclasses.replace(LEARNED, softmax_scale=1.0), {}, "softmax_scale 1.0 is not written"),
         (dataclasses.replace(GPT2, kind="bert"), {}, "model.kind is bert"),

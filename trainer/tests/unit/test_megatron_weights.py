@@ -21,7 +21,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.nn import functional
 
-from rdm_core.config import Config, ModelConfig, RopeScalingConfig, check, load
+from rdm_core.config import Config, ModelConfig, RopeScalingConfig, TokenizerConfig, check, load
 from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint.boxes import Box
 from rdm_trainer.checkpoint.distributed import METADATA, read_metadata, write
@@ -207,6 +207,33 @@ def test_scaled_positions_and_windows_are_megatrons_arguments(tmp_path: Path) ->
         # A token and the five before it.
         "mistral": (False, 8.0, (5, 0), None),
     }
+
+
+def test_the_kind_of_the_tokenizer_is_an_argument_where_it_is_known(tmp_path: Path) -> None:
+    special = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
+    (tmp_path / "lower.txt").write_text(f"{special}berlin\n")
+    (tmp_path / "cased.txt").write_text(f"{special}Berlin\n")
+
+    def written(target: str, source: Any) -> Any:
+        writing.write(source, tmp_path / target)
+        file = tmp_path / target / "release/mp_rank_00/model_optim_rng.pt"
+        return vars(torch.load(file, weights_only=False)["args"]).get("tokenizer_type", "unknown")
+
+    source = shaken(MODELS["gpt"])
+    for number, (tokenizer, expected) in enumerate(
+        (
+            (None, "unknown"),
+            (TokenizerConfig("gpt2", vocab="not-here.json", merges="not-here.txt"), "GPT2BPETokenizer"),
+            (TokenizerConfig("huggingface", file="not-here.json"), "HuggingFaceTokenizer"),
+            (TokenizerConfig("wordpiece", vocab=str(tmp_path / "lower.txt")), "BertWordPieceLowerCase"),
+            (TokenizerConfig("wordpiece", vocab=str(tmp_path / "cased.txt")), "BertWordPieceCase"),
+            (TokenizerConfig("wordpiece", vocab="not-here.txt"), "unknown"),
+        )
+    ):
+        source.tokenizer = tokenizer
+        assert written(f"out{number}", source) == expected, tokenizer
+        # Its file is not there, but the argument is, for another export.
+        assert written(f"again{number}", open_source(tmp_path / f"out{number}")) == expected, tokenizer
 
 
 def test_a_rank_has_megatrons_names_and_its_own_rows(tmp_path: Path) -> None:
@@ -495,7 +522,9 @@ def test_from_and_to_megatron_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_what_megatron_has_not_is_one_sentence(tmp_path: Path) -> None:
+    relative = dataclasses.replace(MODELS["gpt"], position_embedding="relative")
     cases: list[tuple[ModelConfig, dict[str, Any], str]] = [
+        (relative, {}, "position_embedding relative of a gpt is not written .*; take rope or learned"),
         (MODELS["gpt"], {"tensor": 3}, "attention_heads 4 are not divisible by 3"),
         (MODELS["gpt"], {"pipeline": 3}, "4 layers are not divisible by 3 stages; take 1, 2 or 4"),
         (MODELS["gpt"], {"pipeline": 2, "virtual": 3}, "4 layers are not divisible by 2 x 3 chunks"),

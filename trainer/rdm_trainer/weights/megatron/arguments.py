@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from rdm_core.config import ModelConfig
+from rdm_core.config import ModelConfig, TokenizerConfig
 from rdm_core.config.read import from_dict
 from rdm_core.errors import TrainerError, divisors
+from rdm_trainer.tokenizers.load import is_lower_case
+from rdm_trainer.tokenizers.special_tokens import read_wordpieces
 
-__all__ = ["arguments_of", "degrees_of", "model_of", "refuse"]
+__all__ = ["arguments_of", "degrees_of", "model_of", "refuse", "tokenizer_type_of"]
 
 _LLAMA3 = {
     "kind": "llama3",
@@ -282,6 +285,18 @@ def arguments_of(
     }
 
 
+def tokenizer_type_of(tokenizer: TokenizerConfig | None) -> str | None:
+    """Return the ``--tokenizer-type`` of a Megatron training with a tokenizer; None if it is not known."""
+    if tokenizer is None:
+        return None
+    if tokenizer.kind == "wordpiece":
+        if tokenizer.vocab is None or not Path(tokenizer.vocab).is_file():
+            return None
+        is_lower = is_lower_case(read_wordpieces(Path(tokenizer.vocab)))
+        return "BertWordPieceLowerCase" if is_lower else "BertWordPieceCase"
+    return "GPT2BPETokenizer" if tokenizer.kind == "gpt2" else "HuggingFaceTokenizer"
+
+
 def _t5_arguments(model: ModelConfig) -> dict[str, Any]:
     return {
         "encoder_num_layers": model.layers,
@@ -322,6 +337,12 @@ def refuse(model: ModelConfig, tensor: int, pipeline: int, virtual: int) -> None
         )
     if model.kind == "t5":
         _refuse_t5(model, pipeline, virtual)
+    known = _POSITIONS[model.kind].values()
+    if model.position_embedding not in known:
+        raise TrainerError(
+            f"model.position_embedding {model.position_embedding} of a {model.kind} is not written for "
+            f"Megatron; take {' or '.join(known)}."
+        )
     if model.activation not in ("gelu", "swiglu") or model.softmax_scale is not None:
         raise TrainerError(
             f"model.activation {model.activation} with softmax_scale {model.softmax_scale} is not written "

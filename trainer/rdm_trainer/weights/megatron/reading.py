@@ -66,6 +66,9 @@ class MegatronSource:
     Args:
         where: The step's directory.
 
+    Attributes:
+        tokenizer_type: The training's ``--tokenizer-type``, if its arguments have it.
+
     Raises:
         TrainerError: It is in another format, or its model has a feature that ours lack.
     """
@@ -83,6 +86,7 @@ class MegatronSource:
             )
         first = load(found[0])
         arguments = vars(first["args"])
+        self.tokenizer_type: str | None = arguments.get("tokenizer_type")
         version = float(first.get("checkpoint_version", 0))
         if version < 2.0:
             raise TrainerError(

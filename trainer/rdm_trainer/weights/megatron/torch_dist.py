@@ -53,6 +53,9 @@ class TorchDistSource:
     Args:
         where: The step's directory.
 
+    Attributes:
+        tokenizer_type: The training's ``--tokenizer-type``, if its arguments have it.
+
     Raises:
         TrainerError: It is not complete, or its model has a feature that ours lack.
     """
@@ -67,6 +70,7 @@ class TorchDistSource:
                 f"{where} has no {_COMMON}, which says what its model is; save it with Megatron-LM."
             )
         arguments = vars(reading.load(where / _COMMON)["args"])
+        self.tokenizer_type: str | None = arguments.get("tokenizer_type")
         self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
         try:
             self._metadata = read_metadata(where)

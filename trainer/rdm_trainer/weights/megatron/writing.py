@@ -21,7 +21,7 @@ from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer import models
 from rdm_trainer.checkpoint.files import PARTIAL
 from rdm_trainer.weights.megatron import tensors
-from rdm_trainer.weights.megatron.arguments import arguments_of, refuse
+from rdm_trainer.weights.megatron.arguments import arguments_of, refuse, tokenizer_type_of
 from rdm_trainer.weights.megatron.reading import FILE, LATEST, RELEASE, load
 
 __all__ = ["write"]
@@ -63,6 +63,9 @@ def write(
     step = model.make_vocab_size_divisible_by * tensor
     rows = -(-(model.vocab_size + model.vocab_extra_ids) // step) * step
     arguments = argparse.Namespace(**arguments_of(model, tensor, pipeline, rows, kind, virtual))
+    tokenizer = getattr(source, "tokenizer_type", None) or tokenizer_type_of(source.tokenizer)
+    if tokenizer is not None:
+        arguments.tokenizer_type = tokenizer
     unfinished = target.with_name(target.name + PARTIAL)
     shapes = {name: shard_spec.shape for name, shard_spec in models.shard_specs(model).items()}
     total = 0
