@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.product import NODES, Lab, Product, changed, running_lab, wait_until
+from tests.e2e.product import DEADLINE_S, NODES, Lab, Product, changed, running_lab, wait_until
 from tests.labs import lab_name
 
 PHASES = ("preflight", "images", "network", "container")
@@ -70,7 +70,7 @@ def test_a_peer_an_engine_and_control_processes_die_on_the_way_up(lab: Lab, phas
     run = lab.start("up", *peers, "--extra-vars", "images_bandwidth=200")
     fetched = "/var/cache/rdm/peers/*.tar"
     script = f'until [ -s {fetched} ]; do sleep 0.02; done; kill -9 "$(cut -d " " -f 1 {fetched[:-3]}lock)"'
-    lab.on("n3", "timeout", "200", "sh", "-c", script)
+    lab.on("n3", "timeout", str(DEADLINE_S), "sh", "-c", script)
     lab.kill_engine("n1", "KILL", when="ls /var/lib/docker/tmp/docker-import-* >/dev/null 2>&1")
     output = " ".join(run.end(expect=1).split())
     assert "2 nodes failed" in output
@@ -95,7 +95,7 @@ def test_a_peer_an_engine_and_control_processes_die_on_the_way_up(lab: Lab, phas
 def test_a_node_that_goes_down_during_the_run_and_an_engine_that_restarts(lab: Lab) -> None:
     note = ["--extra-vars", "container_env={NOTE: of this run}"]
     lab.provisioned()
-    run = lab.start("up", *note, "--extra-vars", "ansible_timeout=20")
+    run = lab.start("up", *note)
     run.after("preflight")
     lab.pull_the_plug("n3")
     output = run.end(expect=1)
@@ -106,7 +106,7 @@ def test_a_node_that_goes_down_during_the_run_and_an_engine_that_restarts(lab: L
     for node in ("n1", "n2"):
         assert "NOTE=of this run" in lab.container(node, "{{.Config.Env}}")
     # A node that is down before a run does not stop it on the others, either.
-    output = lab.json("up", *note, "--extra-vars", "ansible_timeout=20", expect=1)
+    output = lab.json("up", *note, expect=1)
     assert (output["unreachable"], output["failed"]) == (["n3"], [])
     engine_restarts(lab, "n1")
     lab.lab("start", "n3")
