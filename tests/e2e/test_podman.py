@@ -22,7 +22,7 @@ def test_the_cycle(product: Product) -> None:
         made = lab.json("up")
         assert sorted(changed(made)) == ["n1", "n2"]
         assert made["fabric"]["verdicts"]["n2"]["ok"]
-        assert lab.on("n1", "podman", "exec", "rdm", "ping", "-c", "1", "-w", "9", "192.169.16.101")
+        assert lab.on("n1", "podman", "exec", "rdm", "ping", "-c", "1", "-w", "60", "192.169.16.101")
         status = lab.json("status")
         assert all("Podman" in str(status["nodes"][node]) for node in ("n1", "n2"))
 

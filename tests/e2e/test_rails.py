@@ -25,7 +25,7 @@ def test_containers_are_on_both_rails_and_each_is_evaluated(lab: Lab) -> None:
     assert made["ok"]
     assert list(made["fabric"]["rails"]) == ["ib0", "ib1"]
     assert made["fabric"]["rails"]["ib1"]["verdicts"]["n2"]["ok"]
-    assert lab.on("n1", "docker", "exec", "rdm", "ping", "-c", "1", "-w", "9", "192.169.17.101")
+    assert lab.on("n1", "docker", "exec", "rdm", "ping", "-c", "1", "-w", "60", "192.169.17.101")
     assert changed(lab.json("up")) == []
 
     # Its cable to the second switch.

@@ -12,7 +12,7 @@ from tests.e2e.product import changed, problems, wait_until
 from tests.e2e.slurm_lab import NODES, SlurmLab
 from tests.printed_hints import follow
 
-SLEEP = "sleep 600"
+SLEEP = "sleep infinity"
 
 pytestmark = pytest.mark.long
 
