@@ -26,7 +26,7 @@ def lab_name(kind: str, checkout: Path = ROOT) -> str:
 
 def engine_answers() -> bool:
     """Whether this machine's engine runs; where it does not, the first lab starts it."""
-    return subprocess.run(["docker", "version"], capture_output=True, timeout=60).returncode == 0
+    return subprocess.run(["docker", "version"], capture_output=True, timeout=600).returncode == 0
 
 
 def left_over(name: str) -> list[str]:

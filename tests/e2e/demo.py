@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.product import environment
+from tests.e2e.product import COMMAND_S, environment
 
 # The demo's training, but shorter.
 SHORT = "TRAIN=optimisation.train_iterations=4 logging.interval=1"
@@ -36,7 +36,7 @@ class Demo:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=2400,
+            timeout=2 * COMMAND_S,
         )
         assert done.returncode == 0, done.stdout
         return done.stdout

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tests.e2e.product import ADDRESSES, Lab, Product, wait_until
+from tests.e2e.product import ADDRESSES, DEADLINE_S, Lab, Product, wait_until
 from tests.integration.engines import is_of
 from tests.labs import lab_name, left_over
 
@@ -45,7 +45,7 @@ class MachineLab(Lab):
         """End the connections to removed nodes: the next lab's nodes have the same names."""
         for path in self.product.directory.glob("*.ssh"):
             ssh = ["ssh", "-o", f"ControlPath={path}", "-O", "exit", path.stem]
-            subprocess.run(ssh, check=False, capture_output=True, timeout=60)
+            subprocess.run(ssh, check=False, capture_output=True, timeout=DEADLINE_S)
 
     def write(self, node: str, path: str, content: str | bytes) -> None:
         """Write a file on a node, as root."""
@@ -66,7 +66,7 @@ class MachineLab(Lab):
             ["ssh", *connection, node, "--", "sudo", shlex.join(argv)],
             input=given,
             capture_output=True,
-            timeout=300,
+            timeout=DEADLINE_S,
         )
         return subprocess.CompletedProcess(
             done.args, done.returncode, done.stdout.decode(), done.stderr.decode()

@@ -17,10 +17,10 @@ from tests.labs import left_over
 
 ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2", "n3")
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 """A timeout that only a hang reaches: a busy machine needs less."""
-COMMAND_S = 1200.0
-"""The same for a command, because it may train a model."""
+COMMAND_S = 3600.0
+"""The same for a command: it may train a model, or wait until another suite has made the lab's images."""
 RESTS = 3.0
 """The pause after a check, as a multiple of the check's time. Checks start programs in nodes, and would
 otherwise take CPU time from the programs that they wait for."""
@@ -263,7 +263,7 @@ class Lab:
         before = self.engine(node)
         # On the node, because the condition may be true only for a moment.
         script = f'until {when}; do sleep 0.02; done; kill -{signal_name} "$@"'
-        self.on(node, "timeout", str(DEADLINE_S - 40), "sh", "-c", script, "sh", *before.split())
+        self.on(node, "timeout", str(DEADLINE_S), "sh", "-c", script, "sh", *before.split())
         wait_until(
             lambda: self.engine(node) not in ("", before),
             f"the engine of {node} is back",

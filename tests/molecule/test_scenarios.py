@@ -33,7 +33,8 @@ def molecule(*argv: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=1800,
+        # Only a hang reaches it: the first scenario may wait until another suite has made the lab's images.
+        timeout=3600,
     )
     assert done.returncode == 0, (
         f"molecule {' '.join(argv)} exited with {done.returncode}\n{done.stdout[-8000:]}"
