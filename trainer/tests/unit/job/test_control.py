@@ -16,10 +16,16 @@ import pytest
 
 from rdm_job import control, processes
 from rdm_job.control import UNPROVEN, ControlClient, ControlServer
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 SECRET = b"k" * 32
 MEMBERS = 3
+
+
+@pytest.fixture(autouse=True)
+def _no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that a busy machine does not serve for a while is not closed, unless a test wants that."""
+    monkeypatch.setattr(control, "_UNPROVEN_S", DEADLINE_S)
 
 
 @pytest.fixture
