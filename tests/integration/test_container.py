@@ -291,12 +291,6 @@ def test_a_job_that_has_just_started_is_protected(api: DockerAPI, options: Optio
         assert up(options, env={}, protect_jobs=False)["actions"] == ["replace"]
 
 
-def test_a_lock_that_nobody_holds_is_no_job(api: DockerAPI, options: Options, tmp_path: Path) -> None:
-    up(options)
-    (tmp_path / "jobs" / "gpt" / ".agent.n1.lock").touch()
-    assert up(options, env={})["actions"] == ["replace"]
-
-
 @pytest.mark.parametrize("step", range(7))
 def test_the_next_run_repairs_one_that_was_killed_between_two_steps(
     api: DockerAPI, options: Options, step: int, monkeypatch: pytest.MonkeyPatch
@@ -354,13 +348,6 @@ def test_others_containers_stay(api: DockerAPI, options: Options) -> None:
         up(options, env={})
     assert found(api)["State"]["Status"] == "running"
     assert names(api) == ["/rdm", "/rdm.next"]
-
-
-def test_a_container_of_an_earlier_version_is_replaced_once(api: DockerAPI, options: Options) -> None:
-    spec = {"Image": options["image"], "Labels": labels("c", "container")}
-    api.post("/containers/create", spec, name="rdm")
-    assert up(options)["actions"] == ["replace"]
-    assert not up(options)["changed"]
 
 
 def watch(**more: Any) -> dict[str, Any]:

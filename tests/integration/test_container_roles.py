@@ -1,4 +1,4 @@
-"""The roles container and sriov: a container that did not start, and an incomplete set of keys."""
+"""The roles container and sriov: a container that did not start, and what one may do and mount."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from tests.integration.engine import Engine, net, wait_until
 from tests.integration.plays import HOST, Played, run_plays
 
-KEYS = {"id_ed25519", "id_ed25519.pub", "host_ca", "host_ca.pub"}
 NET = net(0)
 SUBNET = f"{NET}.0/24"
 
@@ -184,23 +183,3 @@ def test_mounts_are_labelled_where_selinux_confines_the_container(
 
     assert mounts("selinux", container_shm_size="64M") == ["/etc/rdm:ro,z", "/job:ro,z", "/jobs:z"]
     assert mounts("selinux") == ["/etc/rdm:ro", "/job:ro", "/jobs"], "memory of the node: not confined"
-
-
-def make_keys(directory: Path) -> None:
-    """Run the role until it needs an engine, which is after the keys."""
-    played = play("container", directory, str(directory / "none.sock"), container_image="none")
-    assert played.status != 0
-    assert "none.sock" in played.output
-
-
-def test_a_missing_key_is_made_and_those_that_are_there_are_kept(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    make_keys(tmp_path)
-    made = {name: (keys / name).read_bytes() for name in KEYS}
-    (keys / "host_ca").unlink()
-    make_keys(tmp_path)
-    after = {name: (keys / name).read_bytes() for name in KEYS}
-    assert {name for name in KEYS if after[name] != made[name]} == {"host_ca", "host_ca.pub"}
-    inodes = {name: (keys / name).stat().st_ino for name in KEYS}
-    make_keys(tmp_path)
-    assert {name: (keys / name).stat().st_ino for name in KEYS} == inodes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import resource
 import socket
 import subprocess
@@ -20,7 +19,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
 )
 
 from tests.integration.engine import Engine
-from tests.integration.images import import_image
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +30,6 @@ def container(engine: Engine, busybox_image: str) -> Iterator[str]:
     engine.api.post(f"/containers/{name}/start")
     yield name
     engine.api.delete(f"/containers/{name}", force=True)
-
-
-def test_uses_no_newer_api_than_the_engine_has(engine: Engine) -> None:
-    spoken = [int(part) for part in engine.api.api_version.split(".")]
-    offered = [int(part) for part in engine.api.version()["ApiVersion"].split(".")]
-    assert spoken <= offered
 
 
 def test_get_returns_json_and_text(engine: Engine, container: str) -> None:
@@ -149,24 +141,6 @@ def test_an_error_of_the_source_reaches_the_caller(engine: Engine) -> None:
         engine.api.post_stream("/images/load", broken())
 
 
-def test_an_image_saved_by_the_engine_loads_again(engine: Engine, tmp_path: Path) -> None:
-    rootfs = io.BytesIO()
-    with tarfile.open(fileobj=rootfs, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("empty"))
-    image_id = import_image(engine.api, "rdm-test/again:1", rootfs.getvalue())
-    saved = tmp_path / "again.tar"
-    subprocess.run(
-        ["docker", "save", "-o", str(saved), "rdm-test/again:1"], check=True, env=engine.environment
-    )
-    engine.api.delete("/images/rdm-test/again:1")
-
-    with saved.open("rb") as source:
-        lines = list(engine.api.post_stream("/images/load", iter(lambda: source.read(65536), b"")))
-    assert "rdm-test/again:1" in lines[-1]["stream"]
-    assert engine.api.get("/images/rdm-test/again:1/json")["Id"] == image_id
-    engine.api.delete("/images/rdm-test/again:1")
-
-
 def test_no_socket(tmp_path: Path) -> None:
     with pytest.raises(DockerUnavailable, match=r"no Docker Engine answers at .*: there is no such socket"):
         DockerAPI(str(tmp_path / "docker.sock")).version()
@@ -203,13 +177,3 @@ def test_a_user_who_may_not_use_the_socket(engine: Engine) -> None:
     engine.root.chmod(0o755)
     spoken = subprocess.run(["python3", "-c", code], check=True, capture_output=True, text=True).stdout
     assert spoken.startswith(f"user nobody may not use {engine.socket}: add it to the group")
-
-
-def test_docker_host_is_honoured(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
-    assert DockerAPI().socket == engine.socket
-    monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
-    with pytest.raises(
-        DockerUnavailable, match=r"tcp://192\.0\.2\.1:2375 is not the address of a unix socket"
-    ):
-        DockerAPI()

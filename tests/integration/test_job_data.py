@@ -8,23 +8,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import
 
 from tests.integration.plays import Played, run_plays
 
-NATIVE = (
-    ".metadata",
-    ".metadata.crc32",
-    "__0_0.distcp",
-    "__0_0.distcp.crc32",
-    "manifest.json",
-    "rng_states.pt",
-)
-DEEPSPEED = (
-    "layer_00-model_states.pt",
-    "manifest.json",
-    "mp_rank_00_model_states.pt",
-    "rng_states.pt",
-    "zero_pp_rank_0_mp_rank_00_optim_states.pt",
-)
-"""Files of a checkpoint, by the engine that writes it."""
-
 
 def bring(directory: Path, *flags: str, brought: dict[str, str] | None = None, times: int = 1) -> Played:
     task = {
@@ -68,21 +51,3 @@ def test_data_is_copied_once_and_when_it_is_another(tmp_path: Path) -> None:
     assert "c.bin is copied from the controller" in passed_on.output
     assert "a.bin is copied" not in passed_on.output
     assert not list(tmp_path.glob("*.tar*")), "what was brought is left"
-
-
-def test_checkpoints_of_a_job_are_copied_with_all_files(tmp_path: Path) -> None:
-    (tmp_path / "jobs").mkdir()
-    checkpoints = tmp_path / "tokens" / "gpt" / "checkpoints"
-    files = {
-        "latest": b"global_step4",
-        "latest_checkpointed_iteration.txt": b"4",
-        **{f"global_step4/{name}": name.encode() for name in NATIVE},
-        **{f"global_step2/{name}": name.encode() for name in DEEPSPEED},
-    }
-    for name, content in files.items():
-        (checkpoints / name).parent.mkdir(parents=True, exist_ok=True)
-        (checkpoints / name).write_bytes(content)
-    assert bring(tmp_path, times=2).changes == [1, 0]
-    there = tmp_path / "jobs" / "data" / "gpt" / "checkpoints"
-    arrived = {str(file.relative_to(there)): file.read_bytes() for file in there.rglob("*") if file.is_file()}
-    assert arrived == files

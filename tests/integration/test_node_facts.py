@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.base import host
 from ansible_collections.rdm.provision.plugins.modules import node_facts
 
-from tests.conftest import COLLECTIONS, ROOT
+from tests.conftest import COLLECTIONS
 from tests.integration.engine import Engine, net, private_engine
 
 NET = net(12)
@@ -141,11 +140,6 @@ def test_configured_pools(tmp_path: Path) -> None:
     assert docker["default_address_pools"] == [{"base": "10.216.0.0/16", "size": 24}]
 
 
-def test_an_engine_that_is_stopped(tmp_path: Path) -> None:
-    node = facts(str(tmp_path / "docker.sock"))
-    assert (node["docker"], node["docker_state"]) == (None, "stopped")
-
-
 def test_a_user_who_may_not_use_docker(engine: Engine) -> None:
     engine.root.chmod(0o755)
     node = facts_as(NOBODY, engine.socket)
@@ -163,29 +157,3 @@ def test_root_says_whether_the_login_user_may_use_docker(
     node = facts(engine.socket)
     assert node["login_user"]["name"] == "nobody"
     assert node["docker"]["login_user_allowed"] is False
-
-
-def test_through_ansible(engine: Engine) -> None:
-    done = subprocess.run(
-        [
-            Path(sys.executable).with_name("ansible"),
-            "localhost",
-            "--inventory=localhost,",
-            "--connection=local",
-            "--check",
-            f"--extra-vars=ansible_python_interpreter={sys.executable}",
-            "--module-name=rdm.provision.node_facts",
-            f"--args=docker_socket={engine.socket}",
-        ],
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
-        },
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(done.stdout.partition("=>")[2])
-    assert result["changed"] is False
-    assert result["node"]["docker"]["socket"] == engine.socket

@@ -139,17 +139,6 @@ def test_a_container_is_on_both_rails_and_both_go_with_it(
     assert bare.api.get("/containers/json", all=True) == []
 
 
-def test_a_rail_that_collides_is_refused_with_the_variable_to_set(
-    bare: Engine, busybox_image: str, parents: list[str], tmp_path: Path
-) -> None:
-    subprocess.run(["ip", "addr", "add", f"{NEXT}.7/25", "dev", parents[1]], check=True)
-    played = play(tmp_path, bare, busybox_image, *UP, container_rails=parents)
-    assert played.status != 0
-    assert f"{NEXT}.0/24 overlaps interface {parents[1]} ({NEXT}.7/25)" in played.output
-    assert "choose another subnet with container_rail_subnets" in played.output
-    assert networks(bare) == {}
-
-
 def test_a_rail_whose_network_is_another_is_replaced_on_request(
     bare: Engine, busybox_image: str, parents: list[str], tmp_path: Path
 ) -> None:

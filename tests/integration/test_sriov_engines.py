@@ -14,7 +14,7 @@ from ansible_collections.rdm.provision.rdm_sriov.plugin import networks_of
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engines import newer_engine
-from tests.integration.sriov_node import CONTAINERS, FUNCTIONS, NETWORK, Node, sriov_node
+from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node, sriov_node
 
 
 # Under 26.1 containers get virtual functions in tests/e2e/test_vm.py, too.
@@ -47,17 +47,6 @@ def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
     for name in names:
         node.run(name)
     node.remove(*names)
-    assert node.promised() == {}
-
-
-@pytest.mark.long
-def test_more_containers_than_vfs_at_once(node: Node) -> None:
-    started, refused = node.race(CONTAINERS)
-    assert len(started) == FUNCTIONS
-    for words in refused:
-        assert f"no virtual function of {node.parent} is free: containers have all {FUNCTIONS}" in words
-    assert len({node.address(name) for name in started}) == FUNCTIONS
-    node.remove(*(f"race{number}" for number in range(CONTAINERS)))
     assert node.promised() == {}
 
 

@@ -283,20 +283,6 @@ def test_hundred_reservations_at_once_are_hundred_vfs(client: Client) -> None:
     assert "no virtual function of ib0 is free" in reserve(101)["Err"]
 
 
-def test_hundred_at_once_get_hundred_vfs(client: Client) -> None:
-    def create(number: int) -> Any:
-        return client.call("CreateEndpoint", NetworkID="n", EndpointID=f"e{number}", Interface={})
-
-    with ThreadPoolExecutor(100) as pool:
-        assert all("Err" not in answer for answer in pool.map(create, range(100)))
-    assert "no virtual function of ib0 is free" in create(101)["Err"]
-    joined = {
-        client.call("Join", NetworkID="n", EndpointID=f"e{number}")["InterfaceName"]["SrcName"]
-        for number in range(100)
-    }
-    assert len(joined) == 100
-
-
 def test_hundred_good_and_bad_requests_in_the_same_moment_are_all_answered(client: Client) -> None:
     run_all = threading.Barrier(100, timeout=30)
     bad = [

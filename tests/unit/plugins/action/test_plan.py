@@ -206,19 +206,6 @@ def test_release_comes_before_the_plan_and_nothing_is_written_when_it_fails(clus
     assert "e = " not in cluster.plan_file.read_text()
 
 
-def test_limit_changes_nothing_about_the_plan(cluster: Cluster) -> None:
-    cluster.write({"a": {}}, {"b": {}}, CPU)
-    cluster.run()
-    cluster.write({"a": {}}, {"new": {}, "b": {}}, CPU)
-    rc, result, _ = cluster.run("--limit", "new")
-    assert rc == 0
-    assert {name: node["my_ip"] for name, node in result["nodes"].items()} == {
-        "a": "192.169.16.100",
-        "new": "192.169.16.102",
-        "b": "192.169.16.101",
-    }
-
-
 def test_every_warning_is_in_one_report(cluster: Cluster) -> None:
     variables = {
         "contaner_image": "x",

@@ -85,10 +85,11 @@ def test_a_directory_instead_of_a_file_is_refused_and_leaves_nothing(jobs: Path,
 def test_files_of_the_controller_are_found_once_and_compared_by_content(tmp_path: Path) -> None:
     (tmp_path / "sets").mkdir()
     (tmp_path / "sets" / "b").write_bytes(b"tokens")
+    (tmp_path / "sets" / ".metadata").write_bytes(b"of a checkpoint")
     (tmp_path / "a").symlink_to("sets/b")
     (tmp_path / "sets" / "loop").symlink_to(tmp_path)
     (tmp_path / "gone").symlink_to("nowhere")
-    assert list(files(tmp_path)) == ["a", "sets/b"]
+    assert list(files(tmp_path)) == ["a", "sets/.metadata", "sets/b"]
     right = hashlib.sha256(b"tokens").hexdigest()
     assert list(others(tmp_path, {"a": right, "sets/b": "0"}, tmp_path)) == ["sets/b"]
 

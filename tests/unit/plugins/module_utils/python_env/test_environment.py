@@ -148,16 +148,6 @@ def test_a_package_with_another_digest_is_refused_and_not_replaced(node: Node, m
     assert not environment.state_of(environment.version_path(node.directory, forged))["whole"]
 
 
-def test_another_lock_makes_another_environment_and_the_old_one_goes(node: Node) -> None:
-    node.make(node.wanted())
-    old = os.path.realpath(node.directory)
-    other = node.wanted(lock="# newer\n" + node.lock)
-    assert environment.drift(node.directory, other) == "another one is wanted"
-    node.make(other)
-    assert os.path.realpath(node.directory) != old
-    assert not Path(old).exists()
-
-
 def test_what_a_job_uses_stays_until_it_has_ended(node: Node) -> None:
     node.make(node.wanted())
     old = os.path.realpath(node.directory)

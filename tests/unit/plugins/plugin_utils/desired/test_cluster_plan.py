@@ -115,12 +115,6 @@ def test_problems_of_nodes_come_with_those_of_the_inventory() -> None:
     assert problems_with([Problem("m", "x", "is bad", "")])[0][0] == "w2"
 
 
-def test_empty_cluster_is_refused() -> None:
-    plan, _ = plan_cluster([], [], {})
-    assert plan is None
-    assert "the cluster is empty" in refused([], [], {})
-
-
 def test_addresses_of_ssh_are_compared_without_querying_a_node() -> None:
     near = {**CPU, "ansible_host": "10.9.0.7", "rdm_subnet": "10.9.0.0/24"}
     message = refused(["m"], [], {"m": near})
@@ -217,19 +211,6 @@ def test_a_node_that_another_run_changes_is_refused_and_shown_to_who_only_reads(
         "w1: is being changed by rdm-",
         "w2: is being changed by a ru",
     ]
-
-
-def test_problems_of_all_nodes_are_reported_in_the_order_of_the_inventory() -> None:
-    plan = planned()
-    overlapping = [{"name": "ib0", "addresses": ["192.169.16.5/24"]}]
-    facts = {
-        "m": report(python_requests=False),
-        "w1": report(interfaces=overlapping),
-        "w2": report(interfaces=overlapping, python_requests=False),
-    }
-    with pytest.raises(PreconditionFailed) as refused:
-        plan_nodes(plan, wants(plan), facts)
-    assert [problem.node for problem in refused.value.problems] == ["m", "w1", "w2", "w2"]
 
 
 def test_bare_hosts_keep_the_addresses_that_ssh_uses_and_need_no_engine() -> None:
