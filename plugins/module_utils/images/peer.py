@@ -72,6 +72,8 @@ _SLOWEST_RATE = 256 * 1024
 _STRIKES = 3
 """Failures in a row after which a neighbour is reported."""
 _STUCK_S = 1.0
+_FINISH_S = 3.0
+"""Seconds that a source waits at its end until its nodes know of it."""
 _NEWS_S = 0.1
 """Seconds between two reports of the pieces that a node has."""
 _TICK_S = 0.5
@@ -385,12 +387,12 @@ class Peer:
                 number += 1
             self.ended.wait(0.05 if self._growing else 0.5)
         members.finish = True
-        until = time.monotonic() + 3
+        until = time.monotonic() + _FINISH_S
         while time.monotonic() < until:
             with members.lock:
                 left = [one for one in members.known.values() if not one.get("acknowledged")]
                 for one in left:
-                    one["acknowledged"] = time.monotonic() - one["at"] > 3
+                    one["acknowledged"] = time.monotonic() - one["at"] > _FINISH_S
             if not left:
                 return
             time.sleep(0.05)

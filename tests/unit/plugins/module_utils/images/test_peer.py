@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
@@ -40,6 +40,9 @@ MIB = 1 << 20
 PIECE = piece_size(MIB)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % PIECE
 PROCESSES = multiprocessing.get_context("fork")
+HANGS_S = 120.0
+LONG_S = 600.0
+"""A time that nothing here takes, also on a machine that stands still for a while."""
 
 
 def pieces_of(archive: Path, whole: Any = None) -> PieceList:
@@ -49,38 +52,48 @@ def pieces_of(archive: Path, whole: Any = None) -> PieceList:
 class Swarm:
     """A source, and nodes that fetch from it and from one another."""
 
-    def __init__(self, directory: Path, archive: Path, lease_s: float = 20, bandwidth: float = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        archive: Path,
+        lease_s: float = LONG_S,
+        bandwidth: float = 0,
+        finish_s: float = 60,
+    ) -> None:
         self.directory = directory
         self.archive = archive
         self.pieces = pieces_of(archive)
-        self.lease_s = lease_s
         self.bandwidth = bandwidth
+        self.finish_s = finish_s
         self.processes: dict[str, Any] = {}
-        self.port = self._start("source", None)
+        self.port = self._start("source", None, lease_s)
 
-    def join(self, name: str, port: int = 0, **changes: Any) -> None:
-        self._start(name, (HOME, self.port), port, **changes)
+    def join(self, name: str, lease_s: float = LONG_S, **changes: Any) -> None:
+        self._start(name, (HOME, self.port), lease_s, **changes)
 
-    def _start(self, name: str, source: tuple[str, int] | None, port: int = 0, **changes: Any) -> int:
+    def _start(self, name: str, source: tuple[str, int] | None, lease_s: float, **changes: Any) -> int:
         reports = PROCESSES.Queue()
-        settings = Settings(name, HOME, port, TOKEN, source, self.bandwidth, self.lease_s)
+        settings = Settings(name, HOME, 0, TOKEN, source, self.bandwidth, lease_s)
         path = str(self.directory / name) if source else str(self.archive)
         pieces = None if source else self.pieces
 
         def run() -> None:
+            vars(peers)["_FINISH_S"] = self.finish_s
             for one, value in changes.items():
                 setattr(peers.Peer, one, value)
-            peer = Peer(settings, self.pieces.digest, path, pieces)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(peers, "_QUIET_S", LONG_S)
+                peer = Peer(settings, self.pieces.digest, path, pieces)
             signal.signal(signal.SIGTERM, lambda _number, _frame: peer.end())
             reports.put(peer.port)
             peer.run()
 
         self.processes[name] = process = PROCESSES.Process(target=run, daemon=True)
         process.start()
-        return int(reports.get(timeout=20))
+        return int(reports.get(timeout=HANGS_S))
 
     def request(self, path: str, token: str = TOKEN) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(HOME, self.port, timeout=10)
+        connection = http.client.HTTPConnection(HOME, self.port, timeout=HANGS_S)
         connection.request("GET", path, headers={"Authorization": "Bearer " + token})
         answer = connection.getresponse()
         body = answer.read()
@@ -90,8 +103,8 @@ class Swarm:
     def nodes(self) -> dict[str, Any]:
         return dict(self.request("/status")[1]["nodes"])
 
-    def wait(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 60) -> dict[str, Any]:
-        until = time.monotonic() + seconds
+    def wait(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        until = time.monotonic() + HANGS_S
         while not condition(nodes := self.nodes()):
             assert time.monotonic() < until, nodes
             time.sleep(0.05)
@@ -107,7 +120,7 @@ class Swarm:
         if self.processes["source"].is_alive():
             self.processes["source"].terminate()
         for name, process in self.processes.items():
-            process.join(15)
+            process.join(HANGS_S)
             assert not process.is_alive(), f"{name} goes on"
 
 
@@ -141,12 +154,12 @@ def test_the_source_sends_it_about_once_and_nothing_listens_afterwards(swarm: Sw
     assert swarm.archive.stat().st_size <= sent <= 2 * swarm.archive.stat().st_size
     swarm.end()
     assert all(swarm.has(name) for name in names)
-    with pytest.raises(ConnectionRefusedError), socket.create_connection((HOME, swarm.port), timeout=5):
+    with pytest.raises(ConnectionRefusedError), socket.create_connection((HOME, swarm.port), HANGS_S):
         pass
 
 
 def test_a_peer_that_is_killed_or_paused_delays_nobody_and_is_named(tmp_path: Path, archive: Path) -> None:
-    swarm = Swarm(tmp_path, archive, bandwidth=2 * MIB)
+    swarm = Swarm(tmp_path, archive, bandwidth=2 * MIB, finish_s=15)
     for name in ("a", "b", "killed", "paused"):
         swarm.join(name)
     swarm.wait(lambda nodes: len(nodes) == 4 and all(one["have"] >= 3 for one in nodes.values()))
@@ -198,6 +211,16 @@ def goes_on(_self: Any, request: Any, _number: int) -> bool:
         request.wfile.write(bytes(MIB))
 
 
+def after_trouble(self: Peer, worker: int) -> None:
+    """Fetch from the source, as `Peer` does, but not before a neighbour was found out."""
+    while self._wants() and not self.trouble:
+        time.sleep(0.01)
+    work_direct(self, worker)
+
+
+work_direct = Peer._work_direct
+
+
 @pytest.mark.parametrize(
     ("lie", "why"),
     [
@@ -209,12 +232,12 @@ def goes_on(_self: Any, request: Any, _number: int) -> bool:
 def test_a_peer_that_lies_plants_nothing(swarm: Swarm, lie: Any, why: str) -> None:
     swarm.join("liar", **lies_with(lie))
     swarm.wait(lambda nodes: "liar" in nodes and nodes["liar"]["have"] > 0)
-    swarm.join("a")
-    swarm.join("b")
+    changes: dict[str, Any] = {"_work_direct": after_trouble} if why else {}
+    for name in ("a", "b"):
+        swarm.join(name, **changes)
     nodes = swarm.wait_done("a", "b")
     if why:
         assert {**nodes["a"]["trouble"], **nodes["b"]["trouble"]} == {"liar": why}
-    swarm.processes["liar"].kill()
     swarm.end()
     assert swarm.has("a")
     assert swarm.has("b")
@@ -223,11 +246,11 @@ def test_a_peer_that_lies_plants_nothing(swarm: Swarm, lie: Any, why: str) -> No
 def test_a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on(
     tmp_path: Path, archive: Path
 ) -> None:
-    swarm = Swarm(tmp_path, archive, lease_s=2, bandwidth=3 * MIB)
-    swarm.join("a")
+    swarm = Swarm(tmp_path, archive, bandwidth=3 * MIB)
+    swarm.join("a", lease_s=12)
     swarm.wait(lambda nodes: bool(nodes) and nodes["a"]["have"] >= 12)
     swarm.processes["source"].kill()
-    swarm.processes["a"].join(20)
+    swarm.processes["a"].join(HANGS_S)
     assert not swarm.processes["a"].is_alive()
     again = Swarm(tmp_path, archive)
     with (tmp_path / "a").open("r+b") as file:  # a piece that is no longer what it was
@@ -241,9 +264,9 @@ def test_a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on(
 
 def test_all_end_by_themselves_when_the_controller_is_gone(tmp_path: Path, archive: Path) -> None:
     swarm = Swarm(tmp_path, archive, lease_s=1)
-    swarm.join("a")
+    swarm.join("a", lease_s=1)
     for process in swarm.processes.values():
-        process.join(20)
+        process.join(HANGS_S)
         assert not process.is_alive()
 
 
@@ -259,7 +282,7 @@ def test_a_full_disk_is_named_and_others_go_on(swarm: Swarm) -> None:
     swarm.join("full", _keep=keep)
     swarm.join("a")
     swarm.wait_done("a")
-    nodes = swarm.wait(lambda nodes: bool(nodes["full"]["error"]))
+    nodes = swarm.wait(lambda nodes: "full" in nodes and bool(nodes["full"]["error"]))
     assert nodes["full"]["error"] == f"no space left for {swarm.directory / 'full'}"
     swarm.end()
 
@@ -284,7 +307,10 @@ def test_a_disk_without_room_is_not_filled(
     assert not error(5 * MIB), "what an earlier run has left is replaced"
 
 
-def test_a_peer_that_breaks_off_each_time_is_named(tmp_path: Path, archive: Path) -> None:
+def test_a_peer_that_breaks_off_each_time_is_named(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_QUIET_S", LONG_S)
     node = alone(tmp_path, archive)
     with neighbour(lambda connection: connection.sendall(HEAD + b"half"), peers._STRIKES) as one:
         for _again in range(peers._STRIKES):
@@ -321,7 +347,7 @@ def running(*which: Peer) -> Iterator[None]:
     for one in which:
         one.end()
     for thread in threads:
-        thread.join(10)
+        thread.join(HANGS_S)
         assert not thread.is_alive()
 
 
@@ -352,6 +378,7 @@ def test_a_peer_that_drips_is_left_in_time(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
     monkeypatch.setattr(peers, "_SLOWEST", 0)
+    monkeypatch.setattr(peers, "_QUIET_S", LONG_S)
     node = alone(tmp_path, archive)
     node._times = [0.01] * 4
 
@@ -367,7 +394,7 @@ def test_a_peer_that_drips_is_left_in_time(
         fetch.one.fetches = 1
         thread = threading.Thread(target=node._fetch, args=(fetch, "/piece/0"))
         thread.start()
-        until = time.monotonic() + 20
+        until = time.monotonic() + HANGS_S
         while thread.is_alive():
             assert time.monotonic() < until
             node._cut_slow()
@@ -378,18 +405,46 @@ def test_a_peer_that_drips_is_left_in_time(
 
 @pytest.mark.parametrize("number", [b"25", b"-1", b"1000000000000", b"x"])
 def test_a_piece_that_the_archive_does_not_have_is_not_kept(
-    tmp_path: Path, archive: Path, number: bytes
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch, number: bytes
 ) -> None:
+    monkeypatch.setattr(peers, "_QUIET_S", LONG_S)
     reply = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nX-Piece: %s\r\n\r\nx" % number
     node = alone(tmp_path, archive)
     with neighbour(lambda it: it.sendall(reply)) as liar, pytest.raises((WrongPiece, ValueError)):
         node._piece(peers._Fetch(liar), "/next", "0")
 
 
+class Late:
+    """A socket on which less than the receiver would like arrives in time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._least = 1
+        self.timed_out = 0
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        self._least = value
+        self._sock.setsockopt(level, option, value)
+
+    def recv_into(self, view: memoryview) -> int:
+        if self._least > 1:
+            self.timed_out += 1
+            raise TimeoutError
+        return self._sock.recv_into(view)
+
+
 def test_a_slow_piece_arrives_and_its_connection_serves_the_next(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "_QUIET_S", 0.4)
+    monkeypatch.setattr(peers, "_QUIET_S", LONG_S)
+    received = Peer._received
+    late: list[Late] = []
+
+    def received_late(self: Peer, answer: Any, sock: Any, length: int) -> bytearray:
+        late.append(Late(sock))
+        return received(self, answer, cast("socket.socket", late[-1]), length)
+
+    monkeypatch.setattr(Peer, "_received", received_late)
     node = alone(tmp_path, archive)
     data = os.urandom(PIECE)
 
@@ -397,7 +452,7 @@ def test_a_slow_piece_arrives_and_its_connection_serves_the_next(
         connection.sendall(HEAD)
         for begin in range(0, PIECE, PIECE // 10):
             connection.sendall(data[begin : begin + PIECE // 10])
-            time.sleep(0.1)
+            time.sleep(0.01)
         connection.recv(1000)
         connection.sendall(HEAD + data)
 
@@ -405,9 +460,13 @@ def test_a_slow_piece_arrives_and_its_connection_serves_the_next(
         for number in (0, 1):
             assert node._piece(peers._Fetch(slow, number), f"/piece/{number}") == bytearray(data)
         assert node.fetched == 2 * PIECE
+    assert [one.timed_out for one in late] == [1, 1]
 
 
-def test_a_response_that_ends_its_connection_is_no_piece(tmp_path: Path, archive: Path) -> None:
+def test_a_response_that_ends_its_connection_is_no_piece(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_QUIET_S", LONG_S)
     old = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0")
     node = alone(tmp_path, archive)
     with neighbour(lambda it: it.sendall(old)) as other, pytest.raises(http.client.HTTPException):
@@ -427,13 +486,14 @@ def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "_CONNECTIONS", 1)
-    monkeypatch.setattr(peers, "_QUIET_S", 0.2)
+    monkeypatch.setattr(peers, "_QUIET_S", LONG_S)
     source = alone(tmp_path, archive)
     thread = threading.Thread(target=source.run)
     thread.start()
-    with socket.create_connection((HOME, source.port), timeout=5) as intruder:
+    with socket.create_connection((HOME, source.port), HANGS_S) as intruder:
         intruder.sendall(b"GET /status HTTP/1.1\r\n\r\n")
         assert b" 403 " in intruder.makefile("rb").read(), "and the connection ends"
+    monkeypatch.setattr(peers, "_QUIET_S", 0.2)
     ended = threading.Event()
 
     def drip(connection: socket.socket) -> None:
@@ -445,7 +505,7 @@ def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
         threading.Thread(target=drip, args=[one], daemon=True).start()
         time.sleep(0.5)
         source.ended.set()
-        thread.join(10)
+        thread.join(HANGS_S)
         ended.set()
     assert not thread.is_alive()
 
@@ -454,13 +514,13 @@ def test_who_gets_no_piece_gives_its_place_to_others(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "_CONNECTIONS", 1)
-    monkeypatch.setattr(peers, "_QUIET_S", 30)
+    monkeypatch.setattr(peers, "_QUIET_S", LONG_S)
     source = alone(tmp_path, archive)
     for _upload in range(peers._UPLOADS):
         source._uploads.slots.acquire()
     with running(source), contextlib.ExitStack() as kept:
         for path, status in (("/piece/0", 503), ("/piece/999", 404), ("/status", 200)):
-            connection = kept.enter_context(socket.create_connection((HOME, source.port), timeout=5))
+            connection = kept.enter_context(socket.create_connection((HOME, source.port), HANGS_S))
             head = f"GET {path} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
             connection.sendall(head.encode())
             assert connection.recv(1000).startswith(b"HTTP/1.1 %d " % status)
@@ -476,7 +536,14 @@ def announced(name: str, have: int = 0, **changes: Any) -> dict[str, Any]:
     return {**given, "error": "", "trouble": {}, "fetched": 0, **changes}
 
 
-def test_what_only_a_lost_node_was_sent_is_sent_again(tmp_path: Path, archive: Path) -> None:
+@pytest.fixture
+def lost_s(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Seconds after which a node is taken for lost: more than a test takes."""
+    monkeypatch.setattr(peers, "silent_after_s", lambda _every_s: LONG_S)
+    return LONG_S
+
+
+def test_what_only_a_lost_node_was_sent_is_sent_again(tmp_path: Path, archive: Path, lost_s: float) -> None:
     members = members_of(alone(tmp_path, archive))
     everything = (1 << 13) - 1
     members.announce(HOME, announced("liar", everything))
@@ -488,7 +555,7 @@ def test_what_only_a_lost_node_was_sent_is_sent_again(tmp_path: Path, archive: P
     assert not sent & {0, 1, 2}, "others have them from an earlier run"
     assert members.next_piece("a", 0, everything) is not None
     assert members.next_piece("a", 0, everything) is None
-    members.known["lost"]["at"] -= 10
+    members.known["lost"]["at"] -= lost_s
     members.announce(HOME, announced("full", error="no space left"))
     again = {members.next_piece("a", 0, everything) for _again in range(6)}
     assert len(again) == 6
@@ -505,6 +572,7 @@ def test_what_a_node_has_of_layers_that_it_does_not_need_is_no_progress(
     assert (status["have"], status["wanted"], status["done"]) == (1, 2, False)
 
 
+@pytest.mark.usefixtures("lost_s")
 def test_nodes_that_cannot_go_on_are_in_nobodys_way(tmp_path: Path, archive: Path) -> None:
     members = members_of(alone(tmp_path, archive))
     for number in range(peers.DIRECT):
@@ -514,6 +582,7 @@ def test_nodes_that_cannot_go_on_are_in_nobodys_way(tmp_path: Path, archive: Pat
     assert answer["neighbours"] == []
 
 
+@pytest.mark.usefixtures("lost_s")
 def test_many_nodes_fetch_one_piece_each_from_the_source_and_few_fetch_more(
     tmp_path: Path, archive: Path
 ) -> None:
@@ -548,7 +617,7 @@ def test_a_signal_ends_a_peer_that_holds_the_lock_of_its_own_end(tmp_path: Path,
     source = alone(tmp_path, archive)
     with vars(source.ended)["_cond"]:  # the lock that a signal's handler may find taken
         source.end()
-    assert source.ended.wait(10)
+    assert source.ended.wait(HANGS_S)
 
 
 def test_what_is_slow_everywhere_is_waited_for_longer(tmp_path: Path, archive: Path) -> None:
@@ -569,9 +638,9 @@ def test_a_request_that_drips_gives_its_place_to_others(
     monkeypatch.setattr(peers, "_QUIET_S", 1.0)
     source = alone(tmp_path, archive)
     with running(source), socket.create_connection((HOME, source.port)) as intruder:
-        intruder.settimeout(20)
+        intruder.settimeout(HANGS_S)
         intruder.sendall(b"GET /sta")
-        until = time.monotonic() + 20
+        until = time.monotonic() + HANGS_S
         with contextlib.suppress(ConnectionError):
             while time.monotonic() < until:
                 intruder.sendall(b"x")
@@ -620,7 +689,7 @@ def test_why_a_node_cannot_take_part_is_one_sentence(tmp_path: Path, archive: Pa
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + HANGS_S
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.02)
