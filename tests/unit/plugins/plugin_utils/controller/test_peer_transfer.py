@@ -18,6 +18,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller import pe
 from tests.image_archives import MadeImage, layer, saved
 from tests.unit.plugins.peer_nodes import ALL, COPY, NODES, Nodes
 
+HANGS_S = 240
+
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
@@ -56,7 +58,7 @@ def test_the_source_hears_of_the_controller_while_a_node_takes_long_to_join(
         return {"nodes": dict.fromkeys(NODES[1:], ALL), "sent": 3}
 
     def joined(name: str) -> dict[str, Any]:
-        assert name != "n3" or called.wait(20), "the source would have ended"
+        assert name != "n3" or called.wait(HANGS_S), "the source would have ended"
         return {"port": 7077}
 
     nodes.answers.update(reported=reported, joined=joined)
@@ -99,7 +101,7 @@ def test_a_node_that_cannot_serve_keeps_the_copy_that_is_on_its_way(nodes: Nodes
         return {"problem": "it cannot listen on 10.0.0.1:7077 (Address already in use)"}
 
     def send() -> None:
-        assert refused.wait(20)
+        assert refused.wait(HANGS_S)
         arrived.set()
 
     nodes.answers["source"] = source
@@ -185,7 +187,7 @@ def test_a_copy_that_breaks_off_is_named(nodes: Nodes, archive: Path) -> None:
     begun = threading.Event()
 
     def send() -> None:
-        assert begun.wait(20)
+        assert begun.wait(HANGS_S)
         raise OSError("no space left")
 
     def reported(_name: str) -> dict[str, Any]:
@@ -227,12 +229,12 @@ def test_a_run_that_was_killed_leaves_no_copy_on_its_way(
     other = os.getppid() + 1
 
     def send() -> None:
-        sending.append(subprocess.Popen(["sleep", "60"]))
+        sending.append(subprocess.Popen(["sleep", "600"]))
         began.set()
         sending[0].wait()
 
     def reported(_name: str) -> dict[str, Any]:
-        assert began.wait(20)
+        assert began.wait(HANGS_S)
         monkeypatch.setattr(os, "getppid", lambda: other)
         # They have what they need, and the rest of the archive is on its way to the source.
         return {"nodes": dict.fromkeys(NODES[1:], ALL), "sent": 3}
@@ -241,4 +243,4 @@ def test_a_run_that_was_killed_leaves_no_copy_on_its_way(
     nodes.answers["reported"] = reported
     with pytest.raises(AnsibleActionFail, match="the run has been killed"):
         nodes.transfer(archive, remote_src=False)
-    assert sending[0].wait(20) == -signal.SIGTERM
+    assert sending[0].wait(HANGS_S) == -signal.SIGTERM
