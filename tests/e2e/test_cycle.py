@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.product import ADDRESSES, NODES, Lab, changed
+from tests.e2e.product import ADDRESSES, NODES, Lab, changed, wait_until
 from tests.printed_hints import follow
 
 # A value that must not reach a shell.
@@ -26,11 +26,13 @@ def nasty(lab: Lab) -> Iterator[str]:
 
 
 def test_lab_status_shows_every_node(lab: Lab) -> None:
+    def states() -> set[tuple[str, str, str]]:
+        return {(node["state"], node["cable"], node["engine"]) for node in lab.lab("status")["nodes"]}
+
     nodes = lab.lab("status")["nodes"]
     assert [node["name"] for node in nodes] == list(NODES)
-    assert {(node["state"], node["cable"], node["engine"]) for node in nodes} == {
-        ("running", "plugged", "ready")
-    }
+    # Once, each engine and each sshd has only some seconds to answer.
+    wait_until(lambda: states() == {("running", "plugged", "ready")}, "every node is ready", seen=states)
     shown = lab.product.rdm("lab", "status", "--name", lab.name).stdout
     assert all(node["address"] in shown for node in nodes)
 

@@ -392,7 +392,8 @@ def test_a_configuration_can_be_checked_before(cluster: Containers, config: str)
 
 
 def test_an_all_reduce_is_timed_and_rdma_is_missed_in_one_sentence(cluster: Containers) -> None:
-    noise = ("-e", "verify_collective_slow_share=0.02")  # the two nodes share two processors
+    # The two nodes share two processors, and a stall shall leave no size out.
+    noise = ("-e", "verify_collective_slow_share=0.02", "-e", "verify_collective_seconds=3600")
     result = cluster.json("verify", "--collective", "--max-size", "4M", *noise)["collective"]
     assert (result["ok"], result["backend"], result["nodes"]) == (True, "gloo", list(NODES))
     assert [size["bytes"] >> 20 for size in result["sizes"]] == [1, 4]
@@ -503,11 +504,13 @@ def test_a_full_disk_of_one_node_loses_no_checkpoint(cluster: Containers, config
 def test_a_cut_cable_ends_the_job_on_both_sides(cluster: Containers, config: str) -> None:
     start(cluster, config, "e2e-cut")
     cluster.lab("cut", "n2")
-    nothing_left(cluster, "e2e-cut")
-    ended = end(cluster, "e2e-cut")
+    try:
+        nothing_left(cluster, "e2e-cut")
+        ended = end(cluster, "e2e-cut")
+    finally:
+        cluster.lab("heal", "n2")
     assert ended["state"] == "failed"
     assert "n2" in [failure["node"] for failure in ended["failures"]]
-    cluster.lab("heal", "n2")
 
 
 class TestContainers(Promises):

@@ -66,7 +66,7 @@ class Lab:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=1200,
+            timeout=COMMAND_S,
         )
         assert done.returncode == expect, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -82,7 +82,7 @@ class Lab:
     def ready(self, nodes: int) -> bool:
         """Wait until exactly so many nodes exist and are ready; return whether they are.
 
-        One check gives an engine and an sshd five seconds to answer, which may be too short on a busy
+        One check gives an engine and an sshd 15 seconds to answer, which may be too short on a busy
         machine.
         """
         return wait_until(lambda: list(self.nodes().values()) == [READY] * nodes, HANGS_S)
@@ -105,8 +105,10 @@ class Lab:
 
 
 READY = ("running", "plugged", "ready")
-HANGS_S = 240.0
+HANGS_S = 600.0
 """Timeout in seconds, long enough for a busy machine."""
+COMMAND_S = 3600.0
+"""The same for a command, which may wait until another suite has made the lab's images."""
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +253,7 @@ def test_a_node_whose_engine_dies_gets_it_back(lab: Lab) -> None:
     before = lab.on("n1", "pidof", "dockerd").stdout
     lab.on("n1", "kill", "-9", *before.split())
     assert wait_until(lambda: lab.on("n1", "pidof", "dockerd").stdout not in ("", before), HANGS_S)
-    assert lab.on("n1", "rdm-lab", "wait", "200").returncode == 0
+    assert lab.on("n1", "rdm-lab", "wait", f"{HANGS_S / 2:g}").returncode == 0
 
 
 def test_a_command_that_hangs_in_a_node_holds_nobody(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +327,7 @@ def test_nothing_is_left_of_a_killed_start(tmp_path: Path, moment: str, whole_gr
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        reached = wait_until(moments(lab)[moment], 180, interval=0.005)
+        reached = wait_until(moments(lab)[moment], HANGS_S, interval=0.005)
         (os.killpg if whole_group else os.kill)(start.pid, signal.SIGKILL)
         start.wait()
         assert reached
@@ -354,7 +356,7 @@ def test_nothing_is_left_of_a_killed_build_of_the_images(tmp_path: Path) -> None
     try:
         # Inside the new root file system: packages are being unpacked.
         assert wait_until(
-            lambda: any(temporary.glob("rdm-provision-lab.*/output/*/var/lib/dpkg/status")), 600
+            lambda: any(temporary.glob("rdm-provision-lab.*/output/*/var/lib/dpkg/status")), COMMAND_S
         )
     finally:
         start.kill()
