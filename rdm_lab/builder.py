@@ -14,7 +14,8 @@ from ansible_collections.rdm.provision.rdm_lab.spec import LABEL
 from docker import APIClient
 
 BUILDER_LABEL = "rdm.provision.lab.builder"
-LIMIT_S = 1800
+LIMIT_S = 4 * 3600
+"""Seconds after which a builder ends by itself. Over a slow connection, torch alone takes an hour."""
 AT = "/build"
 """Where a builder has its binds."""
 

@@ -24,8 +24,9 @@ from docker.errors import APIError
 
 PARALLEL = 8
 ATTEMPTS = 5
-REMOVAL_TIMEOUT_S = 60.0
-EXEC_TIMEOUT_S = 60.0
+# A busy engine removes a node in minutes.
+REMOVAL_TIMEOUT_S = 300.0
+EXEC_TIMEOUT_S = 180.0
 TIMED_OUT = 124
 """Exit status of timeout(1)."""
 START_TIMEOUT_S = 120.0

@@ -95,7 +95,7 @@ def cluster_inventory(
     else:
         variables["container_memlock_required"] = False
         # All nodes share this machine, which may be busy: a slow login is not a fault.
-        variables.update({"ansible_timeout": 60, "verify_deadline": 30.0})
+        variables.update({"ansible_timeout": 60, "verify_deadline": 90.0})
     if driver == "sriov" and not machines:
         images.append(_archive(SRIOV_IMAGE, SRIOV_ARCHIVE))
         variables.update(

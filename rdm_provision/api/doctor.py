@@ -175,7 +175,7 @@ def _docker() -> tuple[bool, str]:
     )
 
     try:
-        engine = DockerAPI(timeout=5)
+        engine = DockerAPI(timeout=30)  # long, for a busy machine
     except DockerProblem as problem:
         return False, f"DOCKER_HOST: {problem}; the lab needs an engine on this machine"
     try:

@@ -214,7 +214,7 @@ def test_the_inventory_keeps_the_nodes_variables_off_the_control_machine() -> No
     assert alone["children"]["workers"]["hosts"] == {}
     assert group["vars"]["rdm_accelerator"] == "cpu"
     # Nodes of one busy machine: a login may last longer than the role's 10 s, and Ansible's 20 s.
-    assert (group["vars"]["verify_deadline"], group["vars"]["ansible_timeout"]) == (30.0, 60)
+    assert (group["vars"]["verify_deadline"], group["vars"]["ansible_timeout"]) == (90.0, 60)
     assert [image["name"] for image in group["vars"]["images_list"]] == ["rdm-lab/cpu:1"]
 
 
