@@ -29,6 +29,8 @@ class EngineStep:
         hidden_exchanges: The share of an exchange that overlaps with compute, from 0 to 1.
         mean_bytes: Bytes of one non-expert gradient when a backward pass averages it over the expert axis;
             0 if the gradient reduction treats these ranks as replicas.
+        hidden_context: The share that overlaps with compute, from 0 to 1, of gathering a block's keys and
+            values over the context axis, and of summing their gradients.
     """
 
     hidden_sends: float
@@ -44,3 +46,4 @@ class EngineStep:
     exchange_bytes: int
     hidden_exchanges: float
     mean_bytes: int
+    hidden_context: float

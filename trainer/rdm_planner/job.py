@@ -7,7 +7,8 @@ The engine describes its step (:class:`rdm_planner.engine_step.EngineStep`), tim
 Sources: FLOPs as in PaLM, appendix B (Chowdhery et al. 2022); tensor-parallel all-reduces as in Megatron-LM
 (Shoeybi et al. 2019), two of a block's activations forward and two backward; rings as in Patarasuk and Yuan
 2009; ZeRO's traffic as in Rajbhandari et al. 2020, section 7; the exchange of tokens as in GShard (Lepikhin
-et al. 2020), evenly between all ranks that share the experts.
+et al. 2020), evenly between all ranks that share the experts; context parallelism as in Dubey et al. 2024,
+section 3.3.2, where all ranks of a sample have equal work.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rdm_planner.nodes import NodeKind
 from rdm_planner.partition import Problem
 from rdm_planner.schedules import BlockingSends, OneForwardOneBackward
 from rdm_planner.search import ideal_sums, slowdowns
-from rdm_planner.times import LayerWork, PublishedPeaks, Times
+from rdm_planner.times import LayerWork, Link, PublishedPeaks, Times
 
 __all__ = ["Job", "TrainerModel", "blocks_of", "published_peaks", "with_layout"]
 
@@ -43,6 +44,8 @@ _BITS = 8
 _MOST_MICRO_BATCH = 64
 _BOTH = ("none", "full")
 _ROUNDED = 8
+_LEAST_TOKENS = 8192
+"""Least tokens of a sample on a context rank, unless the degree is fixed: a step was measured with 16,384."""
 
 
 def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None) -> Config:
@@ -67,6 +70,7 @@ def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None
             virtual_pipeline=layout.virtual_pipeline,
             data=data,
             expert=layout.expert,
+            context=layout.context,
             partition=partition,
             zero_stage=layout.zero_stage,
             activation_checkpointing="full" if layout.checkpointing else "none",
@@ -132,23 +136,33 @@ def _head_bits(config: Config, layer: LayerSize) -> float:
     return spec.seq_length * features * _width(config) * _BITS
 
 
+def _key_value_bits(config: Config, layer: LayerSize, tensor: int) -> float:
+    """Return the bits of a sample's keys and values in a block, on one of several tensor ranks."""
+    spec = config.spec
+    tokens = spec.seq_length + (spec.decoder_length if layer.name == "DecoderBlock" else 0)
+    features = 2 * spec.key_value_size * spec.ranks_of_key_value_head(tensor) / tensor
+    return tokens * features * _width(config) * _BITS
+
+
 def _is_block(layer: LayerSize) -> bool:
     return layer.name.endswith("Block")
 
 
-class _ExpertAxis(NamedTuple):
-    """Seconds that the expert axis adds.
+class _Exchanges(NamedTuple):
+    """What the ranks of a stage exchange in each pass.
 
     Args:
-        exchange: For each pass of a block with experts: sending tokens to the experts and back.
-        mean: For each non-expert parameter in a backward pass: averaging its gradient.
+        experts: Seconds of a block with experts: sending tokens to the experts and back.
+        mean: Seconds of each non-expert parameter in a backward pass: averaging its gradient.
+        context: The link over which a block's keys and values are gathered; None if ranks have whole samples.
     """
 
-    exchange: float = 0.0
+    experts: float = 0.0
     mean: float = 0.0
+    context: Link | None = None
 
 
-_NO_EXPERTS = _ExpertAxis()
+_NO_EXCHANGES = _Exchanges()
 
 
 @dataclass(eq=False)
@@ -165,6 +179,8 @@ class Job:
             replicas allow.
         virtual_degrees: The values of ``parallel.virtual_pipeline`` to try; None tries those of
             :func:`rdm_planner.interleaved.degrees`.
+        context_degrees: The values of ``parallel.context`` to try; None tries those that leave a rank enough
+            tokens.
     """
 
     config: Config
@@ -174,11 +190,12 @@ class Job:
     zero_stages: Sequence[int] = (0, 1, 2, 3)
     expert_degrees: Sequence[int] | None = None
     virtual_degrees: Sequence[int] | None = None
+    context_degrees: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         self._shaped: dict[Layout, _Shaped] = {}
         self._sums: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
-        self._schedules: dict[tuple[Layout, str, _ExpertAxis], OneForwardOneBackward | Interleaved] = {}
+        self._schedules: dict[tuple[Layout, str, _Exchanges], OneForwardOneBackward | Interleaved] = {}
         self._slowdowns: dict[tuple[object, ...], dict[str, tuple[float, float]]] = {}
         self._held: dict[tuple[int, int], _Held] = {}
         self._units: dict[int, list[tuple[LayerSize, ...]]] = {}
@@ -221,28 +238,30 @@ class Job:
         return self._held[axes]
 
     def sums(
-        self, layout: Layout, gpu: str, axis: _ExpertAxis = _NO_EXPERTS
+        self, layout: Layout, gpu: str, exchanges: _Exchanges = _NO_EXCHANGES
     ) -> tuple[list[float], list[float]]:
         """Return running sums of the units' seconds for a micro-batch: both passes, and the backward pass."""
-        key = (gpu, layout.tensor, layout.micro_batch, self._recomputed(layout), axis)
+        key = (gpu, *self._key(layout), exchanges)
         if key not in self._sums:
             known: dict[str, tuple[float, float]] = {}
             both, backward = [0.0], [0.0]
             for unit in self.shaped(layout).units:
                 for layer in unit:
                     if layer.name not in known:
-                        known[layer.name] = self._seconds(layout, gpu, layer, axis)
+                        known[layer.name] = self._seconds(layout, gpu, layer, exchanges)
                 ahead, back = (sum(column) for column in zip(*(known[one.name] for one in unit), strict=True))
                 both.append(both[-1] + ahead + back)
                 backward.append(backward[-1] + back)
             self._sums[key] = both, backward
         return self._sums[key]
 
-    def schedule(self, layout: Layout, gpu: str, axis: _ExpertAxis) -> OneForwardOneBackward | Interleaved:
+    def schedule(
+        self, layout: Layout, gpu: str, exchanges: _Exchanges
+    ) -> OneForwardOneBackward | Interleaved:
         """Return a layout's schedule, with the forward pass's share of the time on these GPUs."""
-        key = layout, gpu, axis
+        key = layout, gpu, exchanges
         if key not in self._schedules:
-            both, backward = self.sums(layout, gpu, axis)
+            both, backward = self.sums(layout, gpu, exchanges)
             micro_batches, forward = layout.accumulation(self.batch), 1 - backward[-1] / both[-1]
             stages, chunks = layout.pipeline, layout.virtual_pipeline
             self._schedules[key] = (
@@ -252,20 +271,34 @@ class Job:
             )
         return self._schedules[key]
 
-    def slowdowns(self, layout: Layout, axes: Mapping[str, _ExpertAxis]) -> dict[str, tuple[float, float]]:
+    def slowdowns(
+        self, layout: Layout, exchanges: Mapping[str, _Exchanges]
+    ) -> dict[str, tuple[float, float]]:
         """Return for each GPU its least slowdown over the layers, and the seconds of all layers together."""
-        key = (frozenset(axes.items()), layout.tensor, layout.micro_batch, self._recomputed(layout))
+        key = (frozenset(exchanges.items()), *self._key(layout))
         if key not in self._slowdowns:
-            running = {gpu: self.sums(layout, gpu, axis)[0] for gpu, axis in axes.items()}
+            running = {gpu: self.sums(layout, gpu, one)[0] for gpu, one in exchanges.items()}
             self._slowdowns[key] = {
                 gpu: (slowdown, running[gpu][-1]) for gpu, slowdown in slowdowns(running).items()
             }
         return self._slowdowns[key]
 
-    def _seconds(self, layout: Layout, gpu: str, layer: LayerSize, axis: _ExpertAxis) -> tuple[float, float]:
-        size, tensor = layout.micro_batch, layout.tensor
+    def _key(self, layout: Layout) -> tuple[object, ...]:
+        """Return what the layers' times depend on."""
+        return layout.tensor, layout.micro_batch, layout.context, self._recomputed(layout)
+
+    def _seconds(
+        self, layout: Layout, gpu: str, layer: LayerSize, exchanges: _Exchanges
+    ) -> tuple[float, float]:
+        # Context ranks have equal shares of each sample, and of its attention.
+        size, tensor = layout.micro_batch / layout.context, layout.tensor
         again = self._recomputed(layout) if _is_block(layer) else 0.0
-        exchange = axis.exchange if layer.experts else 0.0
+        exchange = exchanges.experts if layer.experts else 0.0
+        if exchanges.context is not None and _is_block(layer):
+            bits = _key_value_bits(self.config, layer, tensor) * layout.micro_batch
+            share = (layout.context - 1) / layout.context
+            waited = 1 - self.shaped(layout).step.hidden_context
+            exchange += exchanges.context.seconds(share * bits) * waited
         # A tied weight's gradient is averaged with the layer that it is tied to.
         averaged = layer.own(tensor) - layer.own_experts(tensor) - layer.tied // tensor
         backward = self.times.backward(gpu, layer.name, size, tensor, checkpointed=again == 1)
@@ -274,7 +307,7 @@ class Job:
             backward += again * (both - backward)
         return (
             self.times.forward(gpu, layer.name, size, tensor) + exchange,
-            backward + exchange * (1 + again) + axis.mean * averaged,
+            backward + exchange * (1 + again) + exchanges.mean * averaged,
         )
 
     def _recomputed(self, layout: Layout) -> float:
@@ -291,11 +324,10 @@ class Job:
             world_size: GPUs of all nodes.
             gpus: GPUs of a node.
         """
-        for tensor, data, stages, expert, chunks in self._degrees(world_size, gpus):
-            if self._rejection(tensor, data, stages, expert, chunks, self.batch) is None:
-                for zero in self._zero_stages(data, stages):
-                    for layout in self._sizes(tensor, data, stages, zero, chunks):
-                        yield dataclasses.replace(layout, expert=expert, virtual_pipeline=chunks)
+        for choice in self._degrees(world_size, gpus):
+            if self._rejection(choice, self.batch) is None:
+                for zero in self._zero_stages(choice):
+                    yield from self._sizes(choice, zero)
 
     def rejections(self, world_size: int, gpus: int) -> Iterator[str]:
         """Yield a reason for each combination of degrees that is not a layout.
@@ -305,7 +337,7 @@ class Job:
             gpus: GPUs of a node.
         """
         for choice in self._degrees(world_size, gpus):
-            if reason := self._rejection(*choice, self.batch):
+            if reason := self._rejection(choice, self.batch):
                 yield reason
 
     def batch_steps(self, world_size: int, gpus: int) -> set[int]:
@@ -315,15 +347,16 @@ class Job:
             world_size: GPUs of all nodes.
             gpus: GPUs of a node.
         """
-        smallest = {}
+        found = set()
         for choice in self._degrees(world_size, gpus):
-            _, data, stages, _, chunks = choice
             # Chunks take micro-batches in groups, as many as there are stages.
-            smallest[choice] = data * (stages if chunks > 1 else 1)
-        return {batch for choice, batch in smallest.items() if self._rejection(*choice, batch) is None}
+            smallest = choice.data * (choice.pipeline if choice.virtual_pipeline > 1 else 1)
+            if self._rejection(choice, smallest) is None:
+                found.add(smallest)
+        return found
 
-    def _degrees(self, world_size: int, gpus: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield all tensor, data, pipeline, expert and virtual degrees of a world.
+    def _degrees(self, world_size: int, gpus: int) -> Iterator[Layout]:
+        """Yield a layout with each combination of degrees of a world, with micro-batches of one sample.
 
         Tensor ranks never span nodes.
         """
@@ -332,18 +365,32 @@ class Job:
                 continue
             replicas = world_size // tensor
             for data in range(1, replicas + 1):
-                if replicas % data == 0:
-                    stages = replicas // data
-                    for expert in self._expert_degrees(tensor, data):
+                if replicas % data:
+                    continue
+                for context in self._context_degrees(replicas // data):
+                    stages = replicas // data // context
+                    for expert in self._expert_degrees(tensor, data * context):
                         for chunks in self._virtual_degrees(stages):
-                            yield tensor, data, stages, expert, chunks
+                            yield Layout(
+                                tensor, data, stages, 1, False, self._least_zero, expert, chunks, context
+                            )
 
-    def _expert_degrees(self, tensor: int, data: int) -> Sequence[int]:
-        """Return the fixed degrees, or else those that divide the replicas and a tensor rank's experts."""
+    def _context_degrees(self, ranks: int) -> list[int]:
+        """Return the degrees to try that divide some ranks: the fixed ones, or else by the tokens left."""
+        tried: Iterable[int] = [1]
+        if self.context_degrees is not None:
+            tried = self.context_degrees
+        elif self.config.engine == "native":
+            tokens = min(self.config.model.seq_length, self.config.model.decoder_length)
+            tried = range(1, max(1, tokens // _LEAST_TOKENS) + 1)
+        return [degree for degree in tried if ranks % degree == 0]
+
+    def _expert_degrees(self, tensor: int, ranks: int) -> Sequence[int]:
+        """Return the fixed degrees, or else those that divide the ranks and a tensor rank's experts."""
         if self.expert_degrees is not None:
             return self.expert_degrees
         experts = self.config.spec.experts
-        most = math.gcd(data, experts // tensor) if experts and experts % tensor == 0 else 1
+        most = math.gcd(ranks, experts // tensor) if experts and experts % tensor == 0 else 1
         return [degree for degree in range(1, most + 1) if most % degree == 0]
 
     def _virtual_degrees(self, stages: int) -> Sequence[int]:
@@ -354,17 +401,13 @@ class Job:
         is_searched = self.config.engine == "native" and spec.kind != "t5"
         return [1, *(degrees(spec.blocks, stages) if is_searched else ())]
 
-    def _rejection(
-        self, tensor: int, data: int, stages: int, expert: int, chunks: int, batch: int
-    ) -> str | None:
+    def _rejection(self, layout: Layout, batch: int) -> str | None:
         """Return why degrees are not a layout for a global batch; None if they are."""
-        if stages > self.config.spec.blocks:
+        if layout.pipeline > self.config.spec.blocks:
             return f"There are more stages than the model's {self.config.spec.blocks} blocks."
-        if batch % data:
+        if batch % layout.data:
             return f"The replicas do not divide the global batch of {batch} samples."
-        tried = with_layout(
-            self.config, Layout(tensor, data, stages, 1, False, self._least_zero, expert, chunks)
-        )
+        tried = with_layout(self.config, layout)
         tried = dataclasses.replace(
             tried,
             parallel=dataclasses.replace(tried.parallel, partition="even"),
@@ -372,7 +415,7 @@ class Job:
             # The search does not depend on how many nodes the job requests.
             launcher=dataclasses.replace(tried.launcher, nodes=None, devices_per_node=None),
         )
-        problems = check(tried, tensor * data * stages)
+        problems = check(tried, layout.ranks * layout.pipeline)
         return problems[0] if problems else None
 
     @property
@@ -380,27 +423,29 @@ class Job:
         is_native = self.config.engine == "native"
         return 0 if self.config.optimisation.precision == "fp32" and not is_native else 1
 
-    def _zero_stages(self, data: int, stages: int) -> list[int]:
+    def _zero_stages(self, layout: Layout) -> list[int]:
         """Return the distinct ZeRO stages: 16-bit weights need at least 1, a pipeline allows at most 1.
 
         The native engine has stage 1 only.
         """
         least = self._least_zero
-        most = 1 if stages > 1 or self.config.engine == "native" else 3
+        most = 1 if layout.pipeline > 1 or self.config.engine == "native" else 3
         stage_by_name = {max(least, zero) for zero in self.zero_stages}
-        if data == 1:
+        if layout.replicas == 1:
             return [min(stage_by_name)] if min(stage_by_name) <= most else []
         return sorted(zero for zero in stage_by_name if zero <= most)
 
-    def _sizes(self, tensor: int, data: int, stages: int, zero: int, chunks: int) -> Iterator[Layout]:
+    def _sizes(self, layout: Layout, zero: int) -> Iterator[Layout]:
         # A batch that ramps up must divide at each of its sizes, and chunks take micro-batches in groups.
-        group = stages if chunks > 1 else 1
+        group = layout.pipeline if layout.virtual_pipeline > 1 else 1
         ramp = self.config.optimisation.rampup_batch_size
-        share = math.gcd(self.batch, *((ramp.start, ramp.increment) if ramp else ())) // data
+        share = math.gcd(self.batch, *((ramp.start, ramp.increment) if ramp else ())) // layout.data
         for size in range(min(share, _MOST_MICRO_BATCH), 0, -1):
             if share % (size * group) == 0:
                 for saved in self.checkpointing:
-                    yield Layout(tensor, data, stages, size, saved == "full", zero)
+                    yield dataclasses.replace(
+                        layout, micro_batch=size, checkpointing=saved == "full", zero_stage=zero
+                    )
 
 
 class _Held(NamedTuple):
@@ -452,7 +497,7 @@ class _Shaped:
     def activation_bits(self) -> float:
         """Return the bits that a rank of a stage sends to the next stage for a micro-batch."""
         model = self.job.model
-        tokens = self.job.spec.tokens_per_sample / self.job.parallel.token_shards
+        tokens = self.job.spec.tokens_per_sample / self.job.parallel.token_shards / self.layout.context
         return self.layout.micro_batch * tokens * model.hidden_size * _width(self.job) * _BITS
 
     def _in_flight(self, stage: int) -> int:
@@ -553,12 +598,13 @@ class TrainerModel:
 
     def ideal(self, layout: Layout) -> Problem:
         """Return a problem that no order of the nodes beats: it has no sends and no mixed stages."""
-        ranks = layout.tensor * layout.data
         count = self._count
-        axes = self._expert_axes(layout)
-        running = {gpu: self.job.sums(layout, gpu, axes[gpu])[0] for gpu in count}
+        exchanges = self._least_exchanges(layout)
+        running = {gpu: self.job.sums(layout, gpu, exchanges[gpu])[0] for gpu in count}
         sums = ideal_sums(
-            running, layout.pipeline, lambda kinds: sum(count[gpu] for gpu in kinds) * self.gpus // ranks
+            running,
+            layout.pipeline,
+            lambda kinds: sum(count[gpu] for gpu in kinds) * self.gpus // layout.ranks,
         )
         shaped = self.job.shaped(layout)
         most = max(self.job.times.memory_gib(gpu) for gpu in count) * GIB
@@ -613,12 +659,14 @@ class TrainerModel:
         tied = self._tied_seconds(shaped, stages)
         seconds = problem.total(cut, ends)
         works = _works(shaped, self._running(layout, stages), cut)
-        alone = _works(shaped, self._running(layout, stages, with_experts=False), cut)
+        alone = _works(shaped, self._running(layout, stages, lambda _all: _NO_EXCHANGES), cut)
+        gathering = self._running(layout, stages, lambda one: _Exchanges(context=one.context))
         optimiser = max(_rated(cost.optimiser, work.own) for cost, work in zip(costs, works, strict=True))
         sends = self._sends(shaped, stages)
         busiest = max(range(layout.pipeline), key=lambda stage: times[stage] + sends[stage])
         compute = alone[busiest].both * shaped.micro_batches
-        exchange = times[busiest] * shaped.micro_batches - compute
+        gathered = _works(shaped, gathering, cut)[busiest].both * shaped.micro_batches - compute
+        exchange = times[busiest] * shaped.micro_batches - compute - gathered
         sending = sends[busiest] * shaped.micro_batches
         bounds = [0, *itertools.accumulate(cut)]
         memory = tuple(
@@ -632,8 +680,9 @@ class TrainerModel:
             seconds=seconds,
             parts={
                 "compute": compute,
+                "context exchange": gathered,
                 "expert exchange": exchange,
-                "bubble": ends[0] - compute - exchange - sending,
+                "bubble": ends[0] - compute - gathered - exchange - sending,
                 "pipeline sends": sending,
                 "data reduction": seconds - ends[0] - tied - optimiser,
                 "embedding reduction": tied,
@@ -648,48 +697,58 @@ class TrainerModel:
 
     def _schedule(self, layout: Layout) -> OneForwardOneBackward | Interleaved:
         gpu = self.nodes[0].gpu
-        return self.job.schedule(layout, gpu, self._expert_axes(layout)[gpu])
+        return self.job.schedule(layout, gpu, self._least_exchanges(layout)[gpu])
 
     def _running(
-        self, layout: Layout, stages: Sequence[Sequence[NodeKind]], *, with_experts: bool = True
+        self,
+        layout: Layout,
+        stages: Sequence[Sequence[NodeKind]],
+        counted: Callable[[_Exchanges], _Exchanges] = lambda every: every,
     ) -> list[tuple[list[float], list[float]]]:
-        """Return each stage's :meth:`Job.sums` on its slowest node and its slowest links."""
+        """Return each stage's :meth:`Job.sums` on its slowest node and its slowest links.
+
+        ``counted`` returns the exchanges that count.
+        """
         known = {}
         for nodes in stages:
             if id(nodes) not in known:
-                axis = (
-                    self._expert_axis(layout, {node.gpu for node in nodes}) if with_experts else _NO_EXPERTS
-                )
-                known[id(nodes)] = self.job.sums(layout, self._slowest(layout, nodes).gpu, axis)
+                exchanges = counted(self._exchanges(layout, {node.gpu for node in nodes}))
+                known[id(nodes)] = self.job.sums(layout, self._slowest(layout, nodes).gpu, exchanges)
         return [known[id(nodes)] for nodes in stages]
 
-    def _expert_axes(self, layout: Layout) -> dict[str, _ExpertAxis]:
-        """Return a lower bound on what the expert axis adds, by GPU: that of a stage with only this GPU."""
-        return {gpu: self._expert_axis(layout, {gpu}) for gpu in self._count}
+    def _least_exchanges(self, layout: Layout) -> dict[str, _Exchanges]:
+        """Return a lower bound on the exchanges by GPU: those of a stage with only this GPU."""
+        return {gpu: self._exchanges(layout, {gpu}) for gpu in self._count}
 
-    def _expert_axis(self, layout: Layout, gpus: Collection[str]) -> _ExpertAxis:
-        """Return what the expert axis adds on a stage with these kinds of GPU."""
+    def _exchanges(self, layout: Layout, gpus: Collection[str]) -> _Exchanges:
+        """Return what ranks exchange on a stage with these kinds of GPU."""
+        context = self._axis_link(layout, layout.context, gpus) if layout.context > 1 else None
         spec = self.job.config.spec
         if not spec.experts:
-            return _NO_EXPERTS
+            return _Exchanges(context=context)
         step, times = self.job.shaped(layout).step, self.job.times
         # Each tensor rank sends its part of the tokens.
-        rows = layout.micro_batch * spec.seq_length * spec.router_top_k / layout.tensor
+        rows = layout.micro_batch * spec.seq_length * spec.router_top_k / (layout.tensor * layout.context)
         bits = rows * spec.hidden_size * step.exchange_bytes * _BITS
-        ranks = layout.tensor * layout.expert
-        seconds = self._all_to_all(gpus, ranks, bits)
+        seconds = self._all_to_all(gpus, layout.tensor * layout.expert, bits)
         if times.is_measured:
             # Measured layer times already include the exchange among tensor ranks.
             seconds = max(0.0, seconds - self._all_to_all(gpus, layout.tensor, bits))
-        across = ranks > self.gpus or self.gpus % ranks > 0
-        link = times.all_reduce(gpus, across=across)
-        # One ring per tensor rank leaves the node.
-        bandwidth = link.bandwidth / (layout.tensor if across else 1)
+        bandwidth = self._axis_link(layout, layout.expert, gpus).bandwidth
         share = 2 * (layout.expert - 1) / layout.expert
-        return _ExpertAxis(
-            exchange=step.exchanges * seconds * (1 - step.hidden_exchanges),
+        return _Exchanges(
+            experts=step.exchanges * seconds * (1 - step.hidden_exchanges),
             mean=share * step.mean_bytes * _BITS / bandwidth,
+            context=context,
         )
+
+    def _axis_link(self, layout: Layout, degree: int, gpus: Collection[str]) -> Link:
+        """Return the link of a ring over an axis whose ranks are adjacent but for the tensor ranks."""
+        ranks = layout.tensor * degree
+        across = ranks > self.gpus or self.gpus % ranks > 0
+        link = self.job.times.all_reduce(gpus, across=across)
+        # One ring per tensor rank leaves the node.
+        return dataclasses.replace(link, bandwidth=link.bandwidth / (layout.tensor if across else 1))
 
     def _all_to_all(self, gpus: Collection[str], ranks: int, bits: float) -> float:
         """Return the time of an even all-to-all between adjacent ranks."""
@@ -706,12 +765,12 @@ class TrainerModel:
     def _slowest(self, layout: Layout, nodes: Sequence[NodeKind]) -> NodeKind:
         if len(nodes) == 1:
             return nodes[0]
-        slowdown = self.job.slowdowns(layout, self._expert_axes(layout))
+        slowdown = self.job.slowdowns(layout, self._least_exchanges(layout))
         return max(nodes, key=lambda node: slowdown[node.gpu])
 
     def _stages(self, layout: Layout) -> list[tuple[NodeKind, ...]]:
         """Return the distinct kinds of each stage's nodes, in order; a stage has adjacent ranks."""
-        ranks = layout.tensor * layout.data
+        ranks = layout.ranks
         if ranks not in self._by_ranks:
             kinds, numbers = self._kinds
             groups: dict[tuple[int, ...], tuple[NodeKind, ...]] = {}
@@ -742,7 +801,7 @@ class TrainerModel:
         Each chunk sends and receives; with several chunks, the last stage also sends to the first.
         """
         layout, times = shaped.layout, self.job.times
-        ranks = layout.tensor * layout.data
+        ranks = layout.ranks
         bits = shaped.activation_bits()
         added = [0.0] * layout.pipeline
         waited = 1 - shaped.step.hidden_sends
@@ -779,18 +838,18 @@ class TrainerModel:
     def _after(self, shaped: _Shaped, nodes: Sequence[NodeKind]) -> _After:
         """Return the costs that follow a stage's last micro-batch."""
         layout, step, times = shaped.layout, shaped.step, self.job.times
-        others, experts = zero_replicas(shaped.job, layout.data)
+        others, experts = zero_replicas(shaped.job, layout.replicas)
         update = max(times.optimiser(node.gpu) for node in nodes)
         optimiser = (update / others, update / experts) if step.shards_optimiser else (update, update)
-        if layout.data == 1:
+        if layout.replicas == 1:
             return _After(optimiser=optimiser)
-        ranks = layout.tensor * layout.data
+        ranks = layout.ranks
         across = ranks > self.gpus or self.gpus % ranks > 0
         link = times.all_reduce({node.gpu for node in nodes}, across=across)
 
         def ring(replicas: int) -> float:
             # Each set of ranks with different parameters has its own ring leaving the node.
-            alike = layout.data // replicas
+            alike = layout.replicas // replicas
             bandwidth = link.bandwidth / (min(layout.tensor * alike, self.gpus) if across else 1)
             return (replicas - 1) / replicas * _BITS / bandwidth
 
@@ -817,7 +876,7 @@ class TrainerModel:
         words = spec.padded_vocab_size * spec.hidden_size / layout.tensor
         across = len(self.nodes) > 1
         ends = {stages[0][0].gpu, stages[-1][-1].gpu}
-        pairs = min(self.gpus, layout.tensor * layout.data) if across else 1
+        pairs = min(self.gpus, layout.ranks) if across else 1
         # Between two ranks, an all-reduce moves the data once.
         return self.job.times.all_reduce(ends, across=across).seconds(
             words * shaped.step.tied_bytes * _BITS * pairs

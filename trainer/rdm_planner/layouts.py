@@ -15,13 +15,14 @@ class Layout:
 
     Args:
         tensor: GPUs that share each layer.
-        data: Replicas.
+        data: Replicas, each with samples of its own.
         pipeline: Stages.
         micro_batch: Samples that a replica computes at a time.
         checkpointing: The backward pass recomputes the blocks' activations instead of keeping them.
         zero_stage: What replicas shard: optimiser states (1), also gradients (2), also weights (3).
         expert: Replicas that share the experts of each layer.
         virtual_pipeline: Chunks of layers on each stage.
+        context: GPUs that share each sample's tokens.
     """
 
     tensor: int
@@ -32,6 +33,17 @@ class Layout:
     zero_stage: int = 0
     expert: int = 1
     virtual_pipeline: int = 1
+    context: int = 1
+
+    @property
+    def replicas(self) -> int:
+        """GPUs with the same weights and different tokens."""
+        return self.data * self.context
+
+    @property
+    def ranks(self) -> int:
+        """GPUs of a stage."""
+        return self.tensor * self.replicas
 
     def accumulation(self, batch: int) -> int:
         """Return the micro-batches of a step.

@@ -315,7 +315,7 @@ class Profile:
         return None
 
 
-def interpolate(points: Mapping[int, float], size: int) -> float:
+def interpolate(points: Mapping[int, float], size: float) -> float:
     """Return the time of a micro-batch, interpolated linearly between measured sizes.
 
     Outside the measured sizes, a sample takes as long as at the nearest one: above the largest, the GPU is
@@ -327,8 +327,8 @@ def interpolate(points: Mapping[int, float], size: int) -> float:
     """
     sizes = sorted(points)
     index = bisect.bisect_left(sizes, size)
-    if size in points:
-        return points[size]
+    if index < len(sizes) and sizes[index] == size:
+        return points[sizes[index]]
     if index in (0, len(sizes)):
         nearest = sizes[min(index, len(sizes) - 1)]
         return points[nearest] * size / nearest
@@ -360,7 +360,7 @@ class MeasuredTimes:
         """See :class:`rdm_planner.times.Times`."""
         return self.profiles[gpu].layers.keys()
 
-    def forward(self, gpu: str, kind: str, micro_batch: int, tensor: int) -> float:
+    def forward(self, gpu: str, kind: str, micro_batch: float, tensor: int) -> float:
         """See :class:`rdm_planner.times.Times`. The head's time includes the norm's."""
         points = self.profiles[gpu].layers[tensor].get(kind, {})
         if not points:
@@ -368,7 +368,7 @@ class MeasuredTimes:
         seconds = interpolate({size: one.forward for size, one in points.items()}, micro_batch)
         return seconds / self.nodes[gpu].speed
 
-    def backward(self, gpu: str, kind: str, micro_batch: int, tensor: int, *, checkpointed: bool) -> float:
+    def backward(self, gpu: str, kind: str, micro_batch: float, tensor: int, *, checkpointed: bool) -> float:
         """See :class:`rdm_planner.times.Times`."""
         points = self.profiles[gpu].layers[tensor].get(kind, {})
         if not points:

@@ -55,24 +55,24 @@ class Times(Protocol):
         """
         ...
 
-    def forward(self, gpu: str, kind: str, micro_batch: int, tensor: int) -> float:
+    def forward(self, gpu: str, kind: str, micro_batch: float, tensor: int) -> float:
         """Return the seconds of one layer's forward pass, including its tensor-parallel communication.
 
         Args:
             gpu: The device's name.
             kind: The layer's kind.
-            micro_batch: Samples.
+            micro_batch: Samples; context ranks have a fraction of each.
             tensor: Tensor degree.
         """
         ...
 
-    def backward(self, gpu: str, kind: str, micro_batch: int, tensor: int, *, checkpointed: bool) -> float:
+    def backward(self, gpu: str, kind: str, micro_batch: float, tensor: int, *, checkpointed: bool) -> float:
         """Return the seconds of one layer's backward pass, including its tensor-parallel communication.
 
         Args:
             gpu: The device's name.
             kind: The layer's kind.
-            micro_batch: Samples.
+            micro_batch: Samples; context ranks have a fraction of each.
             tensor: Tensor degree.
             checkpointed: It first recomputes the forward pass.
         """
@@ -164,13 +164,13 @@ class PublishedPeaks:
         """See :class:`Times`."""
         return
 
-    def forward(self, gpu: str, kind: str, micro_batch: int, tensor: int) -> float:
+    def forward(self, gpu: str, kind: str, micro_batch: float, tensor: int) -> float:
         """See :class:`Times`."""
         work = self.work[kind]
         seconds = micro_batch * work.flops / (self._rate(gpu) * tensor)
         return seconds + micro_batch * work.sent_bits(tensor) / self.nodes[gpu].intra
 
-    def backward(self, gpu: str, kind: str, micro_batch: int, tensor: int, *, checkpointed: bool) -> float:
+    def backward(self, gpu: str, kind: str, micro_batch: float, tensor: int, *, checkpointed: bool) -> float:
         """See :class:`Times`."""
         work = self.work[kind]
         seconds = 2 * micro_batch * work.flops / (self._rate(gpu) * tensor)

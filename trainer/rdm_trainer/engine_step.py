@@ -26,6 +26,11 @@ def engine_step(config: Config) -> EngineStep:
     native engine reduces the gradients of weights that are no expert's over all replicas. For DeepSpeed they
     are averaged over the expert axis, in fp32, in each backward pass, which waits for that.
 
+    The ranks of the context axis gather keys and values in each forward pass of a block, and sum their
+    gradients in the backward pass (:mod:`rdm_trainer.distributed.context_parallel`). A GPT's first call of
+    the attention kernel overlaps with both, but copying and merging the blocks then takes about as long as
+    that saves: on two H200 a step takes as long as if nothing overlapped (docs/performance.md).
+
     Args:
         config: The job, with its layout.
     """
@@ -48,4 +53,5 @@ def engine_step(config: Config) -> EngineStep:
         exchange_bytes=width,
         hidden_exchanges=0.0,
         mean_bytes=0 if is_native else 4,
+        hidden_context=0.0,
     )

@@ -72,6 +72,7 @@ class Answer:
         """Return the fastest layout in a line or two."""
         best = self.rows[0]
         degrees = f"tensor {best['tensor']}, data {best['data']}, pipeline {best['pipeline']}"
+        degrees += f", context {best['context']}" if best["context"] > 1 else ""
         degrees += f", virtual {best['virtual_pipeline']}" if best["virtual_pipeline"] > 1 else ""
         degrees += f", expert {best['expert']}" if self.job.spec.experts else ""
         cut = f" ({best['partition']})" if best["pipeline"] > 1 else ""
@@ -142,17 +143,13 @@ def read_job(options: TuneOptions) -> Config:
         if override.partition("=")[0] in _SEARCHED:
             raise TrainerError(f"{override} is what is searched here; leave it out.")
     require_modelled(job)
-    if job.parallel.context > 1:
-        raise TrainerError(
-            f"parallel.context is {job.parallel.context}, and no layout is searched for sequences that ranks "
-            "share; give the layout itself, or add parallel.context=1."
-        )
     # The search ignores the file's values of these keys.
     held = _held(options)
     parallel = dataclasses.replace(
         job.parallel,
         zero_stage=job.parallel.zero_stage if "parallel.zero_stage" in held else 1,
         virtual_pipeline=job.parallel.virtual_pipeline if "parallel.virtual_pipeline" in held else 1,
+        context=job.parallel.context if "parallel.context" in held else 1,
     )
     for problem in unsupported(dataclasses.replace(job, parallel=parallel)):
         raise TrainerError(problem)
@@ -200,6 +197,8 @@ def answer(
         described.checkpointing = [job.parallel.activation_checkpointing]
     if "parallel.expert" in held:
         described.expert_degrees = [job.parallel.expert]
+    if "parallel.context" in held:
+        described.context_degrees = [job.parallel.context]
     if "parallel.virtual_pipeline" in held:
         if job.spec.kind == "t5" and job.parallel.virtual_pipeline > 1:
             raise TrainerError(
@@ -241,8 +240,8 @@ def answer(
     )
 
 
-def _degrees(layout: Layout) -> tuple[int, int, int, int]:
-    return layout.tensor, layout.data, layout.pipeline, layout.expert
+def _degrees(layout: Layout) -> tuple[int, ...]:
+    return layout.tensor, layout.data, layout.pipeline, layout.expert, layout.context
 
 
 def _front(described: Job, nodes: list[NodeKind], prices: dict[str, float]) -> list[Point]:
@@ -276,7 +275,10 @@ def _no_layout(job: Config, model: TrainerModel) -> str:
             f"No layout of {model.world_size} GPUs divides optimisation.global_batch_size "
             f"{model.job.batch}; the nearest that one divides is {batch}."
         )
-    alone = with_layout(job, Layout(1, 1, 1, 1))
+    (context,) = model.job.context_degrees or (1,)
+    if model.world_size % context:
+        return f"parallel.context {context} does not divide {model.world_size} GPUs; take one that does."
+    alone = with_layout(job, Layout(1, 1, 1, 1, context=context))
     alone = dataclasses.replace(alone, parallel=dataclasses.replace(alone.parallel, data=None))
     if problems := configuration.check(alone):
         return problems[0]
@@ -318,6 +320,8 @@ def _row(
         overrides.append(f"parallel.expert={layout.expert}")
     if job.engine == "native" or job.parallel.virtual_pipeline > 1:
         overrides.append(f"parallel.virtual_pipeline={layout.virtual_pipeline}")
+    if max(layout.context, job.parallel.context) > 1:
+        overrides.append(f"parallel.context={layout.context}")
     if job.parallel.data is not None:
         overrides.append(f"parallel.data={layout.data}")
     if job.launcher.nodes is not None:
@@ -336,6 +340,7 @@ def _row(
         "pipeline": layout.pipeline,
         "virtual_pipeline": layout.virtual_pipeline,
         "expert": layout.expert,
+        "context": layout.context,
         "micro_batch": layout.micro_batch,
         "checkpointing": layout.checkpointing,
         "zero_stage": layout.zero_stage,

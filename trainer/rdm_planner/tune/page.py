@@ -24,6 +24,7 @@ _MOST_SHOWN = 24
 # Okabe and Ito's colours, as in the reports.
 _COLOURS = {
     "compute": "#0072b2",
+    "context exchange": "#f0e442",
     "expert exchange": "#56b4e9",
     "bubble": "#b8bfca",
     "pipeline sends": "#e69f00",
@@ -32,7 +33,7 @@ _COLOURS = {
     "optimiser": "#009e73",
 }
 _COLUMNS = (
-    *("step s", "tokens/s", "MFU %", "tensor", "data", "pipeline", "virtual", "expert"),
+    *("step s", "tokens/s", "MFU %", "tensor", "data", "pipeline", "virtual", "expert", "context"),
     *("micro-batch", "ZeRO", "checkpointing", "GiB", "bubble %", "partition"),
 )
 
@@ -89,6 +90,7 @@ def _tiles(answer: Answer) -> list[tuple[str, str, str]]:
     degrees = f"{best['tensor']} x {best['data']} x {best['pipeline']}"
     more = f", virtual {best['virtual_pipeline']}" if best["virtual_pipeline"] > 1 else ""
     more += f", expert {best['expert']}" if answer.job.spec.experts else ""
+    more += f", context {best['context']}" if best["context"] > 1 else ""
     placed = ", ".join(best["placement"] or best["nodes"])
     return [
         ("step", f"{best['seconds']:.3f} s", "predicted"),
@@ -149,6 +151,7 @@ def _bars(answer: Answer) -> dict[str, Any]:
             at += width
         label = f"{row['tensor']} x {row['data']} x {row['pipeline']}, mb {row['micro_batch']}"
         label += f", ep {row['expert']}" if answer.job.spec.experts else ""
+        label += f", cp {row['context']}" if row["context"] > 1 else ""
         rows.append({"y": _ROW * number, "label": label, "parts": parts})
     return {"height": _ROW * len(rows), "rows": rows}
 
@@ -186,12 +189,12 @@ def _axis(values: Sequence[float], first: float, last: float) -> Any:
 def _cells(row: Any) -> list[tuple[Any, str]]:
     """Return the value and the text of each column."""
     mfu, bubble = row["mfu"], row["parts"]["bubble"] / row["seconds"]
-    degrees = ("tensor", "data", "pipeline", "virtual_pipeline", "expert", "micro_batch", "zero_stage")
+    degrees = ("tensor", "data", "pipeline", "virtual_pipeline", "expert", "context")
     return [
         (row["seconds"], f"{row['seconds']:.3f}"),
         (row["tokens_per_second"], f"{row['tokens_per_second']:,.0f}"),
         ("" if mfu is None else mfu, "" if mfu is None else f"{100 * mfu:.1f}"),
-        *((row[name], str(row[name])) for name in degrees),
+        *((row[name], str(row[name])) for name in (*degrees, "micro_batch", "zero_stage")),
         (int(row["checkpointing"]), "full" if row["checkpointing"] else ""),
         (row["memory_gib"], f"{row['memory_gib']:.1f}"),
         (bubble, f"{100 * bubble:.0f}"),

@@ -85,7 +85,9 @@ def _degrees(answer: Answer) -> dict[str, str]:
     """Return the columns of degrees → their keys in a row."""
     shown = {"tp": "tensor", "dp": "data", "pp": "pipeline"}
     shown |= {"v": "virtual_pipeline"} if answer.job.engine == "native" else {}
-    return shown | ({"ep": "expert"} if answer.job.spec.experts else {})
+    shown |= {"ep": "expert"} if answer.job.spec.experts else {}
+    rows = [*answer.rows, *(row for _point, row in answer.front or ())]
+    return shown | ({"cp": "context"} if any(row["context"] > 1 for row in rows) else {})
 
 
 def _shares(row: Mapping[str, Any]) -> str:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rdm_core import config as configuration
 from rdm_core.config import Config
@@ -65,13 +67,20 @@ def test_the_layers_forwards_are_a_third_of_a_sample(name: str) -> None:
         ("qwen3-30b-a3b", ["model.layers=8"]),
         ("qwen3-30b-a3b", ["model.layers=8", "engine=native"]),
         ("gpt2-xl", ["engine=native", "parallel.activation_checkpointing=full"]),
+        ("llama3-8b", ["model.layers=8", "engine=native", "model.seq_length=32768"]),
+        ("qwen3-30b-a3b", ["model.layers=4", "engine=native", "model.seq_length=16384"]),
     ],
 )
 def test_memory_is_the_dry_runs_and_the_trainer_takes_the_layout(name: str, overrides: list[str]) -> None:
     model = _model(name, H100, A10, overrides=overrides)
-    found = search([model], keep=10, alike=lambda one: (one.tensor, one.data, one.pipeline, one.expert))
+    found = search(
+        [model], keep=20, alike=lambda one: (one.tensor, one.data, one.pipeline, one.expert, one.context)
+    )
     assert len({estimate.layout.pipeline for estimate in found.best}) > 1
-    has_experts = model.job.config.spec.experts > 0
+    spec = model.job.config.spec
+    is_long = model.job.config.engine == "native" and spec.seq_length >= 16384
+    assert is_long is (len({estimate.layout.context for estimate in found.best}) > 1)
+    has_experts = spec.experts > 0
     assert has_experts is (len({estimate.layout.expert for estimate in found.best}) > 1)
     for estimate in found.best:
         tuned = with_layout(model.job.config, estimate.layout, estimate.cut)
@@ -262,6 +271,155 @@ def test_expert_degrees_are_searched_as_by_trying_all(engine: str) -> None:
         assert found.best[0].seconds <= held.best[0].seconds
 
 
+_LONG = ["engine=native", "model.seq_length=32768", "optimisation.global_batch_size=8"]
+
+
+def test_context_ranks_share_the_tokens_and_gather_keys_and_values() -> None:
+    model = _model("llama3-8b", H100, H100, overrides=_LONG)
+    held = 2 * 1024 * 32768 * 16  # a sample's bits: keys and values of 8 heads of 128 features, bf16
+
+    def parts(tensor: int, context: int, *, checkpointing: bool = False) -> tuple[float, float]:
+        layout = Layout(tensor, 8 // (tensor * context), 1, 1, checkpointing, 1, context=context)
+        found = model.estimate(layout, (34,)).parts
+        samples = layout.accumulation(8)
+        return found["compute"] / samples, found["context exchange"] / samples / 32
+
+    alone, _ = parts(1, 1)
+    assert parts(1, 1)[1] == 0
+    for context in (2, 4, 8):
+        assert parts(1, context)[0] == pytest.approx(alone / context)
+        assert parts(2, context // 2)[0] == pytest.approx(parts(2, 1)[0] * 2 / context)
+    # Gathered in the forward pass, their gradients summed in the backward pass, and gathered again in it.
+    assert parts(1, 2)[1] == pytest.approx(2 * 1 / 2 * held / H100.intra)
+    assert parts(1, 4)[1] == pytest.approx(2 * 3 / 4 * held / H100.intra)
+    assert parts(1, 4, checkpointing=True)[1] == pytest.approx(3 * 3 / 4 * held / H100.intra)
+    # Each tensor rank has its heads. Between two nodes, the rings of tensor ranks share a node's link.
+    assert parts(2, 2)[1] == pytest.approx(2 * 1 / 2 * held / 2 / H100.intra)
+    assert parts(1, 8)[1] == pytest.approx(2 * 7 / 8 * held / H100.inter)
+    assert parts(2, 4)[1] == pytest.approx(2 * 3 / 4 * held / 2 / (H100.inter / 2))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.booleans())
+def test_context_ranks_compute_as_much_as_replicas_and_hold_less(
+    tensor: int, pipeline: int, samples: int, checkpointing: bool
+) -> None:
+    model = _context_model()
+    cut = (34,) if pipeline == 1 else (17, 17)
+    replicas = 8 // (tensor * pipeline)
+    found = []
+    for context in (degree for degree in (1, 2, 4, 8) if degree <= replicas):
+        layout = Layout(tensor, replicas // context, pipeline, samples, checkpointing, 1, context=context)
+        one = model.estimate(layout, cut)
+        found.append(one)
+        assert one.parts["compute"] == pytest.approx(found[0].parts["compute"])
+        assert sum(one.parts.values()) == pytest.approx(one.seconds)
+        assert min(one.parts.values()) >= -1e-9
+    for one, other in itertools.pairwise(found):
+        assert one.parts["context exchange"] < other.parts["context exchange"]
+        assert one.memory_gib > other.memory_gib
+
+
+@functools.cache
+def _context_model() -> TrainerModel:
+    return _model("llama3-8b", H100, H100, overrides=[*_LONG, "optimisation.global_batch_size=64"])
+
+
+def test_what_overlaps_with_gathering_keys_and_values_does_not_count() -> None:
+    model = _model("llama3-8b", H100, overrides=_LONG)
+    layout = Layout(1, 1, 1, 1, False, 1, context=4)
+    stated = engine_step(with_layout(model.job.config, layout))
+    seconds = {}
+    for hidden in (0.0, 0.25, 1.0):
+        step = dataclasses.replace(stated, hidden_context=hidden)
+        job = Job(model.job.config, model.job.times, functools.partial(_stated, step))
+        seconds[hidden] = TrainerModel(job, model.nodes).estimate(layout, (34,)).parts["context exchange"]
+    assert seconds[0.25] == pytest.approx(3 / 4 * seconds[0.0])
+    assert seconds[1.0] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_t5s_decoder_gathers_the_keys_of_both_its_attentions() -> None:
+    overrides = ["engine=native", "model.seq_length=1024", "model.decoder_seq_length=256"]
+    model = _model("t5-11b", H100, overrides=overrides)
+    spec = model.job.config.spec
+    layout = Layout(1, 1, 1, 1, False, 1, context=4)
+    found = model.estimate(layout, (model.problem(layout).layers,)).parts["context exchange"]
+    tokens = spec.layers * 1024 + spec.decoder_layers * (256 + 1024)
+    bits = 2 * 3 / 4 * tokens * 2 * spec.key_value_size * 16 / H100.intra
+    assert found == pytest.approx(model.job.batch * bits)
+
+
+def test_two_context_ranks_take_the_tokens_that_were_measured() -> None:
+    # docs/performance.md, "Long sequences": GPT-1.3B on H200. The bandwidth is that of its "Slow fabric".
+    one, two = 29_201, 27_112
+    overrides = [*_LONG, "model.max_position_embeddings=32768"]
+    config = configuration.load(CONFIGS / "gpt-1.3b.yaml", overrides)
+    node = NodeKind("H200", gpus=2, inter=400e9, intra=8 * 174e9, memory_gib=139.8)
+
+    def rate(efficiency: float, context: int) -> float:
+        times = published_peaks(config, [node], {"H200": 989.4}, efficiency)
+        model = TrainerModel(Job(config, times, engine_step), (node,))
+        seconds = model.estimate(Layout(1, 1, 1, 1, False, 1, context=context), (26,)).seconds
+        return 8 * 32768 / seconds / context
+
+    # The share of the peak at which one GPU takes what it took.
+    efficiency = one / rate(1.0, 1)
+    assert rate(efficiency, 1) == pytest.approx(one)
+    assert rate(efficiency, 2) == pytest.approx(two, rel=0.015)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b"])
+def test_context_degrees_are_searched_as_by_trying_all(name: str) -> None:
+    small = NodeKind("A10", gpus=4, inter=100e9, intra=400e9, memory_gib=22.2)
+    sizes = ["layers=3", "vocab_size=8000", "seq_length=32768"]
+    sizes += ["experts=4", "moe_router_topk=2"] if name == "qwen3-30b-a3b" else []
+    overrides = [*(f"model.{size}" for size in sizes), "engine=native", "optimisation.global_batch_size=4"]
+    model = _model(name, H100, small, overrides=overrides)
+    every: dict[int, float] = {}
+    for layout in model.layouts():
+        problem = model.problem(layout)
+        for cut in _cuts(5, layout.pipeline):
+            if problem.holds(cut):
+                seconds = model.estimate(layout, cut).seconds
+                every[layout.context] = min(every.get(layout.context, seconds), seconds)
+    assert every.keys() == {1, 2, 4}
+    found = search([model], keep=3, alike=lambda one: one.context)
+    assert {one.layout.context: one.seconds for one in found.best} == pytest.approx(every)
+    for context, fastest in every.items():
+        held = search([_model(name, H100, small, overrides=overrides, context_degrees=[context])], keep=1)
+        assert held.best[0].seconds == pytest.approx(fastest)
+
+
+def test_context_degrees_are_searched_where_samples_are_long() -> None:
+    def degrees(*overrides: str) -> set[int]:
+        return {one.context for one in _model("llama3-8b", H100, H100, overrides=overrides).layouts()}
+
+    assert degrees("engine=native") == {1}
+    assert degrees("engine=native", "model.seq_length=16384") == {1, 2}
+    assert degrees("engine=native", "model.seq_length=131072") == {1, 2, 4, 8}
+    assert degrees("model.seq_length=131072") == {1}
+
+
+def test_the_context_degree_is_shown_written_and_held(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text((CONFIGS / "llama3-8b.yaml").read_text("utf-8"), "utf-8")
+    nodes = ["--nodes", "2xH100:8"]
+    code, output = _tune(str(path), *nodes, *_LONG, "parallel.context=8", "--write")
+    assert code == 0
+    assert re.search(r" tp +dp +pp +v +cp +micro ", output)
+    assert "context exchange" in output
+    tuned = configuration.load(path)
+    assert tuned.parallel.context == 8
+    assert not configuration.check(tuned, 16)
+    # Everything that the command line does not fix is searched: the file's degree does not matter.
+    searched = json.loads(_tune(str(path), *nodes, "--json")[1])["best"]
+    held = json.loads(_tune(str(path), *nodes, "parallel.context=8", "--json")[1])["best"]
+    assert {row["context"] for row in held} == {8}
+    assert searched[0]["seconds"] <= held[0]["seconds"]
+    assert _tune(str(path), *nodes, "parallel.context=1", "--write")[0] == 0
+    assert configuration.load(path).parallel.context == 1
+
+
 def test_the_expert_degree_is_shown_written_and_held(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text((CONFIGS / "qwen3-30b-a3b.yaml").read_text("utf-8"), "utf-8")
@@ -281,9 +439,6 @@ def test_the_expert_degree_is_shown_written_and_held(tmp_path: Path) -> None:
 
 def test_what_is_not_searched_is_refused() -> None:
     job = str(CONFIGS / "llama3-8b.yaml")
-    code, output = _tune(job, "--nodes", "1xH100:8", "engine=native", "parallel.context=2")
-    assert code == 3
-    assert "parallel.context is 2, and no layout is searched" in output
     code, output = _tune(job, "--nodes", "1xH100:8", "engine=deepspeed", "parallel.offload_optimizer=cpu")
     assert code == 3
     assert "search layouts with parallel.offload_optimizer=none" in output
@@ -481,6 +636,17 @@ def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
             3,
             "parallel.sequence_parallel true needs the native engine, but engine is deepspeed; set engine to",
         ),
+        (
+            ["--nodes", "2xA10:2", "parallel.context=2"],
+            3,
+            "2 needs the native engine, but engine is deepspeed",
+        ),
+        (
+            ["--nodes", "2xA10:3", "engine=native", "parallel.context=3"],
+            3,
+            "model.seq_length 1024 is not a multiple of 2 x parallel.context 3 = 6",
+        ),
+        (["--nodes", "1xA10:4", "engine=native", "parallel.context=3"], 3, "3 does not divide 4 GPUs"),
         (["--nodes", "2xA10:2", "parallel.reduce_dtype=bf16"], 3, "bf16 needs the native engine"),
         (["--nodes", "2xA10:2", "engine=native", "parallel.zero_stage=3"], 3, "zero_stage 3 needs DeepSpeed"),
         (["--nodes", "2xA10:2", "engine=native", "optimisation.precision=fp16"], 3, "fp16 needs DeepSpeed"),
