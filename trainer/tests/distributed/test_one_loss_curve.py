@@ -25,10 +25,8 @@ FULL = {"parallel.activation_checkpointing": "full"}
 SOME = {**FULL, "parallel.activation_checkpointing_blocks": 1}
 OFFLOADED = {"parallel.offload_optimizer": "cpu"}
 ALL_OFFLOADED = {**OFFLOADED, "parallel.zero_stage": 3, "parallel.offload_parameters": "cpu"}
-# The busiest experts drop tokens.
-DROPPING = configure(MOE, {"model.moe_expert_capacity_factor": 1.0})
-# Most of each step is for the balance.
-BALANCING = configure(MOE, {"model.moe_aux_loss_coeff": 2.0})
+# The busiest experts drop tokens, and most of each step is for the balance.
+BALANCING = configure(MOE, {"model.moe_expert_capacity_factor": 1.0, "model.moe_aux_loss_coeff": 2.0})
 # T5 1.1, as Hugging Face has it: with a table of relative positions for each stack, and an untied head.
 RELATIVE = {
     "model.tied_embeddings": False,
@@ -55,8 +53,6 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     1: {
         "one micro-batch": {"optimisation.micro_batch_size": 8},
         "zero 0": zero(0),
-        "zero 2": zero(2),
-        "zero 3": zero(3),
         "all offloaded": ALL_OFFLOADED,
         "checkpointing": FULL,
         "checkpointing by 3": {**FULL, "parallel.activation_checkpointing_interval": 3},
@@ -74,15 +70,11 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "dp 2, all offloaded": ALL_OFFLOADED,
         "tp 2, offloaded": {**TENSOR, **OFFLOADED},
         "tp 2": TENSOR,
-        "tp 2, zero 0": {**TENSOR, **zero(0)},
         "tp 2, checkpointing": {**TENSOR, **FULL},
         "pp 2": PIPELINE,
         "pp 2, zero 0": {**PIPELINE, **zero(0)},
         "pp 2, checkpointing": {**PIPELINE, **FULL},
-        "tp 2, checkpointing of 1": {**TENSOR, **SOME},
         "pp 2, checkpointing of 1": {**PIPELINE, **SOME},
-        "pp 2, by parameters": {**PIPELINE, **cut("parameters")},
-        "pp 2, by type": {**PIPELINE, **cut("type:Block")},
         "pp 2, 3-1": {**PIPELINE, **cut("3-1")},
         "pp 2, 0-4": {**PIPELINE, **cut("0-4")},
         "pp 2, 4-0": {**PIPELINE, **cut("4-0")},
@@ -90,10 +82,8 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     4: {
         "tp 2, pp 2": {**TENSOR, **PIPELINE},
         "pp 2, dp 2": PIPELINE,
-        "tp 2, dp 2, zero 3": {**TENSOR, **zero(3)},
         "tp 2, dp 2, all offloaded": {**TENSOR, **ALL_OFFLOADED},
         "pp 4, 0-2-2-0": {**FOUR, **cut("0-2-2-0")},
-        "tp 4": FOUR_TENSOR,
     },
     8: {"2 x 2 x 2": {**TENSOR, **PIPELINE}},
 }
@@ -130,10 +120,7 @@ RELATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp 2, 0-4": {**PIPELINE, **cut("0-4")},
         "interleaved": INTERLEAVED,
     },
-    4: {
-        "native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE},
-        "native, cp 2, pp 2, checkpointing": {**CONTEXT, **PIPELINE, **FULL},
-    },
+    4: {"native, cp 2, pp 2, checkpointing": {**CONTEXT, **PIPELINE, **FULL}},
 }
 # QWEN is untied, too.
 QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
@@ -145,13 +132,9 @@ QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "native, cp 2, checkpointing": {**CONTEXT, **FULL},
     },
     4: {
-        "tp 2, pp 2": {**TENSOR, **PIPELINE},
         "native, cp 4": {**NATIVE, "parallel.context": 4},
-        "native, cp 2, dp 2": CONTEXT,
         "native, cp 2, interleaved": {**CONTEXT, **INTERLEAVED},
         "native, cp 2, tp 2": {**CONTEXT, **TENSOR},
-        "native, tp 2, interleaved": {**TENSOR, **INTERLEAVED},
-        "native, tp 2, dp 2": {**NATIVE, **TENSOR},
     },
 }
 # Two ranks share a key-value head; their queries differ.
@@ -163,14 +146,10 @@ SHARED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     }
 }
 DOCUMENTS = {"data.reset_attention_mask": True, "data.reset_position_ids": True, "model.sliding_window": 4}
-DOCUMENT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
-    2: {"tp 2": TENSOR, "pp 2": PIPELINE, "native, cp 2": CONTEXT}
-}
 BERT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"dp 2, zero 3": zero(3), "tp 2, checkpointing": {**TENSOR, **FULL}, "pp 2": PIPELINE},
     4: {
         "native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE},
-        "native, cp 4": {**NATIVE, "parallel.context": 4},
         "native, cp 2, tp 2": {**CONTEXT, **TENSOR},
     },
 }
@@ -181,25 +160,18 @@ MOE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "ep 2, checkpointing": {**EXPERT, **FULL},
         "ep 2, all offloaded": {**EXPERT, **ALL_OFFLOADED},
         "native, interleaved": INTERLEAVED,
-        "native, cp 2": CONTEXT,
         "native, cp 2, ep 2, checkpointing": {**CONTEXT, **EXPERT, **FULL},
         "native, sp 2, checkpointing": {**SHARDED, **FULL},
     },
     4: {
         "ep 2, dp 2": EXPERT,
         "ep 4, zero 0": {"parallel.expert": 4, **zero(0)},
-        "ep 2, dp 2, zero 3": {**EXPERT, **zero(3)},
         "ep 2, tp 2": {**EXPERT, **TENSOR},
         "ep 2, pp 2": {**EXPERT, **PIPELINE},
-        "native, ep 2, dp 2": {**NATIVE, **EXPERT},
-        "native, ep 2, tp 2": {**NATIVE, **EXPERT, **TENSOR},
-        "native, ep 2, pp 2": {**NATIVE, **EXPERT, **PIPELINE},
         "native, cp 2, dp 2, ep 4": {**CONTEXT, "parallel.expert": 4},
-        "native, cp 4, ep 2": {**CONTEXT, **EXPERT, "parallel.context": 4},
         "native, cp 2, ep 2, tp 2": {**CONTEXT, **EXPERT, **TENSOR},
         "native, cp 2, ep 2, interleaved": {**CONTEXT, **EXPERT, **INTERLEAVED},
         "native, sp 2, interleaved": {**SHARDED, **INTERLEAVED},
-        "native, sp 2, cp 2, ep 2": {**SHARDED, **CONTEXT, **EXPERT},
     },
 }
 # Ranks with different tokens of a micro-batch agree on its load and on the experts' capacity.
@@ -212,13 +184,14 @@ SHARDED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "native, sp 2, cp 2, ep 2": {**SHARDED, **CONTEXT, **EXPERT},
     },
 }
-# Layouts that do not depend on the model, and so need no test with a T5.
+# Layouts that do not depend on the model, or are a part of another one here, and so need no test with a T5.
 OF_ANY_MODEL = (
-    *("zero 0", "zero 2", "all offloaded", "dp 2, zero 0", "dp 2, zero 2", "dp 2, zero 3, checkpointing"),
-    *("tp 2, zero 0", "pp 2, zero 0", "tp 2, dp 2, zero 3", "tp 4"),
+    *("zero 0", "all offloaded", "dp 2", "dp 2, zero 0", "dp 2, zero 2", "dp 2, zero 3, checkpointing"),
+    *("tp 2", "tp 2, pp 2", "pp 2, dp 2", "pp 2, zero 0"),
     *("dp 2, offloaded", "dp 2, zero 2, offloaded", "dp 2, zero 3, offloaded", "dp 2, all offloaded"),
     *("dp 2, weights offloaded", "tp 2, offloaded", "tp 2, dp 2, all offloaded"),
     *("native, one", "native, checkpointing", "native, dp 2", "native, pp 2, checkpointing"),
+    *("native, tp 2, dp 2", "native, pp 2, dp 2", "native, interleaved, dp 2"),
 )
 
 
@@ -239,14 +212,12 @@ MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     "t5": (T5, with_context(without(*OF_ANY_MODEL))),
     "qwen": (QWEN, QWEN_LAYOUTS),
     "qwen, shared heads": (SHARED, SHARED_LAYOUTS),
-    "qwen, documents": (configure(QWEN, DOCUMENTS), DOCUMENT_LAYOUTS),
     "moe": (MOE, MOE_LAYOUTS),
     "moe, documents": (
         configure(MOE, DOCUMENTS),
         {2: {"ep 2": EXPERT, "pp 2": PIPELINE, "native, cp 2": CONTEXT, "native, sp 2": SHARDED}},
     ),
-    "moe, dropping": (DROPPING, SHARDED_LAYOUTS),
-    "moe, balancing": (BALANCING, SHARDED_LAYOUTS),
+    "moe, dropping and balancing": (BALANCING, SHARDED_LAYOUTS),
     "bert": (BERT, BERT_LAYOUTS),
     "t5 relative": (configure(T5, RELATIVE), RELATIVE_LAYOUTS),
     "gpt of 8 blocks": (
@@ -320,6 +291,5 @@ def test_the_mean_of_micro_batches_means_is_another_loss(reported: dict[int, Sai
 
 
 def test_documents_that_are_apart_change_the_loss(reported: dict[int, Said]) -> None:
-    for model in ("qwen", "moe"):
-        together, apart = (reported[1][name][0]["loss"] for name in (model, f"{model}, documents"))
-        assert abs(together - apart) > 1e-3
+    together, apart = (reported[1][name][0]["loss"] for name in ("moe", "moe, documents"))
+    assert abs(together - apart) > 1e-3
