@@ -23,27 +23,21 @@ FOUR = {**TENSOR, "parallel.tensor": 4}
 FULL = {"parallel.activation_checkpointing": "full"}
 PIPELINE = {**TENSOR, "parallel.pipeline": 2}
 ONE_SAMPLE = {"optimisation.micro_batch_size": 1}
-DOCUMENTS = {"data.reset_attention_mask": True, "data.reset_position_ids": True, "model.sliding_window": 4}
 RELATIVE = {"model.position_embedding": "relative", "model.relative_attention_num_buckets": 8}
 JOBS: dict[int, dict[str, Config]] = {
     2: {
         "gpt": configure(GPT, TENSOR),
         "gpt, checkpointing": configure(GPT, {**TENSOR, **FULL, **ONE_SAMPLE}),
-        "gpt, documents": configure(GPT, {**TENSOR, **DOCUMENTS}),
         "llama": configure(QWEN, {**TENSOR, **FULL}),
         "bert": configure(BERT, TENSOR),
-        "moe": configure(MOE, TENSOR),
         "moe, dropping": configure(MOE, {**TENSOR, **FULL, "model.moe_expert_capacity_factor": 1.0}),
-        "t5": configure(T5, TENSOR),
         "t5, relative": configure(T5, {**TENSOR, **RELATIVE, **FULL}),
     },
     4: {
-        "gpt, tp 4": configure(GPT, {**FOUR, **FULL}),
         "llama, tp 4, shared heads": configure(QWEN, {**FOUR, "model.query_groups": 2}),
         "gpt, pp 2": configure(GPT, {**PIPELINE, **FULL}),
         "llama, interleaved": configure(QWEN, {**PIPELINE, "parallel.virtual_pipeline": 2}),
         "llama, dp 2": configure(QWEN, TENSOR),
-        "gpt, cp 2": configure(GPT, {**TENSOR, "parallel.context": 2}),
         "t5, pp 2": configure(T5, PIPELINE),
         "t5, cp 2": configure(T5, {**TENSOR, "parallel.context": 2}),
     },
