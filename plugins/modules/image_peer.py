@@ -228,6 +228,7 @@ _SAVE_S = 1800
 """Seconds that an engine may stay silent while it prepares the archive of an image."""
 _PORT_S = 25
 """Seconds to wait for a port, which the processes of a killed run keep until their lease has expired."""
+_ANSWER_S = 10
 _STOP_S = 6
 _KILLED_S = 4
 _KEEP_S = 7 * 24 * 3600
@@ -438,7 +439,7 @@ def query_source(params: Dict[str, Any], path: str) -> bytes:
         NodeError: it does not answer, or belongs to another run by now.
     """
     host, port = params["source"]
-    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    connection = http.client.HTTPConnection(host, int(port), timeout=_ANSWER_S)
     try:
         connection.request("GET", path, headers={"Authorization": "Bearer " + params["token"]})
         answer = connection.getresponse()

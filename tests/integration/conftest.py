@@ -78,7 +78,7 @@ def listening(log: Path) -> str:
 
 def answers(address: str) -> bool:
     try:
-        with urllib.request.urlopen(f"http://{address}/v2/", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{address}/v2/", timeout=60) as response:
             return bool(response.status == 200)
     except OSError:
         return False

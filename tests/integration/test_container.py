@@ -456,5 +456,5 @@ def test_it_knows_all_nodes_by_name_whatever_comes_and_restarts(
     assert observe(watched, "none", api) == seen
 
     api.post("/containers/rdm/restart", t=0)
-    assert wait_until(lambda: known() == ["n1", "n2", "n3"], 60), known()
+    assert wait_until(lambda: known() == ["n1", "n2", "n3"], 240), known()
     assert not up(options, **three)["changed"]

@@ -188,7 +188,7 @@ def test_containers_that_are_made_at_once_share_nothing(fabric: Fabric, api: Doc
     def make(number: int) -> None:
         """What the module does; its own frame is one to a process."""
         mine = {"name": f"c{number}", "my_ip": f"192.169.16.{100 + number}"}
-        wanted = {**UNSET, "ready_timeout": 30, **wanted_of(fabric), **mine}
+        wanted = {**UNSET, "ready_timeout": 240, **wanted_of(fabric), **mine}
         functions = Functions(api, str(fabric.socket), ends(wanted))
         wanted["functions"] = functions.settings(None, {}, check=False)
         Change(api, wanted, None, functions).make(Steps(["make"], None))

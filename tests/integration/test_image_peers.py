@@ -252,7 +252,7 @@ def test_the_disk_of_a_node_is_full_at_half(nodes: Nodes, disk: Callable[[int], 
     def half() -> bool:
         return sum(file.stat().st_blocks * 512 for file in small.glob("peers/*.tar")) >= SIZE / 2
 
-    assert wait_until(half, 120), nodes.processes()
+    assert wait_until(half, HANGS_S), nodes.processes()
     with pytest.raises(OSError, match="No space left"):
         fill(small / "other")
     output = nodes.end(run, expect=2)
@@ -274,7 +274,7 @@ def fill(path: Path) -> None:
 
 def test_a_later_run_takes_over_from_an_earlier_one(nodes: Nodes) -> None:
     earlier = nodes.start(1)
-    assert wait_until(lambda: len(list(nodes.peers.glob("*.lock"))) == 3, 120), nodes.processes()
+    assert wait_until(lambda: len(list(nodes.peers.glob("*.lock"))) == 3, HANGS_S), nodes.processes()
     nodes.end(nodes.start(0))
     output = nodes.end(earlier, expect=2)
     for name in ("n2", "n3"):

@@ -196,7 +196,7 @@ def test_a_node_without_an_engine_has_nothing_to_remove(
 
 
 def ready(name: str, **params: Any) -> dict[str, Any]:
-    return run_module(container_ready, {"name": name, "cluster": "c", "timeout": 60, **params})
+    return run_module(container_ready, {"name": name, "cluster": "c", "timeout": 240, **params})
 
 
 @pytest.fixture
@@ -206,8 +206,9 @@ def just_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def plugin_socket(tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
+def plugin_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], str]]:
     """Start a plugin with the same answer to every request; return its socket."""
+    monkeypatch.setattr(ownership, "_PLUGIN_TIMEOUT", 120.0)
     servers = []
 
     def start(answer: bytes) -> str:
@@ -287,12 +288,15 @@ def test_one_that_is_up_for_long_needs_no_line(node: Node, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("policy", ["no", "unless-stopped"])
-def test_one_that_ends_is_reported_with_its_last_words(node: Node, policy: str) -> None:
+def test_one_that_ends_is_reported_with_its_last_words(
+    node: Node, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.run(
         "our",
         ["sh", "-c", "echo one; echo 'no such device' >&2; exit 3"],
         HostConfig={"RestartPolicy": {"Name": policy}},
     )
+    monkeypatch.setattr(readiness, "_WORDS_TIMEOUT", 120.0)
     with pytest.raises(Failed, match=r"container our ended with status 3; its last output: .*no such device"):
         ready("our", ready_line="Ready", timeout=240)
 

@@ -71,6 +71,7 @@ REQUESTS = st.fixed_dictionaries(
     {"NetworkID": st.just("n") | VALUES, "EndpointID": st.just("e") | VALUES},
     optional={key: VALUES for key in KEYS if not key.endswith("ID")},
 )
+HANGS_S = 120.0
 NETWORK = {"NetworkID": "n", "Options": {GENERIC: {"netdevice": "ib0"}}, "IPv4Data": [{"Pool": "10.0.0.0/8"}]}
 
 
@@ -99,7 +100,7 @@ class Client:
     def raw(self, data: bytes) -> bytes:
         """Send bytes, and no more; return what comes back until the plugin closes."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(30)
+            connection.settimeout(HANGS_S)
             connection.connect(self.path)
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
@@ -110,7 +111,7 @@ class Client:
 
     def post(self, call: str, body: bytes) -> tuple[int, Any]:
         """Return status and answer of a request."""
-        connection = http.client.HTTPConnection("docker", timeout=30)
+        connection = http.client.HTTPConnection("docker", timeout=HANGS_S)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.connect(self.path)
         connection.request("POST", f"/{call}", body)
@@ -132,19 +133,20 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def client(directory: Path) -> Iterator[Client]:
+def client(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A plugin that serves, with one network."""
+    monkeypatch.setattr(server, "_DRAIN_S", HANGS_S)
     state = State(str(directory))
-    server = Server(str(directory / "p.sock"), Driver(Always(), state, dict))
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    plugin = Server(str(directory / "p.sock"), Driver(Always(), state, dict))
+    thread = threading.Thread(target=plugin.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     client = Client(str(directory / "p.sock"))
     assert client.call("CreateNetwork", **NETWORK) == {}
     yield client
     assert client.post("Plugin.Activate", b"{}") == (200, {"Implements": ["NetworkDriver"]})
     assert set(State(str(directory)).networks) == {"n"}
-    server.shutdown()
-    server.server_close()
+    plugin.shutdown()
+    plugin.server_close()
     assert not (directory / "p.sock").exists()
 
 
@@ -233,7 +235,7 @@ def test_who_pauses_while_sending_too_much_is_waited_for_until_the_time_is_up(
 
 def test_who_sends_without_end_is_left(client: Client) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(30)
+        connection.settimeout(HANGS_S)
         connection.connect(client.path)
         connection.sendall(b"POST /Plugin.Activate HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")
         with pytest.raises(OSError, match=r"Broken pipe|reset"):
@@ -284,7 +286,7 @@ def test_hundred_reservations_at_once_are_hundred_vfs(client: Client) -> None:
 
 
 def test_hundred_good_and_bad_requests_in_the_same_moment_are_all_answered(client: Client) -> None:
-    run_all = threading.Barrier(100, timeout=30)
+    run_all = threading.Barrier(100, timeout=HANGS_S)
     bad = [
         ("NetworkDriver.Join", b"{", 400),
         ("NetworkDriver.Nothing", b"{}", 404),

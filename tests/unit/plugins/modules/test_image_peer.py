@@ -16,17 +16,29 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerUnavailable
+from ansible_collections.rdm.provision.plugins.module_utils.images import peer
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED, PieceList
 from ansible_collections.rdm.provision.plugins.modules import image_peer
 
 from tests.image_archives import MadeImage, layer, saved
 
+HANGS_S = 120
+
 
 def parameters(tmp_path: Path, **given: Any) -> dict[str, Any]:
     """Return the module's parameters, with its defaults."""
     defaults = {name: option.get("default") for name, option in image_peer.ARGUMENT_SPEC.items()}
-    return {**defaults, "cache_dir": str(tmp_path / "cache"), "token": "of this run", **given}
+    cache_dir = str(tmp_path / "cache")
+    return {**defaults, "cache_dir": cache_dir, "token": "of this run", "lease": HANGS_S, **given}
+
+
+@pytest.fixture(autouse=True)
+def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a machine that stands still for a while from ending processes, or from not answering."""
+    for name in ("_ANSWER_S", "_STOP_S", "_PORT_S", "_KILLED_S"):
+        monkeypatch.setattr(image_peer, name, HANGS_S)
+    monkeypatch.setattr(peer, "_QUIET_S", HANGS_S)
 
 
 @pytest.fixture
@@ -50,7 +62,7 @@ def test_a_node_fetches_an_archive_and_nothing_is_left_of_its_processes(
     there = {"key": "n", "name": "n", "source": at, "digest": source["digest"]}
     path = Path(image_peer.joined(parameters(tmp_path, **there))["path"])
     nodes: dict[str, Any] = {}
-    until = time.monotonic() + 20
+    until = time.monotonic() + HANGS_S
     while not nodes.get("n", {}).get("done"):
         assert time.monotonic() < until, nodes
         nodes = image_peer.reported(parameters(tmp_path, key="s", source=at))["nodes"]
@@ -250,7 +262,7 @@ def test_a_paused_process_is_ended(tmp_path: Path, archive: Path, monkeypatch: p
     ended = image_peer.stopped(parameters(tmp_path, key="s"))
     assert (ended["complete"], ended["error"]) == (False, "it has not taken part")
     assert not list(Path(base).parent.iterdir())
-    until = time.monotonic() + 10
+    until = time.monotonic() + HANGS_S
     with contextlib.suppress(OSError):
         while Path(f"/proc/{process}/cmdline").read_bytes():  # empty once it has ended
             assert time.monotonic() < until, "its process is left"

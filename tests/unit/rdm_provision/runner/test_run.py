@@ -367,7 +367,7 @@ def test_a_task_that_takes_long_is_reported_while_it_runs(
     monkeypatch.setattr("rdm_provision.runner.translator.LONG_S", 0.1)
     go_on = tmp_path / "go-on"
     waited = []
-    for event in play([task("Wait", "wait_for", {"path": str(go_on), "timeout": 60})], limit="node1"):
+    for event in play([task("Wait", "wait_for", {"path": str(go_on), "timeout": 240})], limit="node1"):
         if isinstance(event, TaskGoesOn):
             waited.append(event.task)
             go_on.touch()
@@ -517,9 +517,9 @@ def test_a_task_that_queries_all_nodes_counts_up_while_it_works(play: Play, tmp_
     there, later = tmp_path / "there", tmp_path / "later"
     there.touch()
     paths = dict(zip(NODES, (there, later, there), strict=True))
-    arguments = {node: {"path": str(path), "timeout": 60} for node, path in paths.items()}
+    arguments = {node: {"path": str(path), "timeout": 240} for node, path in paths.items()}
     query = {"module": "ansible.builtin.wait_for", "arguments": arguments, "connections": ["local"]}
-    alone = {"name": "Ask", "rdm.provision.run_on_all": {**query, "timeout": 90}, "run_once": True}
+    alone = {"name": "Ask", "rdm.provision.run_on_all": {**query, "timeout": 300}, "run_once": True}
     nodes = []
     with play([alone, task("Go on", "debug", {"msg": "x"})]) as run:
         for event in run:

@@ -58,7 +58,9 @@ def test_a_configuration_that_cannot_be_read(text: str) -> None:
 @pytest.mark.parametrize(
     ("status", "problem"), [(200, ""), (401, ""), (404, "does not answer as a registry (/v2/: status 404)")]
 )
-def test_who_answers(status: int, problem: str) -> None:
+def test_who_answers(status: int, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_mirrors, "_ANSWER_TIMEOUT", 120.0)
+
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)

@@ -22,6 +22,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from ansible_collections.rdm.provision.plugins.module_utils.state import node_lock
 node_lock._path = lambda cluster: sys.argv[2]
+node_lock.LIMIT_S = 200
 wanted = {"cluster": "c", "run": sys.argv[3], "home": sys.argv[3], "leader": {}}
 for _ in range(20):
     if not node_lock.take(wanted):
@@ -118,7 +119,7 @@ def test_runs_that_take_and_release_it_at_once_do_not_stumble(path: Path) -> Non
         )
         for run in ("one", "two", "three")
     ]
-    outputs = [program.communicate(timeout=120)[0] for program in programs]
+    outputs = [program.communicate(timeout=240)[0] for program in programs]
     assert [program.returncode for program in programs] == [0, 0, 0]
     assert any("taken" in text for text in outputs)
     assert not path.parent.exists()
