@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 __all__ = ["Played", "ansible_inventory", "ansible_playbook", "played"]
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT_S = 600
+TIMEOUT_S = 1200
 _PRELOADED = (
     "ansible.cli.inventory",
     "ansible.cli.playbook",
