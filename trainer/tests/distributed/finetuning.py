@@ -12,12 +12,14 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from rdm_job import network
 
 __all__ = ["Finetunings", "finetunings", "logits", "losses"]
 
@@ -147,9 +149,10 @@ def _serve() -> None:
 
 def _run(what: Mapping[str, Any]) -> dict[str, Any]:
     world, job = what["world"], Path(what["job"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    # Not a port that a connection of another process may take until the first rank listens.
+    found = network.take_free_ports("127.0.0.1", 1, zlib.crc32(f"{os.getpid()} {job}".encode()))
+    assert found, "no port is free for the ranks"
+    (port,) = found
     signals = dict(what["signals"])
     logs = [(Path(f"{job.name}.{rank}.out"), Path(f"{job.name}.{rank}.err")) for rank in range(world)]
 

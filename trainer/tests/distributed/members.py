@@ -7,12 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
-from rdm_job.network import interface_of, outward_address
+from rdm_job.network import interface_of, outward_address, take_free_ports
 from tests.distributed.processes import Command
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -48,8 +49,10 @@ class Members:
         self.scratch = folder / "scratch"
         self.scratch.mkdir()
         self._running: list[Member] = []
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        # Not a port that a connection of another process may take until the launcher listens.
+        found = take_free_ports("127.0.0.1", 1, zlib.crc32(str(folder).encode()))
+        assert found, "no port is free for the launcher"
+        (self.port,) = found
         (folder / "secret").write_text("a secret of tests, long enough\n")
 
     def start(
