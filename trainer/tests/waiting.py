@@ -9,7 +9,7 @@ from typing import TypeVar
 
 __all__ = ["DEADLINE_S", "wait_until"]
 
-DEADLINE_S = 240.0
+DEADLINE_S = 480.0
 """Longer than anything takes on a busy machine; only what hangs is waited for so long."""
 _RESTS = 3.0
 """So many times as long as a look took is the pause after it. Looks that start programs would otherwise take

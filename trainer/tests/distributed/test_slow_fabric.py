@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import DEADLINE_S
+from tests.distributed.processes import TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parents[3]
 BANDWIDTH = 0.002
@@ -27,7 +27,7 @@ def test_each_way_takes_at_least_the_time_of_its_bytes(tmp_path: Path, ways: str
         ],
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import DEADLINE_S
+from tests.distributed.processes import TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,7 +37,7 @@ def test_quick_look(tmp_path: Path, layouts: str) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]

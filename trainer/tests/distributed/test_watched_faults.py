@@ -34,7 +34,7 @@ from tests.waiting import wait_until
 PROMISED_S = 30.0
 """The seconds within which a fault is named, not counting those in which other work on this machine kept a
 process of the job, or this one, from a processor."""
-GIVEN_UP_S = 180.0
+GIVEN_UP_S = 600.0
 PAUSE_S = 0.25
 """The pause after each step, so that a job is a small load; it counts as waiting."""
 GIB = 1024**3
