@@ -220,7 +220,8 @@ def test_a_launcher_that_is_killed_and_started_again_finds_all(members: Members)
 def test_who_does_not_know_the_secret_takes_no_part(members: Members, tmp_path: Path) -> None:
     (tmp_path / "other").write_text("another secret, just as long\n")
     launcher = members.start("n0", ["true"], count=2)
-    stranger = members.start("n1", ["touch", str(tmp_path / "ran")], "--timeout", "15", secret="other")
+    members.said("n0", "waits for 1 members")
+    stranger = members.start("n1", ["touch", str(tmp_path / "ran")], "--timeout", "20", secret="other")
     assert codes(stranger) == [1]
     assert "does not know this job and its secret" in members.log("n1")
     # It tries every second, but is reported once.
@@ -363,7 +364,8 @@ def test_nothing_of_a_command_is_left_whatever_session_it_is_in(members: Members
 
 def test_a_command_does_not_outlive_its_member(members: Members, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    launcher = members.start("n0", ["sleep", "1000"], "--lost-after", "5", count=2)
+    # Longer than a busy machine needs until the worker, which counts as lost otherwise, runs the command.
+    launcher = members.start("n0", ["sleep", "1000"], "--lost-after", "20", count=2)
     worker = members.start("n1", ["sh", "-c", f"echo $$ > {pid}; exec sleep 1000"])
     members.said("n1", "All 2 members start")
     wait_until("the command runs", pid.exists)
