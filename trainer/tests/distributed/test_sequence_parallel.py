@@ -100,7 +100,8 @@ def test_losses_and_weights_are_those_without_it(
 ) -> None:
     tensor = JOBS[world][name].parallel.tensor
     for rank in compared[name]:
-        assert rank["figures"] < 1e-6
+        # Ten roundings of a loss: another processor sums in another order.
+        assert rank["figures"] < 5e-6
         assert max(rank["weights"].values()) < 1e-6, rank["weights"]
         shards, whole = rank["tokens"]
         assert shards == {tokens // tensor for tokens in whole}
