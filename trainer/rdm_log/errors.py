@@ -12,7 +12,7 @@ from typing import Any
 
 from rdm_log.messages import MESSAGES, UNKNOWN, Kind, Message
 
-__all__ = ["Finding", "Findings", "classify", "findings", "without_prefix"]
+__all__ = ["Finding", "Findings", "findings", "without_prefix"]
 
 _LONGEST = 4096
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -71,19 +71,10 @@ class Finding:
         return {**dataclasses.asdict(self), "ranks": list(self.ranks)}
 
 
-def classify(line: str) -> Message:
-    """Return the message that a line matches, or ``UNKNOWN``.
-
-    >>> classify("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB").name
-    'gpu-memory'
-    """
-    text, _ = without_prefix(line)
-    return _of(text)
-
-
 # Ranks and retries write the same line many times.
 @functools.lru_cache(maxsize=4096)
 def _of(text: str) -> Message:
+    """Return the message that a line without prefixes matches, or ``UNKNOWN``."""
     return next((message for message in MESSAGES if message.pattern.search(text)), UNKNOWN)
 
 

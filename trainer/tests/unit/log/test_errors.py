@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_log.errors import classify, findings
+from rdm_log.errors import _of, findings, without_prefix
 from rdm_log.messages import HARMLESS, MESSAGES
 
 CORPUS = (Path(__file__).parent / "corpus/stderr.txt").read_text().splitlines()
@@ -21,7 +21,7 @@ LINES = [(*line.partition(" | ")[0].split()[:2], line.partition(" | ")[2]) for l
 @pytest.mark.parametrize(("kind", "name", "line"), LINES)
 def test_real_lines(kind: str, name: str, line: str) -> None:
     for before in ("", "[rank3]: ", "[default7]:", "31: ", "[1,31]<stderr>:", "\x1b[31m"):
-        message = classify(before + line)
+        message = _of(without_prefix(before + line)[0])
         assert (message.kind, message.name) == (kind, name), before
 
 
@@ -31,7 +31,7 @@ def test_real_lines(kind: str, name: str, line: str) -> None:
     [one for one in LINES if not re.match(r"(?:srun|sbatch|slurmstepd|pdsh@\S+|mpirun|train\.py)\b", one[2])],
 )
 def test_real_lines_through_pdsh(kind: str, name: str, line: str) -> None:
-    message = classify(f"n2: {line}")
+    message = _of(without_prefix(f"n2: {line}")[0])
     assert (message.kind, message.name) == (kind, name)
 
 
