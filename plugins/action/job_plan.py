@@ -62,7 +62,7 @@ class ActionModule(Decision):
         except PreconditionFailed as refused:
             # The deferred problems must not be lost.
             return PreconditionFailed([*plan.problems, *refused.problems]).result("inventory")
-        return {"job": dict(plan.as_dict(), accelerator=accelerator, ssh_port=options["ssh_port"])}
+        return {"job": dict(plan.as_dict(), accelerator=accelerator)}
 
     @staticmethod
     def _accelerator(options: dict[str, Any], master: str) -> str:

@@ -347,7 +347,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
 
 def _request(options: Dict[str, Any]) -> Dict[str, Any]:
-    keys = ("name", "resume", "nodes", "config", "overrides", "accelerator", "ssh_port", "offer")
+    keys = ("name", "resume", "nodes", "config", "overrides", "accelerator", "offer")
     plan = options["plan"]
     return dict({key: plan[key] for key in keys if key in plan}, version=VERSION, node=options["node"])
 

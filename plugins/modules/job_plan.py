@@ -68,10 +68,6 @@ options:
     type: list
     elements: dict
     default: []
-  ssh_port:
-    description: Where the containers' sshd listen, for launchers that use it.
-    type: int
-    default: 22
   put_off:
     description:
       - Whether stage V(inventory) leaves to stage V(nodes) to refuse what does not keep the nodes from being
@@ -92,8 +88,8 @@ RETURN = r"""
 job:
   description:
     - The job to start, with the fields of C(JobPlan) in C(plugin_utils/jobs/job_plan.py).
-    - Also C(master), the name of the first node; C(accelerator); C(ssh_port) of the containers' sshd; and
-      after stage V(nodes) C(offer), the ports that the master found free and the mark of the processes.
+    - Also C(master), the name of the first node; C(accelerator); and after stage V(nodes) C(offer), the
+      ports that the master found free and the mark of the processes.
   returned: when it is not refused
   type: dict
 rdm_refused:

@@ -61,7 +61,6 @@ class Request:
         overrides: ``key.sub=value``, applied to the configuration.
         resume: Resume the job, which exists and has ended.
         accelerator: ``cuda``, ``rocm`` or ``cpu``.
-        ssh_port: Where the containers' sshd listen.
         offer: What the master's check returned; only ``start`` needs it.
     """
 
@@ -72,7 +71,6 @@ class Request:
     overrides: tuple[str, ...] = ()
     resume: bool = False
     accelerator: str = "cpu"
-    ssh_port: int = 22
     offer: Offer = field(default_factory=Offer)
 
     @classmethod
@@ -97,7 +95,6 @@ class Request:
                 overrides=tuple(map(str, data.get("overrides") or ())),
                 resume=bool(data.get("resume")),
                 accelerator=str(data.get("accelerator") or "cpu"),
-                ssh_port=int(data.get("ssh_port") or 22),
                 offer=Offer(**(data.get("offer") or {})),
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -18,7 +18,6 @@ OPTIONS: dict[str, Any] = {
     "before": "ran",
     "images": [],
     "accelerator": "",
-    "ssh_port": 22,
     "checks": "asked",
 }
 

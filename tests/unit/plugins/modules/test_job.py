@@ -28,7 +28,6 @@ PLAN = {
     "nodes": [{"name": "n1", "address": "10.0.0.100", "slots": 2}],
     "master": "n1",
     "accelerator": "cpu",
-    "ssh_port": 22,
     "offer": {"agent_port": 1, "master_port": 2},
 }
 RUNNING = {"job": "tiny-1", "state": "running", "master": "n1", "reason": ""}
