@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from itertools import cycle
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,15 @@ from torch.nn import functional
 
 from benchmarks.plain_loop import attention_kernels
 
-__all__ = ["RIVALS", "MegatronCore", "Rival", "TorchTitan"]
+__all__ = ["RIVALS", "MegatronCore", "TorchTitan", "Training"]
 
 LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 1e-4, (0.9, 0.999), 1e-8, 0.01, 1.0
 
 
-class Rival(Protocol):
-    """A trainer of a shape.
+class Training(NamedTuple):
+    """What a rival trains.
 
-    Args:
+    Attributes:
         shape: one of train_throughput.py: a GPT, or a Llama if it has groups.
         batches: micro-batches (tokens, labels) on the device, both int64 [batch, sequence], used in turn.
         accumulation: micro-batches in a step.
@@ -36,24 +36,12 @@ class Rival(Protocol):
         compiled: let the trainer compile what it compiles by itself.
     """
 
-    about: str  # version and the parts that were chosen
-
-    def __init__(
-        self,
-        shape: Any,
-        batches: Sequence[tuple[Tensor, Tensor]],
-        accumulation: int,
-        device: torch.device,
-        *,
-        mixed: bool,
-        compiled: bool,
-    ) -> None: ...
-
-    def step(self) -> None:
-        """Train on one batch."""
-
-    def loss(self) -> float:
-        """Return the mean loss of the last step."""
+    shape: Any
+    batches: Sequence[tuple[Tensor, Tensor]]
+    accumulation: int
+    device: torch.device
+    mixed: bool
+    compiled: bool
 
 
 class SDPA(nn.Module):
@@ -80,19 +68,10 @@ class MegatronCore:
 
     Their own attention materialises the scores, too many for these shapes: PyTorch's takes its place.
     The optimizer is that of `pretrain_gpt.py --bf16` without `--use-distributed-optimizer`, which has
-    nothing to shard on one device. See `Rival` for the arguments.
+    nothing to shard on one device.
     """
 
-    def __init__(
-        self,
-        shape: Any,
-        batches: Sequence[tuple[Tensor, Tensor]],
-        accumulation: int,
-        device: torch.device,
-        *,
-        mixed: bool,
-        compiled: bool,
-    ) -> None:
+    def __init__(self, training: Training) -> None:
         from megatron.core import parallel_state
         from megatron.core.distributed import (
             DistributedDataParallel,
@@ -107,6 +86,7 @@ class MegatronCore:
         from megatron.core.transformer import TransformerConfig
         from megatron.core.transformer.module import Float16Module
 
+        shape, batches, accumulation, device, mixed, compiled = training
         self.about = (
             f"megatron-core {version('megatron-core')}: local layers, scaled_dot_product_attention as core "
             "attention, fused bias, activation, residual and cross-entropy (torch.compile), Float16Module, "
@@ -211,27 +191,16 @@ class MegatronCore:
 
 
 class TorchTitan:
-    """torchtitan's Llama 3 as its train.py trains it on one device: fp32 weights under autocast.
+    """torchtitan's Llama 3 as its train.py trains it on one device: fp32 weights under autocast."""
 
-    See `Rival` for the arguments.
-    """
-
-    def __init__(
-        self,
-        shape: Any,
-        batches: Sequence[tuple[Tensor, Tensor]],
-        accumulation: int,
-        device: torch.device,
-        *,
-        mixed: bool,
-        compiled: bool,
-    ) -> None:
+    def __init__(self, training: Training) -> None:
         from torchtitan.components.loss import build_cross_entropy_loss
         from torchtitan.components.optimizer import build_optimizers
         from torchtitan.config import JobConfig
         from torchtitan.distributed import ParallelDims, utils
         from torchtitan.models.llama3 import Transformer, TransformerModelArgs, parallelize_llama
 
+        shape, batches, accumulation, device, mixed, compiled = training
         self.about = (
             f"torchtitan {version('torchtitan')}: Llama 3, fp32 weights under bf16 autocast (its choice for "
             "one device), blocks and loss compiled, fused AdamW"
@@ -295,4 +264,4 @@ class TorchTitan:
         return float(torch.stack(self.losses).sum())
 
 
-RIVALS: dict[str, type[Rival]] = {"megatron-core": MegatronCore, "torchtitan": TorchTitan}
+RIVALS: dict[str, type[MegatronCore | TorchTitan]] = {"megatron-core": MegatronCore, "torchtitan": TorchTitan}

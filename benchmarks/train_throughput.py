@@ -339,10 +339,10 @@ def our_engine(leg: Leg) -> tuple[Callable[[], object], Iterator[Any], Callable[
 def create_rival(leg: Leg, device: Any, held: list[tuple[Any, Any]]) -> Any:
     """Return the rival on a device, with the micro-batches of a step."""
     from benchmarks.rivals import RIVALS as TRAINERS
+    from benchmarks.rivals import Training
 
-    return TRAINERS[str(leg.rival)](
-        leg.shape, held, leg.accumulation, device, mixed=leg.precision == "bf16", compiled=leg.compiled
-    )
+    training = Training(leg.shape, held, leg.accumulation, device, leg.precision == "bf16", leg.compiled)
+    return TRAINERS[str(leg.rival)](training)
 
 
 def plain_loop(leg: Leg, device: Any, held: list[tuple[Any, Any]]) -> Any:

@@ -139,7 +139,6 @@ node:
       type: dict
       sample: {id: ubuntu, version: "22.04", name: Ubuntu 22.04.3 LTS}
     user: {description: "Who the module runs as: C(name), C(uid), C(home), C(shell), C(root).", type: dict}
-    login_user: {description: "Who logged in, before sudo: C(name), C(uid), C(home).", type: dict}
     groups: {description: "Ids of the groups C(video), C(render) and C(docker), null for none.", type: dict}
     shells: {description: "Whether C(bash), C(csh) and C(zsh) are installed.", type: dict}
     strays:
@@ -171,17 +170,12 @@ node:
       contains:
         engine: {description: "What answers, C(docker) or C(podman).", type: str, sample: docker}
         socket: {description: Path of its socket., type: str, sample: /var/run/docker.sock}
-        login_user_allowed: {description: Whether the login user may use the socket., type: bool}
         version: {description: The engine's version., type: str, sample: 20.10.24}
         api_version: {description: The newest API that it speaks., type: str, sample: "1.41"}
         min_api_version: {description: The oldest API that it speaks., type: str, sample: "1.12"}
-        storage_driver: {description: Storage driver., type: str, sample: overlay2}
         log_driver: {description: What keeps the logs of containers., type: str, sample: local}
         image_store: {description: C(classic) or C(containerd)., type: str, sample: classic}
-        root_dir: {description: Docker's data directory., type: str, sample: /var/lib/docker}
         image_dir: {description: Where images are stored., type: str, sample: /var/lib/docker}
-        live_restore: {description: Whether containers outlive the daemon., type: bool}
-        cgroup_version: {description: Version of the control groups., type: str, sample: "2"}
         network_plugins: {description: Network drivers that the engine has., type: list, elements: str}
         security_options:
           description: What secures the engine, such as C(selinux), C(userns) and C(rootless).
@@ -479,7 +473,6 @@ def node_facts(
         "python_requests": importlib.util.find_spec("requests") is not None,
         "distribution": host.distribution(host.read_text("/etc/os-release")),
         "user": host.user(),
-        "login_user": login_user,
         "groups": host.groups("video", "render", "docker"),
         "shells": {shell: host.installed(shell) for shell in ("bash", "csh", "zsh")},
         "strays": findings.guard(
@@ -503,7 +496,7 @@ def node_facts(
     found["kubernetes"] = findings.guard(
         "kubernetes", kubernetes.kubernetes, otherwise={"name": "", "ranges": []}
     )
-    found.update(_docker(findings, docker_socket, login_user["name"], node))
+    found.update(_docker(findings, docker_socket, node))
     output = docker_socket or os.environ.get("DOCKER_HOST", "")
     found["other_engines"] = (
         [] if output else findings.guard("contexts", other_engines, login_user, DEFAULT_SOCKET, otherwise=[])
@@ -608,7 +601,7 @@ def _network(findings: Findings, sysfs_root: str) -> dict[str, Any]:
     }
 
 
-def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict[str, Any]:
+def _docker(findings: Findings, socket: str, node: str) -> dict[str, Any]:
     state, error, docker = "ok", "", None
     pid = 0
     programs = podman.serving("")
@@ -618,7 +611,6 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
         pid = findings.guard("daemon", host.daemon_pid, api.socket, "/proc", programs, otherwise=0)
         docker = engine_facts.read(api, host.read_text(host.daemon_config(pid)))
         docker["added_mirrors"] = registry_mirrors.recorded(host.daemon_config(pid)).get("mirrors", [])
-        docker["login_user_allowed"] = host.may_use(login_user, api.socket)
         for container in docker["containers"]:
             container["jobs"] = running_jobs(container["job_directory"], node) if node else []
     except DockerForbidden as problem:

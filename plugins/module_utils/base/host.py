@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import socket
-import stat
 import struct
 from typing import Any, Sequence
 
@@ -52,24 +51,6 @@ def login_user() -> dict[str, Any]:
         current = user()
         return {"name": current["name"], "uid": current["uid"], "home": current["home"]}
     return {"name": entry.pw_name, "uid": entry.pw_uid, "home": entry.pw_dir}
-
-
-def may_use(name: str, path: str) -> bool:
-    """Return whether a user may read and write a file, by its owner, group and mode."""
-    try:
-        entry = pwd.getpwnam(name)
-        status = os.stat(path)
-    except (KeyError, OSError):
-        return False
-    if entry.pw_uid == 0:
-        return True
-    if entry.pw_uid == status.st_uid:
-        needed = stat.S_IRUSR | stat.S_IWUSR
-    elif status.st_gid in os.getgrouplist(name, entry.pw_gid):
-        needed = stat.S_IRGRP | stat.S_IWGRP
-    else:
-        needed = stat.S_IROTH | stat.S_IWOTH
-    return status.st_mode & needed == needed
 
 
 def groups(*names: str) -> dict[str, Any]:

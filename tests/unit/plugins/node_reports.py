@@ -8,7 +8,6 @@ from typing import Any
 SOUND: dict[str, Any] = {
     "hostname": "node1",
     "user": {"name": "root", "uid": 0, "home": "/root", "shell": "/bin/bash", "root": True},
-    "login_user": {"name": "ops", "home": "/home/ops"},
     "interfaces": [
         {"name": "lo", "addresses": ["127.0.0.1/8", "::1/128"]},
         {"name": "eth0", "addresses": ["10.0.0.1/24", "fe80::1/64"]},

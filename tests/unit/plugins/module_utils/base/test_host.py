@@ -139,18 +139,6 @@ def test_the_user_who_became_root(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.login_user()["name"] == getpass.getuser()
 
 
-def test_who_may_use_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "docker.sock"
-    path.write_text("")
-    path.chmod(0o660)
-    assert host.may_use("root", str(path))
-    assert not host.may_use("nobody", str(path))
-    path.chmod(0o666)
-    assert host.may_use("nobody", str(path))
-    assert not host.may_use("nobody", str(tmp_path / "missing"))
-    assert not host.may_use("no such user", str(path))
-
-
 def test_user_and_groups() -> None:
     assert host.user()["uid"] == os.geteuid()
     assert host.groups("root", "no such group") == {"root": 0, "no such group": None}
