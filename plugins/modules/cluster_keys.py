@@ -8,8 +8,7 @@ module: cluster_keys
 short_description: Make the ssh keys of a cluster on the controller
 description:
   - Makes the key with which the containers log in to each other (C(id_ed25519)) and the one that signs their
-    host keys (C(host_ca)), where they are missing. Everything else is derived from these two; see the lookup
-    P(rdm.provision.node_keys#lookup).
+    host keys (C(host_ca)), where they are missing. Everything else is derived from these two.
   - For the role C(container) where it is used without C(preflight), whose plan makes them and keeps their
     fingerprints. Run it once.
 version_added: 0.2.0

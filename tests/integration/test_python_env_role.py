@@ -105,7 +105,7 @@ def test_the_role_makes_and_activates_an_environment_and_takes_it_away(tmp_path:
     node = Node(tmp_path)
     first = python_lock.first_line(python_lock.requirements_of(ROOT / "trainer", ""), PYTHON, "")
     (tmp_path / "python_env.lock").write_text(first + node.lock)
-    home = tmp_path / "home"
+    home, key = tmp_path / "home", tmp_path / "keys" / "id_ed25519"
     home.mkdir()
     (home / ".bashrc").write_text("# mine\n")
     more = {
@@ -113,7 +113,7 @@ def test_the_role_makes_and_activates_an_environment_and_takes_it_away(tmp_path:
         "python_env_activate": True,
         "python_env_torch_backend": "",
         "python_env_shared": False,
-        "__python_env_keys": {"id_ed25519": "a key\n"},
+        "container_ssh_key_dir": str(key.parent),
         "rdm_config_dir": "~/.rdm/%n",
     }
 
@@ -126,10 +126,14 @@ def test_the_role_makes_and_activates_an_environment_and_takes_it_away(tmp_path:
         assert expect == 0 or "make room, or set python_env_directory" in output
         return int(stats["n1"]["changed"])
 
+    assert run("--check") > 0, "the key is not made yet"
+    key.parent.mkdir()
+    key.write_text("a key\n")
     assert run(expect=2, python_env_space=2**40) == 0
-    assert run("--check") > 0
     assert left() == [".bashrc"]
     assert run() > 0
+    (written,) = home.glob(".rdm/*/ssh/id_ed25519")
+    assert written.read_text() == "a key\n"
     assert run() == 0
     shell = ["bash", "-ic", "command -v rdm-trainer"]
     env = {"HOME": str(home), "PATH": os.environ["PATH"]}
