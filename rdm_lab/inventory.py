@@ -193,8 +193,8 @@ def slurm_inventory(made: dict[str, Any], packages: NodePackages | None = None) 
             "SlurmdParameters": "config_overrides",
             "DefMemPerCPU": 100,
             # Earlier than on a real cluster, whose nodes may be away for a while.
-            "AuthInfo": "cred_expire=5",
-            "SlurmdTimeout": 10,
+            "AuthInfo": "cred_expire=15",
+            "SlurmdTimeout": 30,
             "SchedulerParameters": "bf_interval=5,sched_interval=5,bf_resolution=60,bf_hetjob_immediate",
         },
     }
