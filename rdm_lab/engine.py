@@ -29,7 +29,7 @@ REMOVAL_TIMEOUT_S = 300.0
 EXEC_TIMEOUT_S = 180.0
 TIMED_OUT = 124
 """Exit status of timeout(1)."""
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 POLL_S = 0.05
 FREEZER = "/sys/fs/cgroup/freezer"
 """The freezer of cgroup v1. With v2, frozen processes can be killed."""
