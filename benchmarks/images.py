@@ -340,7 +340,7 @@ def pieces_of(archive: str, present: str) -> tuple[Any, tuple[str, ...]]:
 
     size = Path(archive).stat().st_size
     pieces = read_pieces(archive, ArchiveIndex("gzip", size, "", 0, True, []))
-    return pieces._replace(layers={"old": (0, int(size * float(present)))}), ("old",) if float(
+    return pieces._replace(layers={"old": (0, int(size * float(present)), "")}), ("old",) if float(
         present
     ) else ()
 

@@ -124,6 +124,10 @@ port:
   description: Port on which it listens.
   returned: for O(state=source) and O(state=joined)
   type: int
+stored:
+  description: Bytes of the archive that the node copies from its engine's store, and does not fetch.
+  returned: for O(state=joined)
+  type: int
 digest:
   description: The digest of the list of pieces.
   returned: for O(state=source)
@@ -170,7 +174,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import image_dir, image_store
+from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import (
+    blob_dir,
+    image_dir,
+    image_store,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
     default_cache_dir,
@@ -231,6 +239,8 @@ _PORT_S = 25
 _ANSWER_S = 10
 _STOP_S = 6
 _KILLED_S = 4
+_ENGINE_S = 10
+"""Seconds to wait for an engine that need not answer."""
 _KEEP_S = 7 * 24 * 3600
 _TAKEN_OVER = "another run has taken it over"
 
@@ -409,8 +419,21 @@ def joined(params: Dict[str, Any]) -> Dict[str, Any]:
     )
     path = base + ".tar"
     left_out = left_out_of(params["index"]) if params["index"] else tuple(params["left_out"])
-    started = start(base, run_name(params), lambda: Peer(settings, params["digest"], path, left_out=left_out))
+    blobs = engine_blobs()
+    started = start(
+        base,
+        run_name(params),
+        lambda: Peer(settings, params["digest"], path, left_out=left_out, blobs=blobs),
+    )
     return {**started, "path": path}
+
+
+def engine_blobs() -> str:
+    """Return `blob_dir` of this node's engine; empty if it does not answer."""
+    try:
+        return blob_dir(DockerAPI(timeout=_ENGINE_S).get("/info"))
+    except DockerProblem:
+        return ""
 
 
 def left_out_of(index: Dict[str, Any]) -> Tuple[str, ...]:
@@ -579,7 +602,7 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int, te
         return
     signal.alarm(0)
     signal.signal(signal.SIGTERM, lambda _number, _frame: peer.end())
-    os.write(write_end, json.dumps({"port": peer.port}).encode())
+    os.write(write_end, json.dumps({"port": peer.port, "stored": peer.file.stored}).encode())
     os.close(write_end)
     peer.run()
     result = {"complete": not peer.missing and not peer.error, "error": peer.error, "trouble": peer.trouble}

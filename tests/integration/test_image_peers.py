@@ -19,10 +19,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import image_store
 
 from tests.ansible_playbook import TIMEOUT_S
 from tests.image_archives import MadeImage, saved, tar
-from tests.integration.engine import Engine, wait_until
+from tests.integration.engine import Engine, private_engine, wait_until
+from tests.integration.engines import ENGINES, engine_directory, inside
 from tests.integration.ssh_nodes import configure_ssh, ssh_environment
 
 IMAGE = "rdm-test/passed-on:1"
@@ -193,16 +195,24 @@ def disk(nodes: Nodes) -> Iterator[Callable[[int], Path]]:
         holder.communicate()
 
 
+@contextlib.contextmanager
+def ready(engine: Engine, folder: Path, layers: list[bytes]) -> Iterator[Nodes]:
+    """Provide the nodes and an archive of an image."""
+    (folder / "image.tar").write_bytes(saved(MadeImage(layers, [IMAGE])))
+    configure_ssh(folder)
+    nodes = Nodes(folder, engine)
+    try:
+        yield nodes
+    finally:
+        nodes.kill()
+        if nodes.loaded():
+            engine.api.delete(f"/images/{IMAGE}")
+
+
 @pytest.fixture
 def nodes(engine: Engine, tmp_path: Path) -> Iterator[Nodes]:
-    archive = saved(MadeImage([tar({"data": os.urandom(SIZE - 10_000)})], [IMAGE]))
-    (tmp_path / "image.tar").write_bytes(archive)
-    configure_ssh(tmp_path)
-    nodes = Nodes(tmp_path, engine)
-    yield nodes
-    nodes.kill()
-    if nodes.loaded():
-        engine.api.delete(f"/images/{IMAGE}")
+    with ready(engine, tmp_path, [tar({"data": os.urandom(SIZE - 10_000)})]) as nodes:
+        yield nodes
 
 
 def test_the_source_dies_at_half(nodes: Nodes) -> None:
@@ -235,6 +245,20 @@ def test_a_node_that_joins_late_gets_it_from_another(nodes: Nodes) -> None:
     late.write_text(LATE.format(python=sys.executable, folder=nodes.folder, size=SIZE))
     late.chmod(0o755)
     assert nodes.provision(ansible_python_interpreter=str(late)) < 1.2
+
+
+def test_layers_that_containerd_has_are_not_sent(tmp_path: Path) -> None:
+    layers = [tar({name: os.urandom(SIZE // 4 - 5_000)}) for name in "abcd"]
+    older = saved(MadeImage([*layers[:3], tar({"d": b"older"})], ["rdm-test/older:1"]))
+    newer = inside(engine_directory(ENGINES["28.5+"]))
+    with (
+        private_engine("--feature=containerd-snapshotter=true", prefix=newer) as engine,
+        ready(engine, tmp_path, layers) as nodes,
+    ):
+        tar_type = {"Content-Type": "application/x-tar"}
+        list(engine.api.post_stream("/images/load", [older], tar_type, quiet=True))
+        assert image_store(engine.api.get("/info")) == "containerd"
+        assert nodes.provision() < 0.8
 
 
 def test_a_node_whose_disk_is_too_small_does_not_begin(nodes: Nodes, disk: Callable[[int], Path]) -> None:

@@ -103,6 +103,16 @@ def image_dir(info: dict[str, Any]) -> str:
     return info.get("DockerRootDir", "")
 
 
+def blob_dir(info: dict[str, Any]) -> str:
+    """Return the directory in which containerd keeps layers by their sha256; empty with the classic store."""
+    if image_store(info) == "classic":
+        return ""
+    root = image_dir(info)
+    if root == info.get("DockerRootDir", ""):
+        root = os.path.join(root, "containerd/daemon")  # of the containerd that dockerd starts
+    return os.path.join(root, "io.containerd.content.v1.content/blobs/sha256")
+
+
 def default_address_pools(info: dict[str, Any], daemon_json: str) -> list[dict[str, Any]]:
     """Return the pools from which the engine allocates subnets: base, size (prefix length)."""
     pools = info.get("DefaultAddressPools")

@@ -272,6 +272,8 @@ class Peer:
         path: the file for the pieces.
         left_out: members of the archive that the node's engine has already.
         growing: another process is still writing the archive to `path`.
+        blobs: directory in which the node's engine keeps layers by their sha256; empty if there is none. They
+            are copied from there.
 
     Raises:
         NodeError: the source does not answer, or the node's own port is taken.
@@ -286,6 +288,7 @@ class Peer:
         pieces: Optional[PieceList] = None,
         left_out: Tuple[str, ...] = (),
         growing: bool = False,
+        blobs: str = "",
     ) -> None:
         self.settings = settings
         self.error = ""
@@ -316,7 +319,7 @@ class Peer:
             self._list = pieces.encoded()
         self.pieces = pieces
         self.wanted = pieces.wanted(left_out)
-        self.file = PieceFile(path, pieces, growing or settings.source is None)
+        self.file = PieceFile(path, pieces, growing or settings.source is None, blobs)
         self.members = _Members(pieces) if settings.source is None else None
         if self.members is not None and not growing:
             self.file.have = pieces.wanted()

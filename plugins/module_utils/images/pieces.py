@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -41,13 +42,14 @@ class PieceList(NamedTuple):
         size: bytes of the archive.
         piece_size: bytes of each piece but the last.
         digests: sha256 of each, in hexadecimal.
-        layers: members of a plain archive that contain layers -> begin and end of their data.
+        layers: members of a plain archive that contain layers -> begin and end of their data, and its sha256
+            in hexadecimal.
     """
 
     size: int
     piece_size: int
     digests: List[str]
-    layers: Dict[str, Tuple[int, int]]
+    layers: Dict[str, Tuple[int, int, str]]
 
     def encoded(self) -> bytes:
         """Return the list as the bytes that are sent; `digest` is their digest."""
@@ -74,15 +76,18 @@ class PieceList(NamedTuple):
         begin = number * self.piece_size
         return begin, min(self.piece_size, self.size - begin)
 
+    def within(self, begin: int, end: int) -> range:
+        """Return the numbers of the pieces that lie within these offsets."""
+        return range(-(-begin // self.piece_size), end // self.piece_size)
+
     def wanted(self, left_out: Iterable[str] = ()) -> int:
         """Return the pieces that a node needs, as bits: all except those that lie within these members.
 
         A member without data of its own, such as a link to another member, is ignored.
         """
         bits = (1 << len(self.digests)) - 1
-        for begin, end in (self.layers[name] for name in left_out if name in self.layers):
-            first, last = -(-begin // self.piece_size), end // self.piece_size
-            for number in range(first, last):
+        for begin, end, _sha256 in (self.layers[name] for name in left_out if name in self.layers):
+            for number in self.within(begin, end):
                 bits &= ~(1 << number)
         return bits
 
@@ -139,15 +144,20 @@ def read_pieces(path: str, index: ArchiveIndex, whole: Any = None) -> PieceList:
     return pieces
 
 
-def _layers(path: str, index: ArchiveIndex) -> Dict[str, Tuple[int, int]]:
+def _layers(path: str, index: ArchiveIndex) -> Dict[str, Tuple[int, int, str]]:
     if index.compression != "plain":
         return {}
-    names = {name for image in index.images for name in image.layer_paths}
+    # Only the names in blobs/ are digests of what may be compressed.
+    digests = {
+        name: os.path.basename(name) if name.startswith("blobs/") else diff_id.partition(":")[2]
+        for image in index.images
+        for name, diff_id in zip(image.layer_paths, image.diff_ids)
+    }
     with tarfile.open(path, mode="r:") as archive:
         return {
-            member.name: (member.offset_data, member.offset_data + member.size)
+            member.name: (member.offset_data, member.offset_data + member.size, digests[member.name])
             for member in archive
-            if member.name in names and member.isreg()
+            if member.name in digests and member.isreg()
         }
 
 
@@ -160,26 +170,43 @@ class PieceFile:
         path: of the file.
         pieces: of the archive.
         growing: another process writes the file.
+        blobs: directory in which an engine keeps layers by their sha256; empty if there is none.
 
     Attributes:
         have: the pieces that are here, as bits.
-        claimed: the pieces that an earlier run has listed, and that are not verified yet.
+        claimed: the pieces that an earlier run has listed or the engine has, and that are not verified yet.
+        stored: bytes of the pieces that the engine has.
     """
 
-    def __init__(self, path: str, pieces: PieceList, growing: bool = False) -> None:
+    def __init__(self, path: str, pieces: PieceList, growing: bool = False, blobs: str = "") -> None:
         self.path = path
         self.pieces = pieces
         self.have = 0
         self._lock = threading.Lock()
         self._handle = os.open(path, os.O_RDONLY if growing else os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.claimed = 0 if growing else _noted(path, pieces)
+        self._stored = _stored(blobs, pieces) if blobs else {}
+        for number in self._stored:
+            self.claimed |= 1 << number
+        self.stored = sum(pieces.span(number)[1] for number in self._stored)
 
     def check_claimed(self) -> None:
-        """Verify the pieces that an earlier run has listed."""
+        """Copy the pieces that the engine has, and verify those that an earlier run has listed."""
         for number in numbers(self.claimed):
-            self.check(number)
+            if not self._copy(number):
+                self.check(number)
             with self._lock:
                 self.claimed &= ~(1 << number)
+
+    def _copy(self, number: int) -> bool:
+        """Copy a piece from the engine's blob of its layer, and return whether it is the right one."""
+        if number in self._stored:
+            path, offset = self._stored[number]
+            # If the engine has removed the layer meanwhile, the piece is fetched.
+            with contextlib.suppress(OSError, WrongPiece), open(path, "rb") as blob:
+                self.write(number, os.pread(blob.fileno(), self.pieces.span(number)[1], offset))
+                return True
+        return False
 
     def check(self, number: int) -> bool:
         """Return whether a piece is in the file, and record it."""
@@ -236,6 +263,18 @@ def _noted(path: str, pieces: PieceList) -> int:
             return int(bits, 16) & pieces.wanted() if digest == pieces.digest else 0
     except (OSError, ValueError):
         return 0
+
+
+def _stored(blobs: str, pieces: PieceList) -> Dict[int, Tuple[str, int]]:
+    """Return the pieces that lie within layers in a directory of blobs: number -> path, and offset in it."""
+    found = {}
+    for begin, end, sha256 in pieces.layers.values():
+        path = os.path.join(blobs, sha256)
+        with contextlib.suppress(OSError):
+            if re.fullmatch("[0-9a-f]{64}", sha256) and os.stat(path).st_size == end - begin:
+                for number in pieces.within(begin, end):
+                    found[number] = path, pieces.span(number)[0] - begin
+    return found
 
 
 def held(path: str) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names, size_text
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
     default_cache_dir,
@@ -148,6 +148,10 @@ class Transfer:
         answers, problems = self._call_all(joining, meanwhile=self._presence(first, at))
         joined = [name for name in answers if not answers[name]["problem"]]
         problems.update({name: one["problem"] for name, one in answers.items() if one["problem"]})
+        stored = {name: answers[name]["stored"] for name in joined if answers[name]["stored"]}
+        if stored:
+            most = size_text(max(stored.values()))
+            self._show(f"{self._name}: up to {most} of it are already in the engine of {names(stored)}")
         watch = Watch(joined, int(started["index"]["size"]), time.monotonic())
         lost = self._watch(first, at, watch, result, upload)
         if upload:

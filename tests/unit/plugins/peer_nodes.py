@@ -37,7 +37,7 @@ class Nodes:
                 "digest": "d",
                 "index": {"size": 3},
             },
-            "joined": lambda _name: {"port": 7077},
+            "joined": lambda _name: {"port": 7077, "stored": 0},
             "reported": lambda _name: {"nodes": dict.fromkeys(NODES[1:], ALL), "sent": 3},
             "stopped": lambda name: {"complete": True, "path": f"/cache/{name}.tar"},
         }

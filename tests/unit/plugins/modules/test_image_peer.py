@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerUnavailable
+from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import blob_dir
 from ansible_collections.rdm.provision.plugins.module_utils.images import peer
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED, PieceList
@@ -170,6 +171,33 @@ def test_a_node_leaves_out_the_layers_that_its_engine_has(
 
     api.version = silent
     assert image_peer.left_out_of(index.to_json()) == ()
+
+
+def test_a_node_copies_the_layers_that_containerd_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeImage([layer("base", 3_000_000), layer("top")], ["test:1"])
+    archive = tmp_path / "image.tar"
+    archive.write_bytes(saved(made))
+    source = serve(archive)
+    info = {"DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]], "DockerRootDir": str(tmp_path)}
+    blobs = Path(blob_dir(info))
+    blobs.mkdir(parents=True)
+    (blobs / made.diff_ids[0].removeprefix("sha256:")).write_bytes(made.layers[0])
+    at = [source["address"], str(source["port"])]
+    there = parameters(tmp_path, key="n", name="n", source=at, digest=source["digest"])
+    found: list[Any] = [info, DockerUnavailable("no engine")]
+
+    def get(_path: str) -> Any:
+        if isinstance(one := found.pop(0), Exception):
+            raise one
+        return one
+
+    monkeypatch.setattr(image_peer, "DockerAPI", lambda **_given: SimpleNamespace(get=get))
+    assert 2_000_000 < image_peer.joined(there)["stored"] < 3_000_000
+    assert image_peer.joined(there)["stored"] == 0, "the engine does not answer"
+    for key in ("s", "n"):
+        image_peer.stopped(parameters(tmp_path, key=key))
 
 
 def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: Path, archive: Path) -> None:

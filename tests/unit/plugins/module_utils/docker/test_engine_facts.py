@@ -133,6 +133,7 @@ def test_classic_image_store() -> None:
     info = {"DriverStatus": [["Backing Filesystem", "extfs"]], "DockerRootDir": "/data/docker"}
     assert engine_facts.image_store(info) == "classic"
     assert engine_facts.image_dir(info) == "/data/docker"
+    assert engine_facts.blob_dir(info) == ""
 
 
 def test_containerd_image_store() -> None:
@@ -143,5 +144,8 @@ def test_containerd_image_store() -> None:
     }
     assert engine_facts.image_store(info) == "containerd"
     assert engine_facts.image_dir(info) == "/var/lib/containerd"
+    blobs = "io.containerd.content.v1.content/blobs/sha256"
+    assert engine_facts.blob_dir(info) == f"/var/lib/containerd/{blobs}"
     info["Containerd"] = {"Address": "/run/docker/containerd/containerd.sock"}
     assert engine_facts.image_dir(info) == "/data/docker"
+    assert engine_facts.blob_dir(info) == f"/data/docker/containerd/daemon/{blobs}"

@@ -22,6 +22,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.images import peer as peers
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
     PieceFile,
@@ -33,6 +34,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import
     piece_size,
     read_pieces,
 )
+
+from tests.image_archives import MadeImage, oci_layout, saved, tar
 
 HOME = "127.0.0.1"
 TOKEN = "of this run"
@@ -688,6 +691,42 @@ def test_why_a_node_cannot_take_part_is_one_sentence(tmp_path: Path, archive: Pa
         Peer(Settings("a", HOME, 0, TOKEN, (HOME, port)), pieces.digest, str(tmp_path / "a"))
 
 
+@pytest.fixture
+def blobs(tmp_path: Path) -> Path:
+    """The directory in which an engine keeps layers, empty."""
+    (tmp_path / "blobs").mkdir()
+    return tmp_path / "blobs"
+
+
+def layered(directory: Path, blobs: Path, make: Callable[[MadeImage], bytes]) -> tuple[Path, PieceList]:
+    """Return an archive with three layers of three pieces or more, which are also put among an engine's."""
+    made = MadeImage([tar({"data": os.urandom(4 * PIECE)}) for _layer in range(3)], ["test:1"])
+    path = directory / "image.tar"
+    path.write_bytes(make(made))
+    pieces = read_pieces(str(path), index_archive(str(path)))
+    data = path.read_bytes()
+    for begin, end, sha256 in pieces.layers.values():
+        assert hashlib.sha256(data[begin:end]).hexdigest() == sha256
+        (blobs / sha256).write_bytes(data[begin:end])
+    assert len(pieces.layers) == 3
+    return path, pieces
+
+
+@pytest.mark.parametrize("make", [saved, oci_layout])
+def test_layers_that_the_engine_has_are_copied_and_not_fetched(
+    tmp_path: Path, blobs: Path, make: Callable[[MadeImage], bytes]
+) -> None:
+    path, pieces = layered(tmp_path, blobs, make)
+    source = Peer(Settings("source", HOME, 0, TOKEN), pieces.digest, str(path), pieces)
+    settings = Settings("a", HOME, 0, TOKEN, (HOME, source.port))
+    node = Peer(settings, pieces.digest, str(tmp_path / "a"), pieces, blobs=str(blobs))
+    assert node.file.stored >= 9 * PIECE
+    with running(source, node):
+        wait_for(lambda: not node.missing)
+        assert source._uploads.sent < 0.8 * pieces.size
+    assert (tmp_path / "a").read_bytes() == path.read_bytes()
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + HANGS_S
     while not condition():
@@ -704,9 +743,30 @@ def test_pieces_have_a_length_for_their_archive() -> None:
 
 
 def test_what_lies_within_a_layer_that_is_there_is_not_wanted() -> None:
-    pieces = PieceList(10, 2, ["a"] * 5, {"layer": (3, 9)})
+    pieces = PieceList(10, 2, ["a"] * 5, {"layer": (3, 9, "")})
     assert numbers(pieces.wanted(["layer"])) == [0, 1, 4]  # 1 and 4 have bytes of others
     assert numbers(pieces.wanted(["a link to a layer"])) == numbers(pieces.wanted()) == [0, 1, 2, 3, 4]
+
+
+def test_only_the_right_pieces_of_an_engine_are_kept(tmp_path: Path, blobs: Path) -> None:
+    _path, pieces = layered(tmp_path, blobs, saved)
+    right, damaged, removed = (
+        (blobs / sha256, pieces.within(begin, end)) for begin, end, sha256 in pieces.layers.values()
+    )
+    damaged[0].write_bytes(bytes(damaged[0].stat().st_size))
+    file = PieceFile(str(tmp_path / "a"), pieces, blobs=str(blobs))
+    assert numbers(file.claimed) == sorted([*right[1], *damaged[1], *removed[1]])
+    removed[0].unlink()
+    file.check_claimed()
+    assert (file.claimed, numbers(file.have)) == (0, list(right[1]))
+
+
+def test_what_cannot_be_a_layer_of_the_archive_is_not_read(tmp_path: Path, blobs: Path) -> None:
+    (tmp_path / "other").write_bytes(b"abcd")
+    (blobs / ("a" * 64)).write_bytes(b"longer")
+    layers = {"1": (0, 4, "../other"), "2": (0, 4, "a" * 64), "3": (0, 4, "b" * 64), "4": (0, 4, "")}
+    pieces = PieceList(4, 2, ["a", "b"], layers)
+    assert PieceFile(str(tmp_path / "a"), pieces, blobs=str(blobs)).stored == 0
 
 
 def test_a_list_of_pieces_is_the_one_that_the_controller_knows() -> None:

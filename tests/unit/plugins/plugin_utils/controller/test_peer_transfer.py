@@ -59,7 +59,7 @@ def test_the_source_hears_of_the_controller_while_a_node_takes_long_to_join(
 
     def joined(name: str) -> dict[str, Any]:
         assert name != "n3" or called.wait(HANGS_S), "the source would have ended"
-        return {"port": 7077}
+        return {"port": 7077, "stored": 0}
 
     nodes.answers.update(reported=reported, joined=joined)
     result = nodes.transfer(archive, remote_src=True)
@@ -140,7 +140,7 @@ def test_a_node_that_joins_too_late_keeps_nothing(nodes: Nodes, archive: Path) -
     def joined(name: str) -> dict[str, Any]:
         if name == "n3":
             raise TimeoutError
-        return {"port": 7077}
+        return {"port": 7077, "stored": 0}
 
     nodes.answers["joined"] = joined
     result = nodes.transfer(archive, remote_src=True)
@@ -153,6 +153,13 @@ def test_a_node_that_joins_too_late_keeps_nothing(nodes: Nodes, archive: Path) -
     assert called == ["joined", "stopped", "absent", "absent"]
     removed = {given["path"] for _name, given in nodes.calls if given.get("state") == "absent"}
     assert removed == {"/cache/n3.tar", "/cache/n3.tar" + NOTED}
+
+
+def test_what_engines_have_already_is_shown(nodes: Nodes, archive: Path) -> None:
+    nodes.answers["joined"] = lambda name: {"port": 7077, "stored": 0 if name == "n3" else 3 << 20}
+    nodes.transfer(archive, remote_src=True)
+    said = "image.tar: up to 3.0 MiB of it are already in the engine of n2, n4"
+    assert [line for line in nodes.shown if line.endswith(said)], nodes.shown
 
 
 def test_what_has_not_changed_is_not_shown_again(nodes: Nodes, archive: Path) -> None:
