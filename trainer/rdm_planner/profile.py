@@ -67,6 +67,7 @@ def shape_of(config: Config) -> dict[str, Any]:
         "dropout": config.spec.hidden_dropout > 0,
         "attention_dropout": config.spec.attention_dropout > 0,
         "precision": config.optimisation.precision,
+        "fp8_recipe": config.optimisation.fp8_recipe,
         "compile": config.optimisation.compile,
         "engine": config.engine,
         "documents": config.knows_documents,
@@ -77,13 +78,8 @@ def require_modelled(config: Config) -> None:
     """Reject a job whose speed the cost model does not know.
 
     Raises:
-        TrainerError: It computes in fp8, or offloads to the host's memory.
+        TrainerError: It offloads to the host's memory.
     """
-    if config.optimisation.fp8_recipe != "none":
-        raise TrainerError(
-            f"optimisation.fp8_recipe is {config.optimisation.fp8_recipe}, whose speed the cost model does "
-            "not know; measure and search layouts with optimisation.fp8_recipe=none."
-        )
     for key in ("offload_optimizer", "offload_parameters"):
         if (value := getattr(config.parallel, key)) != "none":
             raise TrainerError(
@@ -103,7 +99,8 @@ def packages_of(engine: str) -> tuple[str, ...]:
 
 def _shape(measured: Mapping[str, Any]) -> dict[str, Any]:
     """Return the shape in a file, with the values that earlier releases implied but did not write."""
-    found = {"rope": False, "qk_norm": False, "engine": "deepspeed", "documents": False, **measured}
+    implied = {"rope": False, "qk_norm": False, "engine": "deepspeed", "documents": False}
+    found = {**implied, "fp8_recipe": "none", **measured}
     return found | ({"biases": "all"} if found.get("biases") is True else {})
 
 
@@ -285,13 +282,15 @@ class Profile:
     def _implausible(self, config: Config) -> str | None:
         """Return which time of a block is impossible, and why; None without one, or without a published peak.
 
-        A block's FLOPs at the GPU's peak are a lower bound on its time, doubled for a backward pass.
+        A block's FLOPs at the GPU's peak are a lower bound on its time, doubled for a backward pass. The peak
+        in fp8 is twice that in bf16.
         """
         accelerator = flops.find_accelerator(self.gpu)
         if accelerator is None:
             return None
+        peak = accelerator.tflops * (1 if config.optimisation.fp8_recipe == "none" else 2)
         work = {
-            layer.name: flops.forward_flops(config.spec, layer) / (accelerator.tflops * 1e12)
+            layer.name: flops.forward_flops(config.spec, layer) / (peak * 1e12)
             for layer in flops.layer_sizes(config.spec)
             if layer.name.endswith("Block")
         }
@@ -304,7 +303,7 @@ class Profile:
                     if seconds < (most := passes * size * least / tensor):
                         return (
                             f"{where} and micro-batch {size} is {seconds:.2g} s, and {accelerator.name} at "
-                            f"its peak of {accelerator.tflops:g} TFLOP/s needs {most:.2g} s"
+                            f"its peak of {peak:g} TFLOP/s needs {most:.2g} s"
                         )
                     if seconds < _LEAST_GROWTH * before:
                         return (

@@ -26,10 +26,12 @@ import torch
 import torch.distributed as dist
 
 from rdm_core.config import Config
+from rdm_core.config.training import fp8_problems
 from rdm_core.cost import flops
+from rdm_core.errors import TrainerError
 from rdm_planner.profile import LEAST_SECONDS, LayerTimes, Profile, packages_of, shape_of
 from rdm_planner.times import Link
-from rdm_trainer import models
+from rdm_trainer import models, process
 from rdm_trainer.data import loaders
 from rdm_trainer.distributed.parameters import initialise
 from rdm_trainer.distributed.topology import Topology
@@ -62,9 +64,14 @@ def start(config: Config) -> torch.device:
 
     Args:
         config: The job.
+
+    Raises:
+        TrainerError: This node's device cannot compute as the job says.
     """
     if "WORLD_SIZE" not in os.environ:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    optimisation, backend = config.optimisation, config.launcher.backend
+    process.require_device(optimisation.precision, backend, fp8_recipe=optimisation.fp8_recipe)
     return join(60.0 * config.launcher.distributed_timeout_minutes)
 
 
@@ -86,6 +93,7 @@ def measure(
 
     Raises:
         torch.OutOfMemoryError: Not even the smallest micro-batch fits.
+        TrainerError: No tensor degree of these ranks can compute in fp8, but the job does.
     """
     dist.get_world_size()
     # The ranks that share a layer share a node.
@@ -93,15 +101,20 @@ def measure(
     sizes = list(micro_batches)
     heads, shared = config.spec.heads, config.spec.key_value_heads
     layers: dict[int, dict[str, dict[int, LayerTimes]]] = {}
-    optimiser = 0.0
+    optimiser, problems = 0.0, list[str]()
     for tensor in range(1, local + 1):
         if local % tensor or heads % tensor or (shared % tensor and tensor % shared):
+            continue
+        if (problem := _problem(config, tensor)) is not None:
+            problems.append(problem)
             continue
         topology = create.create_topology(_shared(config, tensor))
         layers[tensor], updates = _layers(config, topology, device, sizes, blocks, report)
         # The largest degree's time counts: it has the fewest replicas that reduce gradients meanwhile. ZeRO
         # gives each replica its part of the parameters.
         optimiser = updates * (topology.data if config.zero_stage else 1)
+    if not layers:
+        raise TrainerError(problems[0])
     report("the links")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     known = flops.find_accelerator(name)
@@ -129,6 +142,12 @@ def _shared(config: Config, tensor: int) -> Config:
         context=1,
     )
     return dataclasses.replace(config, parallel=parallel)
+
+
+def _problem(config: Config, tensor: int) -> str | None:
+    """Return why samples cannot be computed in fp8 with this tensor degree; None if they can, or need not."""
+    optimisation = dataclasses.replace(config.optimisation, micro_batch_size=1)
+    return next(fp8_problems(dataclasses.replace(_shared(config, tensor), optimisation=optimisation)), None)
 
 
 def _layers(

@@ -10,7 +10,7 @@ from rdm_core import float8
 from rdm_core.config.schema import Config, ParallelConfig
 from rdm_core.errors import TrainerError, Unfit, as_far_as_it_fits, divisors
 
-__all__ = ["MOST_TRACED", "check", "check_program", "has_sound_data", "unsupported"]
+__all__ = ["MOST_TRACED", "check", "check_program", "fp8_problems", "has_sound_data", "unsupported"]
 
 MOST_TRACED = 100
 """The most steps to trace. More would take much memory, and nobody could view so many events."""
@@ -31,7 +31,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _layout,
         _offloading,
         unsupported,
-        _fp8,
+        fp8_problems,
         _length,
         _warmups,
         _rampup,
@@ -384,7 +384,8 @@ def unsupported(config: Config) -> Iterator[str]:
         )
 
 
-def _fp8(config: Config) -> Iterator[str]:
+def fp8_problems(config: Config) -> Iterator[str]:
+    """Yield why a job cannot compute in fp8, or gains nothing from it."""
     recipe = config.optimisation.fp8_recipe
     if recipe == "none":
         return

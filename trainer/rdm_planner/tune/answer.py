@@ -185,6 +185,12 @@ def answer(
     """
     prices = fleet.prices(options)
     nodes = fleet.nodes(options)
+    recipe = job.optimisation.fp8_recipe
+    if recipe != "none" and not fleet.profiles:
+        raise TrainerError(
+            f"optimisation.fp8_recipe is {recipe}, and only a profile knows what that gains; search with "
+            f"optimisation.fp8_recipe=none, or measure it: {fleet.measure}"
+        )
     peaks = fleet.peaks()
     times = (
         fleet.measured(nodes) if fleet.profiles else published_peaks(job, nodes, peaks, options.efficiency)

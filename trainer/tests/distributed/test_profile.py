@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 import yaml
 from click.testing import CliRunner
 
@@ -36,12 +37,18 @@ CONFIG = {
 }
 
 
-def test_two_ranks_measure_layers_and_links(tmp_path: Path) -> None:
+# Half of these features are no multiple of 16, which products in fp8 need.
+FP8 = ("optimisation.precision=bf16", "optimisation.fp8_recipe=tensorwise", "model.ffn_hidden_size=2064")
+
+
+@pytest.mark.parametrize(("more", "tensors"), [((), {1, 2}), (FP8, {1})], ids=["fp32", "fp8"])
+def test_two_ranks_measure_layers_and_links(tmp_path: Path, more: tuple[str, ...], tensors: set[int]) -> None:
     job, file = tmp_path / "tiny.yaml", tmp_path / "cpu.json"
     job.write_text(yaml.safe_dump(CONFIG))
     arguments = ["profile", str(job), "--output", str(file), "--micro-batch", "2", "--blocks", "1", "2"]
     # The job's own layout does not matter.
     arguments += ["engine=native", "parallel.pipeline=2", "parallel.virtual_pipeline=2", "parallel.context=2"]
+    arguments += more
     found_ports = network.take_free_ports("127.0.0.1", 1, os.getpid())
     assert found_ports, "no port is free"
     world = {
@@ -63,12 +70,13 @@ def test_two_ranks_measure_layers_and_links(tmp_path: Path) -> None:
     found = Profile.read(file)
     assert found.gpu == "cpu"
     assert found.links["within"].keys() == {"point_to_point", "all_reduce"}
-    assert found.layers.keys() == {1, 2}
+    assert found.layers.keys() == tensors
     for kinds in found.layers.values():
         assert kinds.keys() == {"Block", "Embedding", "Head"}
         assert all(points.keys() == {1, 2} for points in kinds.values())
     tuned = CliRunner().invoke(
-        cli, ["tune", str(job), "engine=native", "--nodes", "1xcpu:2", "--profile", str(file), "--json"]
+        cli,
+        ["tune", str(job), "engine=native", *more, "--nodes", "1xcpu:2", "--profile", str(file), "--json"],
     )
     best = json.loads(tuned.output)["best"]
-    assert {row["tensor"] for row in best} == {1, 2}
+    assert {row["tensor"] for row in best} == tensors

@@ -145,6 +145,41 @@ def test_tune_predicts_from_a_profile_and_takes_no_degree_that_it_lacks(tmp_path
     assert "GUESS" not in shown
 
 
+def test_a_profile_in_fp8_is_for_jobs_in_fp8_and_may_beat_the_peak_in_bf16(tmp_path: Path) -> None:
+    keys = ["engine=native", "optimisation.fp8_recipe=tensorwise"]
+    job = configuration.load(CONFIG, keys)
+    file = tmp_path / "h100.json"
+    file.write_text(_scaled(1.0).text())
+    assert "fp8_recipe 'none', and the job has 'tensorwise'" in str(_tune(file, *keys).exception)
+    file.write_text(dataclasses.replace(_scaled(1.0), shape=shape_of(job)).text())
+    assert "fp8_recipe 'tensorwise', and the job has 'none'" in str(_tune(file, "engine=native").exception)
+    best = json.loads(_tune(file, *keys, "--json", "--top", "1").output)["best"][0]
+    assert "fp8_recipe" not in " ".join(best["overrides"])
+    # In bf16, a sample takes a block at least 0.07 ms.
+    file.write_text(dataclasses.replace(_scaled(0.05), shape=shape_of(job)).text())
+    assert _tune(file, *keys).exit_code == 0
+    file.write_text(_scaled(0.05).text())
+    assert "its peak of 989.4 TFLOP/s" in str(_tune(file, "engine=native").exception)
+    file.write_text(dataclasses.replace(_scaled(0.03), shape=shape_of(job)).text())
+    assert "its peak of 1978.8 TFLOP/s" in str(_tune(file, *keys).exception)
+
+
+def _scaled(factor: float) -> Profile:
+    """Return the profile with the native engine, and with other times of layers."""
+    layers = {
+        tensor: {
+            kind: {
+                size: LayerTimes(*(factor * seconds for seconds in dataclasses.astuple(one)))
+                for size, one in points.items()
+            }
+            for kind, points in kinds.items()
+        }
+        for tensor, kinds in PROFILE.layers.items()
+    }
+    shape = shape_of(configuration.load(CONFIG, ["engine=native"]))
+    return dataclasses.replace(PROFILE, layers=layers, shape=shape, versions={"torch": VERSIONS["torch"]})
+
+
 def test_tune_names_a_time_that_noise_has_hidden(tmp_path: Path) -> None:
     file = tmp_path / "cpu.json"
     block = {**PROFILE.layers[1]["Block"], 4: LayerTimes(1e-9, 4e-3, 6e-3)}
