@@ -80,6 +80,7 @@ class ModelSpec:
         padded_vocab_size: Rows of the word embedding.
         tied_embeddings: The head uses the word embedding's weights.
         scales_logits: The logits are divided by sqrt(hidden size).
+        head_bias: A bias is added to each token's logit.
         seq_length: Tokens of a sample; for a T5, those of the encoder.
         decoder_length: Tokens that the model predicts per sample.
         hidden_dropout: Dropout after the embedding, attention and feed-forward network.
@@ -118,6 +119,7 @@ class ModelSpec:
     padded_vocab_size: int
     tied_embeddings: bool = True
     scales_logits: bool = False
+    head_bias: bool = False
     seq_length: int
     decoder_length: int
     hidden_dropout: float = 0.0

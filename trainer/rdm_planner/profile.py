@@ -45,7 +45,7 @@ _OF_EXPERTS = ("experts", "router_top_k", "norm_topk_prob", "aux_loss_coeff", "c
 _NOT_SHAPE = (
     *("layers", "decoder_layers", "positions", "padded_vocab_size"),
     *("rope_theta", "rope_scaling", "norm_epsilon", "init_std", "hidden_dropout", "attention_dropout"),
-    *("activation", "softmax_scale", "scales_logits", "relative_max_distance"),
+    *("activation", "softmax_scale", "scales_logits", "relative_max_distance", "head_bias"),
 )
 
 

@@ -143,6 +143,8 @@ class ModelConfig:
     """The output layer uses the word embedding's weights."""
     scale_logits: bool = False
     """T5 only: the logits are divided by the root of `hidden_size`, as those of T5 1.0 are."""
+    lm_head_bias: bool = False
+    """T5 only: a bias is added to each token's logit, as Megatron's T5 does it with tied embeddings."""
     init_std: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
     hidden_dropout: Fraction = 0.0
@@ -528,6 +530,7 @@ class Config(JobConfig):
             padded_vocab_size=self.padded_vocab_size,
             tied_embeddings=model.tied_embeddings,
             scales_logits=model.scale_logits,
+            head_bias=model.lm_head_bias,
             seq_length=model.seq_length,
             decoder_length=model.decoder_length,
             hidden_dropout=model.hidden_dropout,

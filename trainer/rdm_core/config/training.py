@@ -252,6 +252,7 @@ def _t5(config: Config) -> Iterator[str]:
             ("decoder_seq_length", model.decoder_seq_length),
             ("vocab_extra_ids", model.vocab_extra_ids),
             ("scale_logits", model.scale_logits),
+            ("lm_head_bias", model.lm_head_bias),
         ):
             if value:
                 yield f"model.{key} is for a T5, but model.kind is {model.kind}; leave it out."
@@ -264,6 +265,8 @@ def _t5(config: Config) -> Iterator[str]:
     ):
         if value:
             yield f"model.{key} is not for a T5; leave it out."
+    if model.lm_head_bias and not model.tied_embeddings:
+        yield "model.lm_head_bias is for tied embeddings, but model.tied_embeddings is false; leave it out."
     tokenizer = config.data.tokenizer
     # A tokenizer.json may have sentinels of its own.
     if model.vocab_extra_ids == 0 and (config.data.mock or tokenizer is None or tokenizer.file is None):

@@ -84,6 +84,9 @@ def _layer_size(name: str, spec: ModelSpec) -> LayerSize:
         # Includes the dense layer and the norm between it and the head.
         layer = spec.hidden_size * (spec.hidden_size + int(spec.has_biases))
         return LayerSize(name, whole=2 * _norm_size(spec) + layer)
+    if name == "FinalNorm" and spec.head_bias:
+        # The head's module may be that of the word embedding, which the bias does not belong to.
+        return LayerSize(name, split=spec.padded_vocab_size, whole=_norm_size(spec))
     if name.endswith("Norm"):
         return LayerSize(name, whole=_norm_size(spec))
     if name == "Head":

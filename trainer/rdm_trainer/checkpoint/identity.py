@@ -26,6 +26,7 @@ _FORMER = {
     "experts": None,
     "softmax_scale": None,
     "scale_logits": False,
+    "lm_head_bias": False,
     _BUCKETS: 32,
     "relative_attention_max_distance": 128,
 }
@@ -50,6 +51,8 @@ def model_of(spec: ModelSpec) -> dict[str, Any]:
         "experts": spec.experts or None,
         "softmax_scale": spec.softmax_scale,
         "scale_logits": spec.scales_logits,
+        # Earlier releases do not know this key.
+        **({"lm_head_bias": True} if spec.head_bias else {}),
         _BUCKETS: spec.relative_buckets or _FORMER[_BUCKETS],
         "relative_attention_max_distance": spec.relative_max_distance,
         # These keys change no shape, but the meaning of the weights.
@@ -107,7 +110,7 @@ def differences(saved: Mapping[str, Any], config: Config) -> list[str]:
         saved: The result of :func:`model_of` when it was saved.
         config: The job.
     """
-    wanted = model_of(config.spec)
+    wanted = {**_FORMER, **model_of(config.spec)}
     saved = {**_FORMER, "query_groups": saved.get("attention_heads"), **saved}
     if saved["position_embedding"] != "relative":
         # Earlier releases wrote the key's value, although such a model has no buckets.

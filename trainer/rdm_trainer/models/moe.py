@@ -386,7 +386,9 @@ class MoEEmbedding(VocabParallelEmbedding):
         self.blocks, self.coefficient = spec.layers, spec.aux_loss_coeff
         self.balance: torch.Tensor | None = None
 
-    def forward(self, inputs: States, labels: tuple[torch.Tensor, ...] | None = None) -> torch.Tensor:
+    def forward(  # type: ignore[override]
+        self, inputs: States, labels: tuple[torch.Tensor, ...] | None = None
+    ) -> torch.Tensor:
         """Embed tokens, or return the loss or the logits of the last states."""
         if not isinstance(inputs, tuple):
             return super().forward(inputs, labels)

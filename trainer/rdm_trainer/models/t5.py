@@ -6,7 +6,8 @@ Layers pass tuples, because a pipeline's stages send each other only the layers'
 With relative positions, their table follows. The encoder's tokens serve the padding mask, so each context
 rank gets all of them; the decoder's tokens travel until the decoder embeds them. Between stages, every state
 in a tuple must have a gradient. So the last decoder block passes on only its states, and the last encoder
-block drops the table.
+block drops the table. If the head has a bias, the last norm passes (decoder states, bias) to the head, which
+is on the same stage.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import nn
 from rdm_core.config import Config
 from rdm_core.model_spec import ModelSpec
 from rdm_trainer.distributed.context_parallel import SequencePart
+from rdm_trainer.distributed.parameters import ShardSpec, parameter
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology
@@ -48,6 +50,9 @@ class Embedding(VocabParallelEmbedding):
         """Embed the encoder's tokens or, after the encoder, the decoder's; as head, return loss or logits."""
         if isinstance(inputs, torch.Tensor):
             return super().forward(inputs, labels)
+        if inputs[0].is_floating_point() and len(inputs) == 2:
+            decoder, bias = inputs
+            return super().forward(decoder, labels, bias)
         if len(inputs) == 2:
             encoder_tokens, decoder_tokens = inputs
             whole = encoder_tokens if self.part is None else self.part.gathered(encoder_tokens)
@@ -133,16 +138,29 @@ class DecoderBlock(Block):
 
 
 class FinalNorm(Norm):
-    """The decoder's last norm, which may scale the states before the logits."""
+    """The decoder's last norm, which may scale the states before the logits, and may own the head's bias.
 
-    def __init__(self, spec: ModelSpec) -> None:
+    The head's module is shared with the first stage if embeddings are tied, but only the last stage needs
+    the bias. Each tensor rank has the bias of its tokens.
+    """
+
+    def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__(spec)
         self.scale = 1.0 / math.sqrt(spec.hidden_size) if spec.scales_logits else None
+        self.head_bias: nn.Parameter | None = None
+        if spec.head_bias:
+            size = (spec.padded_vocab_size,)
+            self.head_bias = parameter(
+                ShardSpec(size, 0, topology.tensor_rank, topology.tensor, vocabulary=True)
+            )
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Normalise [..., hidden]."""
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor | States:  # type: ignore[override]
+        """Normalise [..., hidden]; with a bias of the head, return that, too."""
         normed = super().forward(hidden_states)
-        return normed if self.scale is None else normed * self.scale
+        if self.scale is not None:
+            normed = normed * self.scale
+        # Clone it, because ZeRO-3 frees the parameter after this layer.
+        return normed if self.head_bias is None else (normed, self.head_bias.clone())
 
 
 def _visible(tokens: torch.Tensor, padding: int) -> torch.Tensor:
@@ -186,6 +204,6 @@ def layers(config: Config, topology: Topology, padding: int) -> list[Layer]:
             )
             for number in range(decoder_blocks)
         ],
-        Layer("FinalNorm", partial(FinalNorm, spec)),
+        Layer("FinalNorm", partial(FinalNorm, spec, topology)),
         Layer("Head", embedding, "embed" if spec.tied_embeddings else None),
     ]

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from rdm_core.config import TokenizerConfig
 from rdm_core.errors import FAILED, TrainerError
+from rdm_trainer import models
 from rdm_trainer.checkpoint.files import PARTIAL
 from rdm_trainer.tokenizers.special_tokens import special_tokens
 from rdm_trainer.weights import families
@@ -52,6 +53,7 @@ def write(source: Source, target: Path, *, dtype: str | None = None, shard_bytes
             "eos_token_id": special.end,
             "pad_token_id": special.padding,
         }
+    _refuse_head_bias(source)
     if target.exists():
         raise TrainerError(f"{target} is there already; name a directory that is not, or remove it.")
     partial = target.with_name(target.name + PARTIAL)
@@ -70,6 +72,16 @@ def write(source: Source, target: Path, *, dtype: str | None = None, shard_bytes
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return size
+
+
+def _refuse_head_bias(source: Source) -> None:
+    """Reject a learned bias of the head, which no family has; one of zeros may be left out."""
+    for name in models.shard_specs(source.model):
+        if name.endswith(".head_bias") and source.whole(name).any():
+            raise TrainerError(
+                f"{source.where} has learned {name} (model.lm_head_bias true), which Hugging Face's T5 has "
+                "not; export it with --format megatron."
+            )
 
 
 def _tensors(source: Source, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Maps one of our parameters to another format's tensors; reorders attention's heads between the two."""
+"""Maps one of our parameters to another format's tensors; reorders heads, and pads vocabularies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Mapped", "Tensors", "join_heads", "split_heads"]
+__all__ = ["Mapped", "Tensors", "join_heads", "split_heads", "with_rows"]
 
 Tensors = Sequence[torch.Tensor]
 
@@ -45,3 +45,8 @@ def split_heads(groups: int, head_size: int, whole: torch.Tensor, parts: int = 3
     by_group = whole.unflatten(0, (groups, -1))
     sizes = (by_group.shape[1] - (parts - 1) * head_size, *[head_size] * (parts - 1))
     return tuple(part.flatten(0, 1) for part in by_group.split(sizes, dim=1))
+
+
+def with_rows(whole: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return a vocabulary's weight [tokens, ...] with this many rows; those after the tokens are 0."""
+    return torch.cat((whole, whole.new_zeros(rows - len(whole), *whole.shape[1:])))

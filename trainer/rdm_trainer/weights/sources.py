@@ -28,6 +28,7 @@ from rdm_trainer.checkpoint.fragments import STATES
 from rdm_trainer.checkpoint.identity import differences, model_of
 from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.weights import families
+from rdm_trainer.weights.mapped import with_rows
 from rdm_trainer.weights.megatron import reading, torch_dist
 
 __all__ = [
@@ -267,7 +268,7 @@ def fill(source: Source) -> Callable[[nn.Module, str], None]:
                 shard_spec.vocabulary
                 and whole.shape[0] == source.model.vocab_size + source.model.vocab_extra_ids
             ):
-                whole = nn.functional.pad(whole, (0, 0, 0, shard_spec.shape[0] - whole.shape[0]))
+                whole = with_rows(whole, shard_spec.shape[0])
             if tuple(whole.shape) != shard_spec.shape:
                 raise TrainerError(
                     f"{prefix}{name} of {source.where} is {tuple(whole.shape)}, and here {shard_spec.shape}.",

@@ -36,7 +36,7 @@ def _job(base: Config, name: str) -> Config:
 GPT = _job(training.GPT, "gpt")
 QWEN = training.configure(_job(training.QWEN, "qwen"), {"model.biases": "none"})
 MOE = _job(training.MOE, "moe")
-T5 = _job(training.T5, "t5")
+T5 = _job(training.configure(training.T5, {"model.lm_head_bias": True}), "t5")
 # Five steps of 4 samples, then three of 8.
 RAMP = training.configure(
     _job(training.GPT, "ramp"),

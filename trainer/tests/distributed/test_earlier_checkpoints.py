@@ -34,7 +34,13 @@ def _small(base: Config, **changes: Any) -> Config:
 
 GPT = _small(resuming.GPT, vocab_size=14)
 T5 = _small(
-    resuming.T5, decoder_layers=1, kv_channels=2, decoder_seq_length=8, vocab_size=12, vocab_extra_ids=3
+    resuming.T5,
+    decoder_layers=1,
+    kv_channels=2,
+    decoder_seq_length=8,
+    vocab_size=12,
+    vocab_extra_ids=3,
+    lm_head_bias=False,
 )
 # (which checkpoint, the job, the layout that resumes)
 CASES = {

@@ -209,7 +209,8 @@ def with_context(layouts: dict[int, dict[str, dict[str, Any]]]) -> dict[int, dic
 MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     # Only the T5, with stages of two kinds, is tested in all three dimensions at once.
     "gpt": (GPT, with_context(without("2 x 2 x 2"))),
-    "t5": (T5, with_context(without(*OF_ANY_MODEL))),
+    # As Megatron has it, whose head has a bias.
+    "t5": (configure(T5, {"model.lm_head_bias": True}), with_context(without(*OF_ANY_MODEL))),
     "qwen": (QWEN, QWEN_LAYOUTS),
     "qwen, shared heads": (SHARED, SHARED_LAYOUTS),
     "moe": (MOE, MOE_LAYOUTS),

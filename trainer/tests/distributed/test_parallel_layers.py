@@ -33,14 +33,17 @@ def divided_cross_entropy(valid: int, padded: int, chunk: int) -> dict[str, Any]
     generator = torch.Generator().manual_seed(3)
     states = torch.randn(11, 6, generator=generator).requires_grad_()
     whole = torch.randn(padded, 6, generator=generator).requires_grad_()
+    whole_bias = torch.randn(padded, generator=generator).requires_grad_()
     labels = torch.randint(0, valid, (11,), generator=generator)
     mask = (torch.rand(11, generator=generator) < 0.7).float()
-    each = functional.cross_entropy(states @ whole[:valid].t(), labels, reduction="none")
+    logits = functional.linear(states, whole[:valid], whole_bias[:valid])
+    each = functional.cross_entropy(logits, labels, reduction="none")
     expected = (each * mask).sum() / mask.sum()
     expected.backward()
-    wanted = gradient(states), gradient(whole).chunk(topology.tensor)[topology.tensor_rank]
+    parts, rank = topology.tensor, topology.tensor_rank
+    wanted = gradient(states), gradient(whole).chunk(parts)[rank], gradient(whole_bias).chunk(parts)[rank]
     states.grad = None
-    part = whole.detach().chunk(topology.tensor)[topology.tensor_rank].clone().requires_grad_()
+    part, bias = (one.detach().chunk(parts)[rank].clone().requires_grad_() for one in (whole, whole_bias))
     first = topology.tensor_rank * part.shape[0]
     loss = linear_cross_entropy(
         states,
@@ -51,12 +54,14 @@ def divided_cross_entropy(valid: int, padded: int, chunk: int) -> dict[str, Any]
         valid=max(0, min(part.shape[0], valid - first)),
         group=topology.tensor_group,
         chunk_elements=chunk,
+        bias=bias,
     )
     loss.backward()
     return {
         "loss": abs(loss.item() - expected.item()),
         "states": (gradient(states) - wanted[0]).abs().max().item(),
         "weight": (gradient(part) - wanted[1]).abs().max().item(),
+        "bias": (gradient(bias) - wanted[2]).abs().max().item(),
     }
 
 

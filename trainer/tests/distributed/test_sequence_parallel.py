@@ -31,7 +31,7 @@ JOBS: dict[int, dict[str, Config]] = {
         "llama": configure(QWEN, {**TENSOR, **FULL}),
         "bert": configure(BERT, TENSOR),
         "moe, dropping": configure(MOE, {**TENSOR, **FULL, "model.moe_expert_capacity_factor": 1.0}),
-        "t5, relative": configure(T5, {**TENSOR, **RELATIVE, **FULL}),
+        "t5, relative": configure(T5, {**TENSOR, **RELATIVE, **FULL, "model.lm_head_bias": True}),
     },
     4: {
         "llama, tp 4, shared heads": configure(QWEN, {**FOUR, "model.query_groups": 2}),

@@ -256,6 +256,19 @@ def test_the_models_of_earlier_releases_are_known(former: dict[str, Any], tmp_pa
             identity.require_same_model({**former, key: "other"}, config, tmp_path)
 
 
+def test_only_a_bias_of_the_head_is_named_so_that_other_checkpoints_stay_the_same(tmp_path: Path) -> None:
+    without, having = (
+        configuration.from_dict({"model": {"kind": "t5", "vocab_extra_ids": 5, "lm_head_bias": head_bias}})
+        for head_bias in (False, True)
+    )
+    assert "lm_head_bias" not in identity.model_of(without.spec)
+    identity.require_same_model(identity.model_of(having.spec), having, tmp_path)
+    with pytest.raises(TrainerError, match=r"model\.lm_head_bias is True here and False there"):
+        identity.require_same_model(identity.model_of(without.spec), having, tmp_path)
+    with pytest.raises(TrainerError, match=r"model\.lm_head_bias is False here and True there"):
+        identity.require_same_model(identity.model_of(having.spec), without, tmp_path)
+
+
 def run_verb(*arguments: object) -> Any:
     return CliRunner().invoke(checkpoint, [str(argument) for argument in arguments], standalone_mode=False)
 

@@ -670,6 +670,12 @@ def test_generic_resources_are_taken_as_slurm_writes_them(gres: str, is_taken: b
         ({"kind": "bert", "vocab_extra_ids": 9}, {}, "vocab_extra_ids is for a T5, but model.kind is bert"),
         ({"position_embedding": "relative"}, {}, "relative is for a T5, but model.kind is gpt"),
         ({"scale_logits": True}, {}, "scale_logits is for a T5, but model.kind is gpt"),
+        ({"lm_head_bias": True}, {}, "head_bias is for a T5, but model.kind is gpt"),
+        (
+            {"kind": "t5", "vocab_extra_ids": 9, "lm_head_bias": True, "tied_embeddings": False},
+            {},
+            "head_bias is for tied embeddings",
+        ),
         (
             {
                 "kind": "t5",

@@ -29,9 +29,17 @@ def case(
 
 
 def reference(
-    states: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, valid: int
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    mask: torch.Tensor,
+    valid: int,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    each = functional.cross_entropy(states @ weight[:valid].t(), labels, reduction="none")
+    logits = states @ weight[:valid].t()
+    if bias is not None:
+        logits = logits + bias[:valid]
+    each = functional.cross_entropy(logits, labels, reduction="none")
     return (each * mask).sum() / mask.sum().clamp_min(1.0)
 
 
@@ -58,6 +66,25 @@ def test_loss_and_gradients_are_torchs_whatever_the_chunks(
     torch.testing.assert_close(found[1], weight.grad, atol=1e-5, rtol=1e-5)
     if padding:
         assert not found[1][rows:].any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "chunk"), [(torch.float32, 1000), (torch.float32, 40), (torch.float16, 40)]
+)
+def test_a_bias_of_the_logits_has_torchs_gradient(dtype: torch.dtype, chunk: int) -> None:
+    states, weight, labels, mask = case(12, 6, 16, 13, 4, dtype)
+    bias = torch.randn(16, generator=torch.Generator().manual_seed(5)).to(dtype).requires_grad_()
+    loss = linear_cross_entropy(states, weight, labels, mask, valid=13, chunk_elements=chunk, bias=bias)
+    (3.0 * loss).backward()
+    wide = [value.detach().float().requires_grad_() for value in (states, weight, bias)]
+    expected = reference(wide[0], wide[1], labels, mask, 13, wide[2])
+    (3.0 * expected).backward()
+    near = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(loss, expected, atol=near, rtol=near)
+    for found, wanted in zip((states, weight, bias), wide, strict=True):
+        torch.testing.assert_close(gradient(found).float(), gradient(wanted), atol=near, rtol=near)
+    assert gradient(bias)[:13].any()
+    assert not gradient(bias)[13:].any()
 
 
 def test_padding_rows_do_not_change_the_loss() -> None:

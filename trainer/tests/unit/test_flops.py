@@ -129,7 +129,8 @@ def test_the_passes_of_all_layers_are_a_sample_s_whatever_the_model_s_kind() -> 
         ({"kind": "t5", "vocab_extra_ids": 10, "position_embedding": "relative", "activation": "geglu"}, ()),
         ({"kind": "bert"}, ("parallel.tensor=2",)),
         ({}, ("parallel.tensor=2",)),
-        ({"kind": "t5", "vocab_extra_ids": 10}, ("parallel.tensor=2",)),
+        ({"kind": "t5", "vocab_extra_ids": 10, "lm_head_bias": True}, ()),
+        ({"kind": "t5", "vocab_extra_ids": 10, "lm_head_bias": True}, ("parallel.tensor=2",)),
     ],
 )
 def test_the_count_is_the_models(model: dict[str, Any], overrides: tuple[str, ...]) -> None:

@@ -47,6 +47,8 @@ T5 = dataclasses.replace(
     decoder_seq_length=6,
     vocab_extra_ids=5,
 )
+# As Megatron has it.
+T5_BIASED = dataclasses.replace(T5, lm_head_bias=True)
 # As Hugging Face has it.
 T5_RELATIVE = dataclasses.replace(
     T5,
@@ -77,14 +79,14 @@ def labels(model: ModelConfig, batch: int = 2) -> tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("shape", [GPT, QWEN, T5, T5_RELATIVE, BERT])
+@pytest.mark.parametrize("shape", [GPT, QWEN, T5, T5_BIASED, T5_RELATIVE, BERT])
 def test_the_parameters_are_those_that_the_arithmetic_counts(shape: ModelConfig, tied: bool) -> None:
     shape = dataclasses.replace(shape, tied_embeddings=tied)
     assert sum(weight.numel() for weight in built(shape).parameters()) == flops.parameters(config(shape).spec)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("shape", [GPT, QWEN, T5, T5_RELATIVE, BERT])
+@pytest.mark.parametrize("shape", [GPT, QWEN, T5, T5_BIASED, T5_RELATIVE, BERT])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_every_layer_has_the_size_that_the_arithmetic_says(
     shape: ModelConfig, tied: bool, tensor: int

@@ -303,6 +303,22 @@ def test_a_damaged_json_file_is_one_sentence(file: str, content: Any, words: str
         open_source(tmp_path)
 
 
+def test_a_t5_is_exported_without_the_bias_of_its_head_unless_it_was_learned(tmp_path: Path) -> None:
+    source = shaken(dataclasses.replace(T5, lm_head_bias=True))
+    (name,) = (name for name in source.weights if name.endswith("head_bias"))
+    with pytest.raises(
+        TrainerError, match=rf"memory has learned {name} .*; export it with --format megatron"
+    ):
+        directory.write(source, tmp_path / "hf")
+    assert not list(tmp_path.iterdir())
+    source.weights[name].data.zero_()
+    directory.write(source, tmp_path / "hf")
+    found = open_source(tmp_path / "hf")
+    assert not found.model.lm_head_bias
+    for other in source.weights:
+        assert other == name or torch.equal(found.whole(other), source.whole(other)), other
+
+
 def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
     for model, words in (
         (dataclasses.replace(LLAMA, norm="layernorm"), "No family of Hugging Face's has"),

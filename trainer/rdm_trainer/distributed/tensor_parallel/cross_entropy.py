@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 
 from rdm_core.cost.chunks import chunk_tokens
 from rdm_trainer.distributed.gradient_sum import GradientSum, add_product
@@ -39,8 +40,9 @@ def linear_cross_entropy(
     compiled: bool = False,
     chunk_elements: int | None = None,
     gradient_sum: GradientSum | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the mean cross entropy of ``hidden_states @ weight.T`` over the tokens that the mask counts.
+    """Return the mean cross entropy of ``hidden_states @ weight.T + bias`` over tokens that the mask counts.
 
     Args:
         hidden_states: [..., hidden].
@@ -56,6 +58,7 @@ def linear_cross_entropy(
         compiled: Run the element-wise parts through ``torch.compile``.
         chunk_elements: Maximum number of logits at once; by default a number that is fast.
         gradient_sum: Where the backward pass adds the gradient of the weight.
+        bias: This rank's part, [vocabulary / tensor]; None adds none.
 
     Returns:
         float32 scalar, the same on every rank of the group.
@@ -63,6 +66,7 @@ def linear_cross_entropy(
     loss: torch.Tensor = _LinearCrossEntropy.apply(
         hidden_states.reshape(-1, hidden_states.shape[-1]),
         weight,
+        bias,
         labels.reshape(-1),
         mask.reshape(-1),
         mask.sum().clamp_min(1.0) if count is None else count,
@@ -167,6 +171,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any,
         hidden_states: torch.Tensor,
         weight: torch.Tensor,
+        bias: torch.Tensor | None,
         labels: torch.Tensor,
         mask: torch.Tensor,
         count: torch.Tensor,
@@ -181,10 +186,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
         states_gradient = torch.empty_like(hidden_states) if training else None
         weight_gradient: torch.Tensor | None = None
+        bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         shrink = _shrink(hidden_states) if training else None
         for start in range(0, tokens, size):
             part = slice(start, min(start + size, tokens))
-            logits = hidden_states[part] @ weight.t()
+            logits = functional.linear(hidden_states[part], weight, bias)
             normaliser, chosen = _over_ranks(reduce(logits, labels[part], first, valid), group)
             loss += torch.dot(normaliser - chosen, mask[part])
             if states_gradient is None:
@@ -192,6 +198,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             gradient = gradient_of(logits, normaliser, labels[part], mask[part], first, valid)
             del logits
             torch.mm(gradient, weight, out=states_gradient[part])
+            if bias_gradient is not None:
+                bias_gradient += gradient.sum(dim=0, dtype=torch.float32)
             states = hidden_states[part] if shrink is None else hidden_states[part] * shrink
             if size >= tokens:
                 weight_gradient = gradient.t() @ states
@@ -205,22 +213,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if states_gradient is not None:
             if group is not None and sums_gradient:
                 dist.all_reduce(states_gradient, group=group)
-            ctx.save_for_backward(states_gradient, weight_gradient, count, shrink)
+            ctx.save_for_backward(states_gradient, weight_gradient, bias_gradient, count, shrink)
             ctx.weight_type, ctx.total, ctx.compiled = weight.dtype, total, compiled
         return loss / count
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        states_gradient, weight_gradient, count, shrink = ctx.saved_tensors
+        states_gradient, weight_gradient, bias_gradient, count, shrink = ctx.saved_tensors
         # Divide only here, where the loss scale is included; otherwise fp16 would underflow.
         scale = gradients[0] / count
         of_states = _scaled(states_gradient, scale, states_gradient.dtype)
+        of_bias = None if bias_gradient is None else (bias_gradient * scale).to(ctx.weight_type)
         scale = scale if shrink is None else scale / shrink
         if ctx.total is None:
-            return of_states, _scaled(weight_gradient, scale, ctx.weight_type), *(None,) * 5
+            return of_states, _scaled(weight_gradient, scale, ctx.weight_type), of_bias, *(None,) * 5
         if ctx.compiled:
             _compiled(_add_scaled)(ctx.total, weight_gradient, scale)
         else:
             # One kernel, with no fp32 copies of the gradient.
             ctx.total.addcmul_(weight_gradient, scale)
-        return of_states, *(None,) * 4, ctx.total.new_empty(()), None
+        return of_states, None, of_bias, *(None,) * 3, ctx.total.new_empty(()), None

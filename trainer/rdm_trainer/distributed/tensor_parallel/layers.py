@@ -454,7 +454,12 @@ class VocabParallelEmbedding(nn.Module):
         self.vocabulary = vocabulary
         self.compiled = compiled
 
-    def forward(self, inputs: torch.Tensor, labels: tuple[torch.Tensor, ...] | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        labels: tuple[torch.Tensor, ...] | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Embed tokens or, as the head, return the loss if there are labels and the logits otherwise.
 
         Args:
@@ -462,28 +467,34 @@ class VocabParallelEmbedding(nn.Module):
                 [..., hidden].
             labels: Next tokens int64 and loss mask float32, both of the states' shape without features, and
                 the loss's divisor if it is not the mask's sum.
+            bias: This rank's part of the head's bias [padded vocabulary / tensor]; None adds none.
         """
         if not inputs.is_floating_point():
             return self._look_up(inputs)
         if self.sequence_parallel:
             inputs = gathered(inputs, self.group, _TOKENS)
-        return self.logits(inputs) if labels is None else self.loss(inputs, labels)
+        return self.logits(inputs, bias) if labels is None else self.loss(inputs, labels, bias)
 
     @torch.no_grad()
-    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_states: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits [..., vocabulary] of hidden states [..., hidden], whole on each rank.
 
         They have no padding and no gradient. Training uses :meth:`loss`, which never holds all logits.
         """
-        own = functional.linear(hidden_states, self.weight)
+        own = functional.linear(hidden_states, self.weight, bias)
         if self.group is None:
             return own[..., : self.valid]
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(parts, own.contiguous(), group=self.group)
         return torch.cat(parts, dim=-1)[..., : self.vocabulary]
 
-    def loss(self, hidden_states: torch.Tensor, labels: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Return the mean cross entropy of hidden states [..., hidden]; ``labels`` as for :meth:`forward`."""
+    def loss(
+        self,
+        hidden_states: torch.Tensor,
+        labels: tuple[torch.Tensor, ...],
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the mean cross entropy of hidden states [..., hidden]; the rest as for :meth:`forward`."""
         return linear_cross_entropy(
             hidden_states,
             self.weight,
@@ -495,6 +506,7 @@ class VocabParallelEmbedding(nn.Module):
             sums_gradient=not self.sequence_parallel,
             compiled=self.compiled,
             gradient_sum=self.gradient_sum,
+            bias=bias,
         )
 
     def _rows(self, tokens: torch.Tensor) -> torch.Tensor:

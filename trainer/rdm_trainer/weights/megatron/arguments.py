@@ -397,6 +397,11 @@ def _refuse_t5(model: ModelConfig, pipeline: int, virtual: int) -> None:
             f"model.decoder_layers {model.decoder_blocks} with layers {model.layers} is not written for "
             "Megatron, whose T5 has as many in both; export it for Hugging Face."
         )
+    if model.lm_head_bias and not model.tied_embeddings:
+        raise TrainerError(
+            "model.lm_head_bias with tied_embeddings false is not written for Megatron, whose T5 has this "
+            "bias only with tied embeddings; train with tied_embeddings true."
+        )
     if model.scale_logits or model.biases == "qkv":
         raise TrainerError(
             f"A T5 with model.scale_logits {str(model.scale_logits).lower()} and biases {model.biases} is "

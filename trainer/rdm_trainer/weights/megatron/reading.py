@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import pickle
 import re
@@ -27,7 +28,6 @@ __all__ = [
     "MegatronSource",
     "is_checkpoint",
     "load",
-    "refuse_bias",
     "step_directory",
 ]
 
@@ -118,10 +118,14 @@ class MegatronSource:
                     f"{self.where} has {self._first_blocks[stack][-1]} {stack} layers in its files, and by "
                     f"its arguments {blocks}."
                 )
-        self._by_name = {one.ours: one for one in placed(self.model)}
         self._tokens = self.model.vocab_size + self.model.vocab_extra_ids
         if kind == "t5":
             self._require_t5()
+            biases = [rank[HEAD_BIAS] for rank in self._ranks[-1] if HEAD_BIAS in rank]
+            # One that is not trained changes no logit.
+            has_bias = bool(biases) and bool(torch.cat(biases)[: self._tokens].any())
+            self.model = dataclasses.replace(self.model, lm_head_bias=has_bias)
+        self._by_name = {one.ours: one for one in placed(self.model)}
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter; a vocabulary's without padding."""
@@ -160,13 +164,10 @@ class MegatronSource:
         return bounds
 
     def _require_t5(self) -> None:
-        """Reject a T5 with token types, or whose tied head has learned a bias."""
+        """Reject a T5 with token types."""
         types = "embedding.tokentype_embeddings.weight"
         if types in self._ranks[0][0]:
             raise TrainerError(f"{self.where} has {types}, which models here have not.")
-        biases = [rank[HEAD_BIAS] for rank in self._ranks[-1] if HEAD_BIAS in rank]
-        if biases:
-            refuse_bias(torch.cat(biases)[: self._tokens], self.where)
 
     def _rank(self, name: str, experts: int, chunks: list[str]) -> list[dict[str, torch.Tensor]]:
         """Return a tensor rank's weights in each chunk of a stage, with those of all its expert ranks.
@@ -275,13 +276,4 @@ def _is_program(path: Path) -> bool:
     with path.open("rb") as file:
         return torch.serialization._is_zipfile(file) and (
             "constants.pkl" in torch._C.PyTorchFileReader(file).get_all_records()
-        )
-
-
-def refuse_bias(bias: torch.Tensor, where: Path) -> None:
-    """Reject a T5 whose head has learned a bias [tokens]."""
-    if bias.any():
-        raise TrainerError(
-            f"{where} has a head with a bias, as Megatron trains a T5 with tied embeddings, and a T5 here "
-            "has none; only one of --untie-embeddings-and-output-weights is read."
         )

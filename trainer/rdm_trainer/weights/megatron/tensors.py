@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from rdm_core.config import ModelConfig
+from rdm_trainer.weights.mapped import with_rows
 
 __all__ = ["EXPERTS", "HEAD_BIAS", "Placed", "blocks_of", "fused", "names_of", "placed", "separate"]
 
@@ -17,7 +18,7 @@ EXPERTS = "mlp.experts.local_experts."
 """What precedes an expert's number in a block; Megatron-core's ``SequentialMLP`` has the name."""
 
 HEAD_BIAS = "output_layer.bias"
-"""What the head of a T5 with tied embeddings has there in addition."""
+"""What the head of a T5 with tied embeddings has there in addition; here it may have it."""
 
 _FUSED = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
@@ -88,7 +89,7 @@ class Placed:
         if self.matrices:
             return torch.cat([one.chunk(ranks)[rank] for one in whole.unbind()])
         if self.vocabulary:
-            whole = torch.nn.functional.pad(whole, (0, 0, 0, rows - whole.shape[0]))
+            whole = with_rows(whole, rows)
         return whole if self.axis is None else whole.chunk(ranks, dim=self.axis)[rank]
 
 
@@ -119,6 +120,8 @@ def placed(model: ModelConfig) -> Iterator[Placed]:
         for kind in _norms(model):
             yield Placed(f"{layer}.{kind}", f"{stack}.final_layernorm.{kind}")
         layer += 1
+    if model.lm_head_bias:
+        yield Placed(f"{layer - 1}.head_bias", HEAD_BIAS, axis=0, vocabulary=True)
     if not model.tied_embeddings:
         yield Placed(f"{layer}.weight", "output_layer.weight", axis=0, vocabulary=True)
 

@@ -9,6 +9,7 @@ A block's experts are along the next dimension, or have a tensor each, whatever 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import pickle
@@ -86,13 +87,15 @@ class TorchDistSource:
         kind = kind_of((key.removeprefix(self._prefix) for key in self._sizes), where)
         self.model = model_of(arguments, str(where), kind)
         self._tokens = self.model.vocab_size + self.model.vocab_extra_ids
+        bias = self._prefix + HEAD_BIAS
+        if bias in self._sizes:
+            # One that is not trained changes no logit.
+            has_bias = bool(self._tensor(_Found(bias, None))[: self._tokens].any())
+            self.model = dataclasses.replace(self.model, lm_head_bias=has_bias)
         self._placed = {one.ours: one for one in placed(self.model)}
         self._by_name = {name: self._found(one) for name, one in self._placed.items()}
         self._require_layers()
         self._require_known()
-        bias = self._prefix + HEAD_BIAS
-        if bias in self._sizes:
-            reading.refuse_bias(self._tensor(_Found(bias, None))[: self._tokens], where)
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter; a vocabulary's without padding."""

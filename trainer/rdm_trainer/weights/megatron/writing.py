@@ -183,7 +183,7 @@ def _part(
                 theirs = tensors.fused(name, experts=bool(model.experts)) if fuse else name
                 for key in tensors.names_of(model, theirs):
                     yield key, weight.to(dtype)
-    if model.kind == "t5" and model.tied_embeddings:
-        # Then its head has a bias there, and here it has none.
+    if model.kind == "t5" and model.tied_embeddings and not model.lm_head_bias:
+        # Then its head has a bias there, but none here.
         for name in tensors.names_of(model, tensors.HEAD_BIAS):
             yield name, torch.zeros(rows // ranks, dtype=dtype)
