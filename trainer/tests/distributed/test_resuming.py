@@ -271,15 +271,15 @@ EXACT = {
 
 
 def exact(root: str) -> dict[str, Any]:
-    """Train without a stop and in parts, under one layout."""
+    """Train without a stop and in two parts, under one layout."""
     # DeepSpeed rejects fp16 on a CPU only because it is slow.
     type(get_accelerator()).is_fp16_supported = lambda _: True
     answers = {}
     for name, (base, changes) in EXACT.items():
         job, parts = training.configure(base, changes), Path(root) / name
         unbroken = resuming.train(job, Path(root) / f"{name}-unbroken").losses()
-        found = [resuming.train(job, parts, stop_after=step).losses() for step in (3, 5)]
-        answers[name] = unbroken, found[0] | found[1] | resuming.train(job, parts).losses()
+        first = resuming.train(job, parts, stop_after=5).losses()
+        answers[name] = unbroken, first | resuming.train(job, parts).losses()
     return answers
 
 
