@@ -114,6 +114,24 @@ def test_the_loss_is_that_of_the_logits(shape: ModelConfig) -> None:
     torch.testing.assert_close(model(tokens, (targets, mask)), expected)
 
 
+def test_the_bias_of_a_t5s_head_is_added_to_the_logits_and_trained() -> None:
+    model, (targets, mask) = built(T5_BIASED), labels(T5)
+    (bias,) = (weight for name, weight in model.named_parameters() if name.endswith(".head_bias"))
+    inputs = torch.randint(1, 50, (2, 8)), torch.randint(1, 50, (2, 6))
+    without, tokens = model(inputs), T5.vocab_size + T5.vocab_extra_ids
+    bias.data.normal_()
+    logits = model(inputs)
+    torch.testing.assert_close(logits, without + bias.detach()[:tokens])
+    loss = model(inputs, (targets, mask))
+    torch.testing.assert_close(loss, functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+    loss.backward()
+    assert bias.grad is not None
+    wanted = (logits.softmax(dim=-1) - functional.one_hot(targets, tokens)).mean(dim=(0, 1))
+    torch.testing.assert_close(bias.grad[:tokens], wanted)
+    assert not bias.grad[tokens:].any()
+    assert not shard_spec_of(bias).decays
+
+
 @pytest.mark.parametrize("shape", [GPT, QWEN])
 def test_no_prediction_depends_on_later_tokens(shape: ModelConfig) -> None:
     model = built(shape)
