@@ -271,6 +271,11 @@ def test_what_a_t5_of_megatrons_has_and_ours_has_not_is_one_sentence(tmp_path: P
     assert not weights["lm_head.output_layer.bias"].any()
     for added, arguments, words in (
         ({"embedding.tokentype_embeddings.weight": torch.ones(2)}, {}, "has embedding.tokentype_embeddings"),
+        (
+            {"output_layer.bias": torch.ones(56)},
+            {"untie_embeddings_and_output_weights": True},
+            "has a learned output_layer.bias, which here only a T5 with a tied head has",
+        ),
         ({}, {"encoder_num_layers": 3}, "has 2 encoder layers in its files, and by its arguments 3"),
         ({}, {"decoder_num_layers": 3}, "has 2 decoder layers in its files, and by its arguments 3"),
         ({}, {"add_qkv_bias": True}, "add_qkv_bias True"),

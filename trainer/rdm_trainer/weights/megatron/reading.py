@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rdm_core.config import TokenizerConfig
+from rdm_core.config import ModelConfig, TokenizerConfig
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.weights.megatron.arguments import degrees_of, model_of
 from rdm_trainer.weights.megatron.names import flat, kind_of, names_in, numbered
@@ -29,6 +29,7 @@ __all__ = [
     "is_checkpoint",
     "load",
     "step_directory",
+    "with_head_bias",
 ]
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -121,10 +122,9 @@ class MegatronSource:
         self._tokens = self.model.vocab_size + self.model.vocab_extra_ids
         if kind == "t5":
             self._require_t5()
-            biases = [rank[HEAD_BIAS] for rank in self._ranks[-1] if HEAD_BIAS in rank]
-            # One that is not trained changes no logit.
-            has_bias = bool(biases) and bool(torch.cat(biases)[: self._tokens].any())
-            self.model = dataclasses.replace(self.model, lm_head_bias=has_bias)
+        biases = [rank[HEAD_BIAS] for rank in self._ranks[-1] if HEAD_BIAS in rank]
+        if biases:
+            self.model = with_head_bias(self.model, torch.cat(biases)[: self._tokens], self.where)
         self._by_name = {one.ours: one for one in placed(self.model)}
 
     def whole(self, name: str) -> torch.Tensor:
@@ -277,3 +277,16 @@ def _is_program(path: Path) -> bool:
         return torch.serialization._is_zipfile(file) and (
             "constants.pkl" in torch._C.PyTorchFileReader(file).get_all_records()
         )
+
+
+def with_head_bias(model: ModelConfig, bias: torch.Tensor, where: Path) -> ModelConfig:
+    """Return a model with the bias of its head [tokens], if that was learned; zeros change no logit.
+
+    Raises:
+        TrainerError: It was learned, but models here have none.
+    """
+    if not bias.any():
+        return model
+    if model.kind != "t5" or not model.tied_embeddings:
+        raise TrainerError(f"{where} has a learned {HEAD_BIAS}, which here only a T5 with a tied head has.")
+    return dataclasses.replace(model, lm_head_bias=True)

@@ -9,7 +9,6 @@ A block's experts are along the next dimension, or have a tensor each, whatever 
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import pickle
@@ -89,9 +88,8 @@ class TorchDistSource:
         self._tokens = self.model.vocab_size + self.model.vocab_extra_ids
         bias = self._prefix + HEAD_BIAS
         if bias in self._sizes:
-            # One that is not trained changes no logit.
-            has_bias = bool(self._tensor(_Found(bias, None))[: self._tokens].any())
-            self.model = dataclasses.replace(self.model, lm_head_bias=has_bias)
+            values = self._tensor(_Found(bias, None))
+            self.model = reading.with_head_bias(self.model, values[: self._tokens], where)
         self._placed = {one.ours: one for one in placed(self.model)}
         self._by_name = {name: self._found(one) for name, one in self._placed.items()}
         self._require_layers()
