@@ -17,7 +17,6 @@ from rdm_provision.cli.render.commands import inventory_flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from rdm_provision.api.cluster import Cluster
 
@@ -113,7 +112,7 @@ def searched_fleet(
     """
     from rdm_provision.cli.verbs.measuring_jobs import check_nodes
 
-    search = functools.partial(tuning.fleet, cluster, options.limit, job, _measure_command(wanted.config))
+    search = functools.partial(tuning.fleet, cluster, options.limit, job, _measure_command(wanted))
     # Report errors of the inventory before any node is contacted.
     fleet = search(guess=guess)
     if not fleet.profiles:
@@ -127,9 +126,10 @@ def searched_fleet(
     return search(facts=check_nodes(options, cluster, wanted.config, wanted.overrides))
 
 
-def _measure_command(config: Path) -> str:
+def _measure_command(wanted: TuneOptions) -> str:
     """Return the command that measures for a job, as the user names the cluster."""
-    return f"rdm-provision profile{inventory_flag()} {shlex.quote(str(config))}"
+    words = shlex.join([str(wanted.config), *wanted.of_profile])
+    return f"rdm-provision profile{inventory_flag()} {words}"
 
 
 def _training(options: Options, wanted: TuneOptions, winner: Sequence[str]) -> str:

@@ -55,6 +55,12 @@ class TuneOptions:
         if self.html is not None and not self.html.parent.is_dir():
             raise TrainerError(f"--html is {self.html}, and the directory {self.html.parent} does not exist.")
 
+    @property
+    def of_profile(self) -> list[str]:
+        """The overrides that a profile depends on. It does not depend on the layout."""
+        kinds = ("engine=", "model.", "optimisation.", "data.")
+        return [override for override in self.overrides if override.startswith(kinds)]
+
     def price_by_gpu(self) -> dict[str, float]:
         """Return the prices of a GPU-hour by the GPU's name.
 

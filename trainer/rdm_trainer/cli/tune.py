@@ -87,7 +87,7 @@ def tune(
     from rdm_trainer.engine_step import engine_step
 
     job = read_job(options)
-    measure = shlex.join(["rdm-trainer", "profile", str(options.config)])
+    measure = shlex.join(["rdm-trainer", "profile", str(options.config), *options.of_profile])
     read = ((str(path), one) for path in profiles for one in ClusterProfile.read(path).of_job(job))
     measured = by_gpu(read, job, measure)
     versions, missing = _versions(packages_of(job.engine))
