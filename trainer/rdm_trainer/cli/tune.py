@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,10 +104,16 @@ def tune(
         options,
         job,
         Fleet(nodes, measured, measure, unverified),
-        lambda overrides: shlex.join(["rdm-trainer", "dry-run", str(options.config), *overrides]),
+        functools.partial(_following, options),
         statement=engine_step,
     )
     return DONE
+
+
+def _following(options: TuneOptions, winner: Sequence[str]) -> str:
+    """Return the command that describes the job with the winner's layout."""
+    overrides = [] if options.write else [*options.overrides, *winner]
+    return shlex.join(["rdm-trainer", "dry-run", str(options.config), *overrides])
 
 
 def _versions(packages: Iterable[str]) -> tuple[dict[str, str], list[str]]:

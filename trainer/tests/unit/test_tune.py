@@ -612,6 +612,12 @@ def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
             assert shown[1].startswith(f"   GiB of each stage: {row['stage_memory_gib'][0]:.0f}-")
 
 
+def test_the_next_command_has_the_keys_of_the_command_line_too() -> None:
+    config = str(CONFIGS / "gpt2-xl.yaml")
+    output = _tune(config, "--nodes", "1xH100:2", "engine=native", "--top", "1")[1]
+    assert f"Next: rdm-trainer dry-run {config} engine=native parallel.tensor=" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
