@@ -401,7 +401,7 @@ class Peer:
             time.sleep(0.05)
 
     def _be_node(self) -> None:
-        _thread(self.file.check_claimed)
+        _thread(self.file.check_claimed, self._wants)
         for _number in range(_FETCHES):
             _thread(self._work)
         for number in range(_DIRECT_FETCHES):

@@ -17,7 +17,7 @@ import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import IO, Any, Dict, Iterable, List, NamedTuple, Tuple, Union
+from typing import IO, Any, Callable, Dict, Iterable, List, NamedTuple, Tuple, Union
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
@@ -190,10 +190,14 @@ class PieceFile:
             self.claimed |= 1 << number
         self.stored = sum(pieces.span(number)[1] for number in self._stored)
 
-    def check_claimed(self) -> None:
-        """Copy the pieces that the engine has, and verify those that an earlier run has listed."""
+    def check_claimed(self, wants: Callable[[], bool] = lambda: True) -> None:
+        """Copy the pieces that the engine has, and verify those that an earlier run has listed.
+
+        Args:
+            wants: returns whether pieces may still be copied; those that are in the file are verified anyway.
+        """
         for number in numbers(self.claimed):
-            if not self._copy(number):
+            if not (wants() and self._copy(number)):
                 self.check(number)
             with self._lock:
                 self.claimed &= ~(1 << number)

@@ -727,6 +727,20 @@ def test_layers_that_the_engine_has_are_copied_and_not_fetched(
     assert (tmp_path / "a").read_bytes() == path.read_bytes()
 
 
+def test_layers_are_not_copied_to_a_disk_without_room(
+    tmp_path: Path, blobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pieces = layered(tmp_path, blobs, saved)
+    source = Peer(Settings("source", HOME, 0, TOKEN), pieces.digest, str(path), pieces)
+    settings = Settings("a", HOME, 0, TOKEN, (HOME, source.port))
+    monkeypatch.setattr(peers, "disk", lambda _path: {"total": 100 * MIB, "free": MIB})
+    node = Peer(settings, pieces.digest, str(tmp_path / "a"), pieces, blobs=str(blobs))
+    assert node.error
+    with running(source, node):
+        wait_for(lambda: not node.file.claimed)
+    assert (node.file.have, node.file.allocated()) == (0, 0)
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + HANGS_S
     while not condition():
