@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
@@ -21,9 +20,10 @@ class ActionModule(Decision):
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
-    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return whether keys were made."""
-        directory = os.path.expanduser(options["directory"])
+        inventory = str(variables.get("inventory_dir") or "")
+        directory = cluster_keys.directory_of(options["directory"], inventory)
         try:
             missing = cluster_keys.read(directory) is None
             if missing and not self._task.check_mode:

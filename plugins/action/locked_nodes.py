@@ -72,7 +72,7 @@ def _others(authorities: Mapping[str, str], options: Mapping[str, Any], inventor
     keys, known = None, None
     # If the keys or the plan cannot be read, the other can still show that the cluster is ours.
     with contextlib.suppress(PreconditionFailed):
-        keys = cluster_keys.read(os.path.join(inventory, os.path.expanduser(options["keys"])))
+        keys = cluster_keys.read(cluster_keys.directory_of(options["keys"], inventory))
     with contextlib.suppress(PlanFileError):
         known = read_plan(os.path.join(inventory, PLAN_FILE))
     ours = keys.fingerprints[cluster_keys.AUTHORITY] if keys else ""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,8 +102,8 @@ def _keys(mine: NodeVariables, observed: Observed, entry: PlanEntry) -> dict[str
     """Return the node's ssh key files; none in check mode if the keys are not made yet."""
     if observed.check_mode and mine.true("preflight_new_ssh_keys"):
         return {}
-    default = f"{observed.variables.get('inventory_dir')}/.rdm/ssh"
-    directory = os.path.expanduser(mine.text("container_ssh_key_dir") or default)
+    inventory = str(observed.variables.get("inventory_dir") or "")
+    directory = cluster_keys.directory_of(mine.text("container_ssh_key_dir"), inventory)
     try:
         keys = cluster_keys.read(directory)
     except PreconditionFailed as refused:

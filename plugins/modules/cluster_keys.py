@@ -25,7 +25,9 @@ attributes:
     description: Keys that are there stay.
 options:
   directory:
-    description: Where the keys are on the controller. It becomes readable by its owner alone.
+    description:
+      - Where the keys are on the controller; a relative path begins at the inventory's directory. It becomes
+        readable by its owner alone.
     type: str
     required: true
   cluster:

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
@@ -123,9 +121,8 @@ def replaced_authorities(
 
 
 def _directory(reader: HostVariables, host: str) -> str:
-    given = os.path.expanduser(reader.node(host).text("container_ssh_key_dir"))
     inventory = str(reader.written(host).get("inventory_dir") or "")
-    return os.path.join(inventory, given or os.path.join(STATE_DIR, "ssh"))
+    return cluster_keys.directory_of(reader.node(host).text("container_ssh_key_dir"), inventory)
 
 
 def _wants_new(reader: HostVariables) -> bool:

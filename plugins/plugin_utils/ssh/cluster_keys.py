@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -55,6 +56,16 @@ class Keys(NamedTuple):
     def fingerprints(self) -> dict[str, str]:
         """The fingerprint of each, as `ssh-keygen -l` prints it, by file name."""
         return {LOGIN: fingerprint(self.login), AUTHORITY: fingerprint(self.authority)}
+
+
+def directory_of(given: str, inventory: str) -> str:
+    """Return the directory of a cluster's keys.
+
+    Args:
+        given: `container_ssh_key_dir`; empty for the default.
+        inventory: the inventory's directory, where a relative path begins.
+    """
+    return os.path.join(inventory, os.path.expanduser(given) or os.path.join(STATE_DIR, "ssh"))
 
 
 def read(directory: str) -> Keys | None:

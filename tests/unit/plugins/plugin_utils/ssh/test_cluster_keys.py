@@ -25,6 +25,17 @@ def keys(tmp_path: Path) -> cluster_keys.Keys:
     return cluster_keys.make(str(tmp_path / "keys"), "mine")
 
 
+def test_a_relative_directory_begins_at_the_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    given = {
+        "": "/inventory/.rdm/ssh",
+        "keys": "/inventory/keys",
+        "~/keys": "/home/me/keys",
+        "/keys": "/keys",
+    }
+    assert {one: cluster_keys.directory_of(one, "/inventory") for one in given} == given
+
+
 def test_the_keys_are_their_owners_alone_and_never_committed(tmp_path: Path, keys: cluster_keys.Keys) -> None:
     directory = tmp_path / "keys"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
