@@ -483,12 +483,12 @@ def stopped(params: Dict[str, Any]) -> Dict[str, Any]:
     The process of a later run is left alone.
     """
     base = base_path(params)
-    result: Dict[str, Any] = {"complete": False, "error": "it has not taken part"}
+    result: Dict[str, Any] = {"complete": False, "error": "", "problem": "it has not taken part"}
     if held_by(base)[1] not in ("", run_name(params)):
-        return {**result, "error": _TAKEN_OVER}
+        return {**result, "problem": _TAKEN_OVER}
     with end_other(base, run_name(params)):
         with contextlib.suppress(OSError, ValueError), open(base + ".result", encoding="utf-8") as file:
-            result.update(json.load(file))
+            result.update(json.load(file), problem="")
         saved = [base + ".tar"] if params["image"] else []
         for path in (base + ".result", base + ".lock", *saved):
             with contextlib.suppress(OSError):

@@ -130,7 +130,7 @@ class Watch:
                 self._done.add(name)
                 self.given_up.pop(name, None)
             elif one["error"]:
-                self.given_up[name] = f"stopped at {self._share[name]:.0%}: {one['error']}"
+                self.add_error(name, one["error"])
             elif one["silent_s"] > self._silent_s:
                 self.given_up[name] = f"was no longer heard at {self._share[name]:.0%}"
             elif now - self._last_received(name) > self._stalled_s:
@@ -138,6 +138,10 @@ class Watch:
                 self.given_up[name] = f"has received nothing for {waited}"
             else:
                 self.given_up.pop(name, None)
+
+    def add_error(self, name: str, error: str) -> None:
+        """Give a node up that has stopped, for a reason that it has reported itself."""
+        self.given_up[name] = f"stopped at {self._share[name]:.0%}: {error}"
 
     def _last_received(self, name: str) -> float:
         """Return when a node received a piece, or, within `PIECE_S`, a part of the next one."""

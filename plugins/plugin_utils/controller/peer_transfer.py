@@ -173,13 +173,12 @@ class Transfer:
                     copy["sha256"] = self._sha256.lower()
                 self._note(result, name, copy)
                 continue
-            why = (
-                watch.given_up.get(name)
-                or lost
-                or end.get("error")
-                or end.get("problem")
-                or unreached.get(name, "has not got all of it")
-            )
+            if end.get("error"):
+                # The source may have been lost, or slow, before it had heard of this.
+                watch.add_error(name, end["error"])
+            problem = end.get("problem") or unreached.get(name)
+            missing = f"did not report its end: {problem}" if problem else "has not got all of it"
+            why = watch.given_up.get(name) or lost or missing
             # A later run resumes from the part that has arrived.
             left = {"left": end["path"]} if "path" in end else {}
             self._note(result, name, {"problem": f"{self._name} did not reach {name}, which {why}", **left})

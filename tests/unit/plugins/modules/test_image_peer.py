@@ -212,9 +212,9 @@ def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: P
         image_peer.joined(parameters(tmp_path, **{**node, "token": "of this run"}))
     for key in ("s", "n"):
         ended = image_peer.stopped(parameters(tmp_path, key=key))
-        assert (ended["complete"], ended["error"]) == (False, "another run has taken it over")
+        assert (ended["complete"], ended["problem"]) == (False, "another run has taken it over")
     ended = image_peer.stopped(parameters(tmp_path, key="n", token="of a later run"))
-    assert ended["error"] != "it has not taken part", "its process was ended"
+    assert ended["problem"] == "", "its process was ended"
     assert image_peer.reported(parameters(tmp_path, key="s", source=at, token="of a later run"))["sent"] == 0
     image_peer.stopped(parameters(tmp_path, key="s", token="of a later run"))
     with pytest.raises(NodeError, match="does not answer"):
@@ -288,7 +288,7 @@ def test_a_paused_process_is_ended(tmp_path: Path, archive: Path, monkeypatch: p
     process = int(image_peer.held_by(base)[0])
     os.kill(process, signal.SIGSTOP)
     ended = image_peer.stopped(parameters(tmp_path, key="s"))
-    assert (ended["complete"], ended["error"]) == (False, "it has not taken part")
+    assert (ended["complete"], ended["problem"]) == (False, "it has not taken part")
     assert not list(Path(base).parent.iterdir())
     until = time.monotonic() + HANGS_S
     with contextlib.suppress(OSError):

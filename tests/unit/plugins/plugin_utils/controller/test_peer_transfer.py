@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller import peer_transfer
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import image_transfer, peer_transfer
 
 from tests.image_archives import MadeImage, layer, saved
 from tests.unit.plugins.peer_nodes import ALL, COPY, NODES, Nodes
@@ -90,6 +90,35 @@ def test_a_source_that_ends_is_named_at_once(nodes: Nodes, archive: Path) -> Non
     assert result["nodes"]["n3"][str(archive)]["problem"] == (
         f"{archive} did not reach n3, which lost its source n1: the process that serves it does not answer"
     )
+
+
+@pytest.mark.parametrize(
+    ("reported", "end", "why"),
+    [
+        ({"problem": "it does not answer"}, {"error": "no space left"}, "stopped at 0%: no space left"),
+        ({"nodes": {}, "sent": 3}, {"error": "no space left"}, "stopped at 0%: no space left"),
+        ({"nodes": {}, "sent": 3}, {}, "has not begun to fetch it"),
+        (
+            {"nodes": dict.fromkeys(NODES[1:], ALL), "sent": 3},
+            {"problem": "another run has taken it over"},
+            "did not report its end: another run has taken it over",
+        ),
+    ],
+)
+def test_what_a_node_says_of_itself_comes_before_what_others_see(
+    nodes: Nodes,
+    archive: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reported: dict[str, Any],
+    end: dict[str, Any],
+    why: str,
+) -> None:
+    monkeypatch.setattr(image_transfer, "SILENT_S", 0.0)
+    monkeypatch.setattr(image_transfer, "silent_after_s", lambda _every_s: 0.0)
+    nodes.answers["reported"] = lambda _name: reported
+    nodes.answers["stopped"] = lambda name: {"complete": False, "error": "", "path": name, **end}
+    problem = nodes.transfer(archive, remote_src=True)["nodes"]["n3"][str(archive)]["problem"]
+    assert problem == f"{archive} did not reach n3, which {why}"
 
 
 def test_a_node_that_cannot_serve_keeps_the_copy_that_is_on_its_way(nodes: Nodes, archive: Path) -> None:
