@@ -263,7 +263,14 @@ def test_chunks_of_a_stage_share_the_blocks_that_compute_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("partition", "expected"), [("even", [0, 4, 7]), ("3-0", [0, 5, 7]), ("0-3", [0, 2, 7])]
+    ("partition", "expected"),
+    [
+        ("even", [0, 4, 7]),
+        ("3-0", [0, 5, 7]),
+        ("0-3", [0, 2, 7]),
+        ("parameters", [0, 3, 7]),
+        ("type:Block", [0, 4, 7]),
+    ],
 )
 def test_positions_and_last_norm_stay_with_their_neighbours(partition: str, expected: list[int]) -> None:
     # Embedding, Positions, Block, Block, Block, FinalNorm, Head
