@@ -266,7 +266,8 @@ def test_a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on(
 
 
 def test_all_end_by_themselves_when_the_controller_is_gone(tmp_path: Path, archive: Path) -> None:
-    swarm = Swarm(tmp_path, archive, lease_s=1)
+    # Longer than a busy machine needs until the node has joined.
+    swarm = Swarm(tmp_path, archive, lease_s=10)
     swarm.join("a", lease_s=1)
     for process in swarm.processes.values():
         process.join(HANGS_S)
