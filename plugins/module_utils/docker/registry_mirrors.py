@@ -29,7 +29,7 @@ RECORD = "rdm-registry-mirrors.json"
 _CERTIFICATES = "/etc/docker/certs.d"
 _RELOAD_TIMEOUT = 20.0  # seconds
 _ANSWER_TIMEOUT = 5.0  # seconds
-# The engine's rule: no path, no user, no query.
+# The rule that holds for all engines: no path (newer ones take it), no user, no query.
 _URL = re.compile(r"https?://[\w.-]+(:\d+)?/?|https?://\[[0-9a-fA-F:]+\](:\d+)?/?")
 
 Json = Dict[str, Any]

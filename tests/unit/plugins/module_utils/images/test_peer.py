@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -668,6 +669,22 @@ def test_a_bound_on_bandwidth_keeps_all_who_share_it_in_touch() -> None:
     for megabits in (0.5, 10, 1000):
         uploads = peers._Uploads(megabits * 1e6 / 8)
         assert peers._UPLOADS * uploads.chunk / (megabits * 1e6 / 8) < peers._QUIET_S
+
+
+def test_a_node_sends_no_more_than_its_bound_on_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    for bandwidth, seconds in ((MIB, 31), (0, 0)):
+        began, uploads = now[0], peers._Uploads(bandwidth)
+        for _chunk in range(128):
+            uploads.wait(MIB // 4)
+        assert uploads.sent == 32 * MIB
+        # The first chunk goes at once, and what the last one takes comes after it.
+        assert seconds <= now[0] - began <= seconds + 1
 
 
 def test_nodes_may_have_addresses_of_ip_version_6(tmp_path: Path, archive: Path) -> None:
