@@ -227,7 +227,8 @@ def room_to_load(archives: Iterable[Json], classic: bool) -> int:
     """Return the bytes that an engine needs at least to load these archives, one after the other.
 
     An engine with the classic store unpacks an archive, stores the layers that it lacks, and removes the
-    unpacked archive. With the containerd store it reads the layers from the stream.
+    unpacked archive. With the containerd store it reads the layers from the stream, and keeps each twice: as
+    a blob, and unpacked.
 
     Args:
         archives: the result of `inspection` for each of them.
@@ -237,7 +238,8 @@ def room_to_load(archives: Iterable[Json], classic: bool) -> int:
     most = 0
     for archive in archives:
         stored.update(archive["new_layers"])
-        most = max(most, sum(stored.values()) + (archive["unpacked"] if classic else 0))
+        layers = sum(stored.values())
+        most = max(most, layers + archive["unpacked"] if classic else 2 * layers)
     return most
 
 

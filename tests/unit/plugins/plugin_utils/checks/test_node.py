@@ -751,11 +751,14 @@ def test_bad_archive_is_refused() -> None:
 
 
 def test_disk_must_have_room_for_all_archives_together() -> None:
-    large = archive(unpacked=60 * 2**30, new_layers={"sha256:1": 60 * 2**30})
+    large = archive(unpacked=80 * 2**30, new_layers={"sha256:1": 40 * 2**30})
     found = report()
     found["archives"] = [large]
     assert problems(found) == [], "the containerd store takes the layers from the stream"
-    found["docker"]["image_store"] = "classic"
+    found["archives"] = [archive(unpacked=60 * 2**30, new_layers={"sha256:1": 60 * 2**30})]
+    [sentence] = problems(found)
+    assert "needs 120.0 GiB" in sentence, "and keeps them as blobs, too"
+    found["archives"], found["docker"]["image_store"] = [large], "classic"
     [sentence] = problems(found)
     assert sentence.startswith(
         "/var/lib/docker has 100.0 GiB free, and loading the image archives needs 120.0 GiB: "
