@@ -41,8 +41,12 @@ class ActionModule(Decision):
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return which node has got which file."""
-        names = ("distribution", "network", "port", "bandwidth")
-        chosen = {f"images_{name}": options[name] for name in names}
+        chosen = {
+            "images_distribution": options["distribution"],
+            "images_network": options["network"],
+            "images_port": options["port"],
+            "images_bandwidth": options["bandwidth"],
+        }
         node = str(variables["inventory_hostname"])
         if problems := [*variable_problems(node, chosen), *distribution_problems(node, chosen)]:
             raise PreconditionFailed(problems)

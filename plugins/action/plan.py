@@ -255,7 +255,8 @@ def _refuse_batches(task_vars: Mapping[str, Any]) -> None:
     Raises:
         AnsibleActionFail: it has more than one batch.
     """
-    batch, hosts = (len(task_vars.get(f"ansible_play_{name}") or ()) for name in ("batch", "hosts"))
+    batch = len(task_vars.get("ansible_play_batch") or ())
+    hosts = len(task_vars.get("ansible_play_hosts") or ())
     if 0 < batch < hosts:
         raise AnsibleActionFail(
             f"serial makes this play take {batch} of {hosts} hosts at a time, and the plan is for all at "

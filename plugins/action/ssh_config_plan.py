@@ -94,7 +94,8 @@ def _from_controller(reader: HostVariables, name: str) -> host_ssh.Host:
 def _ssh_arguments(reader: HostVariables, host: host_ssh.Host) -> list[str]:
     """Return the arguments that Ansible passes to ssh for a host."""
     variables = reader.node(host.name)
-    given = (variables.text(f"ansible_ssh_{kind}") for kind in ("args", "common_args", "extra_args"))
+    names = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+    given = (variables.text(name) for name in names)
     return [*(word for text in given for word in shlex.split(text)), "-p", str(host.port), host.address]
 
 

@@ -195,10 +195,10 @@ def old_names(want: DesiredState, facts: Mapping[str, Any], findings: Findings) 
     networks = (facts.get("docker") or {}).get("networks") or []
     attached = [one.network.name for one in want.attachments]
     named = (
-        ("container", want.container.name, _containers(facts)),
-        ("network", want.attachments[0].network.name, networks),
+        ("container", "container_name", want.container.name, _containers(facts)),
+        ("network", "network_name", want.attachments[0].network.name, networks),
     )
-    for kind, name, existing in named:
+    for kind, variable, name, existing in named:
         for one in existing:
             # The name of a container without a name is its short ID.
             nameless = one["name"] == one["id"][:12]
@@ -216,9 +216,9 @@ def old_names(want: DesiredState, facts: Mapping[str, Any], findings: Findings) 
                 reason = f"is not what this cluster has on the node, a {kind} named {one['name']}"
                 # A network cannot be renamed.
                 back = f"rename it back (docker rename {one['name']} {name}), " if kind == "container" else ""
-                hint = f"set {kind}_name: {one['name']}"
+                hint = f"set {variable}: {one['name']}"
                 hint = f"{back}{hint}, or take the cluster down first (rdm-provision down)"
-                findings.problems.append(Problem(want.node, f"{kind}_name {name}", reason, hint))
+                findings.problems.append(Problem(want.node, f"{variable} {name}", reason, hint))
 
 
 def parent_in_use(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:

@@ -79,7 +79,9 @@ def python_env_steps(
     hosts, groups = observed.variables["ansible_play_hosts"], observed.variables["groups"]
     first = entry.node == observed.variables["ansible_play_hosts_all"][0]
     whole = all(node in hosts for group in NODES for node in groups.get(group, ()))
-    shared, megatron_shared = (variables.true(f"python_env_{name}") for name in ("shared", "megatron_shared"))
+    shared, megatron_shared = (
+        variables.true(name) for name in ("python_env_shared", "python_env_megatron_shared")
+    )
     made: dict[str, dict[str, Any]] = {}
     # Only the node that makes it reads the variables of all hosts, and only after a check of its own.
     if shared and first and observed.result("__python_env_made"):

@@ -25,14 +25,14 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_varia
 
 
 class _Paths(NamedTuple):
-    """Paths of `rdm-sriov` on a node. Tests change them with variables such as `__sriov_program`."""
+    """Paths of `rdm-sriov` on a node. Tests change them with variables."""
 
     program: str
     unit: str
     directory: str
 
 
-_USUAL = _Paths(PROGRAM, "/etc/systemd/system/rdm-sriov.service", STATE)
+_UNIT = "/etc/systemd/system/rdm-sriov.service"
 
 
 class PluginContainer(NamedTuple):
@@ -139,7 +139,11 @@ def desired_sriov(variables: NodeVariables, entry: PlanEntry) -> DesiredSriov:
         entry: its part of the plan.
     """
     plugin, socket = variables.text("sriov_plugin"), variables.text("sriov_socket")
-    paths = _Paths(*(variables.text(f"__sriov_{name}") or usual for name, usual in _USUAL._asdict().items()))
+    paths = _Paths(
+        program=variables.text("__sriov_program") or PROGRAM,
+        unit=variables.text("__sriov_unit") or _UNIT,
+        directory=variables.text("__sriov_directory") or STATE,
+    )
     return DesiredSriov(
         enabled=variables.true("sriov_enabled", otherwise=variables.text("network_driver") == "sriov"),
         cluster=variables.text("rdm_cluster"),
@@ -177,7 +181,7 @@ def sriov_steps(
     if unit.get("unit") and unit.get("cluster") == part.cluster:
         in_place = OWN
     becomes_unit = part.run_as == "unit" or (part.run_as == "auto" and unit.get("systemd", False))
-    prepared = [observed.result(f"__sriov_{name}") for name in ("firmware", "kernel")]
+    prepared = [observed.result(name) for name in ("__sriov_firmware", "__sriov_kernel")]
     # A new program needs a new container.
     program = {"rdm.provision.program": observed.result("__sriov_installed").get("digest", "")}
     return {
@@ -254,7 +258,6 @@ def _vfs(variables: NodeVariables, entry: PlanEntry) -> DesiredVfs:
     number = variables.number("sriov_vfs")
     firmware = max(number, variables.number("sriov_firmware_vfs"))
     first_mac = variables.value("sriov_vf_first_mac")
-    trust, spoof_check = (variables.value(f"sriov_vf_{name}") for name in ("trust", "spoof_check"))
     return DesiredVfs(
         parents=vf_parents(variables),
         number=number,
@@ -262,8 +265,8 @@ def _vfs(variables: NodeVariables, entry: PlanEntry) -> DesiredVfs:
         addresses=variables.value("sriov_vf_addresses") or {},
         policy=variables.text("sriov_vf_policy"),
         vlan=variables.value("sriov_vf_vlan"),
-        trust=trust,
-        spoof_check=spoof_check,
+        trust=variables.value("sriov_vf_trust"),
+        spoof_check=variables.value("sriov_vf_spoof_check"),
         firmware=firmware if variables.true("sriov_firmware") else 0,
         kernel_parameters=variables.true("sriov_kernel_parameters"),
         boot_program=program_digest("boot") if number else "",

@@ -207,6 +207,8 @@ class _Node:
         return removes and self._state(role) == "absent"
 
     def _state(self, role: str) -> str:
+        # docker_engine_state, images_state, sriov_state, network_state, my_ip_state, container_state,
+        # hostfile_state
         return self.variables.text(f"{role}_state")
 
     def _plugin(self) -> dict[str, str]:

@@ -13,7 +13,16 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry i
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.sample import lines_of_peers, nodes_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
-_PROBE = ("container", "deadline", "timeout", "tries", "ssh", "ssh_port", "ssh_peers")
+_PROBE = {
+    "container": "verify_container",
+    "deadline": "verify_deadline",
+    "timeout": "verify_timeout",
+    "tries": "verify_tries",
+    "ssh": "verify_ssh",
+    "ssh_port": "verify_ssh_port",
+    "ssh_peers": "verify_ssh_peers",
+}
+"""Options of `fabric_probe` that are the same on all nodes -> their variables."""
 _ENGINE_S = 60.0
 """Seconds that an engine may take to start the measurement, and the node to answer."""
 _RDMA_STEP_S = 5
@@ -44,7 +53,7 @@ def desired_verify(variables: NodeVariables, entry: PlanEntry) -> DesiredVerify:
     return DesiredVerify(
         nodes=variables.text("verify_nodes"),
         rails=rails,
-        probe={**{name: variables.value(f"verify_{name}") for name in _PROBE}, "rails": rails},
+        probe={**{option: variables.value(name) for option, name in _PROBE.items()}, "rails": rails},
         sample={
             "peers": variables.value("verify_sample_peers"),
             "above": variables.value("verify_sample_above"),

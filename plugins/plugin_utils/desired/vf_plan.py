@@ -130,16 +130,17 @@ def refuse_undone(functions: Functions, network: Network) -> None:
     """
     if network.mode != "sriov":
         return
+    privileged = network.privileged
     settings = (
-        ("vlan", functions.vlan, network.vlan, "vlan", network.vlan),
-        ("trust", functions.trust, network.privileged, "privileged", network.privileged),
-        ("spoof_check", functions.spoof_check, not network.privileged, "privileged", network.privileged),
+        ("sriov_vf_vlan", functions.vlan, network.vlan, "network_vlan", network.vlan),
+        ("sriov_vf_trust", functions.trust, privileged, "network_privileged", privileged),
+        ("sriov_vf_spoof_check", functions.spoof_check, not privileged, "network_privileged", privileged),
     )
     for name, wanted, sets, of_network, has in settings:
         if wanted is not None and wanted != sets:
             raise ValueError(
-                f"sriov_vf_{name} {_text(wanted)} contradicts network_{of_network} {_text(has)}, from which "
-                f"rdm-sriov sets it to {_text(sets)} at each start of a container; leave sriov_vf_{name} out"
+                f"{name} {_text(wanted)} contradicts {of_network} {_text(has)}, from which rdm-sriov sets it "
+                f"to {_text(sets)} at each start of a container; leave {name} out"
             )
 
 

@@ -87,7 +87,7 @@ def _device(index: int, device: Path) -> Device:
     limit = _number(sensors / "power1_cap")
     clocks = {"sm": _number(sensors / "freq1_input"), "memory": _number(sensors / "freq2_input")}
     errors = dict(_ERRORS.findall(_read(device / "ras/umc_err_count")))
-    used, total = (_number(device / f"mem_info_vram_{word}") for word in ("used", "total"))
+    used, total = _number(device / "mem_info_vram_used"), _number(device / "mem_info_vram_total")
     return Device(
         index,
         _read(device / "product_name") or "AMD GPU",

@@ -60,7 +60,7 @@ class Library:
             return next(known, None)
 
         limit = number("amdsmi_get_power_info", "power_limit")
-        vram = [number("amdsmi_get_gpu_vram_usage", f"vram_{word}") for word in ("used", "total")]
+        vram = [number("amdsmi_get_gpu_vram_usage", key) for key in ("vram_used", "vram_total")]
         used, total = (None if size is None else int(size) * _MIB for size in vram)
         errors = {
             "corrected": number("amdsmi_get_gpu_total_ecc_count", "correctable_count"),

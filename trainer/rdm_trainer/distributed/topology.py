@@ -252,9 +252,14 @@ class Topology:
     @property
     def kinds(self) -> dict[str, Any]:
         """The groups, by what they are for; those of experts by Megatron's names."""
-        axes = ("tensor", "pipeline", "data", "context", "expert")
-        kinds = {f"{axis}-parallel": getattr(self, f"{axis}_group") for axis in axes}
-        kinds["key-value-head"] = self.key_value_group
+        kinds = {
+            "tensor-parallel": self.tensor_group,
+            "pipeline-parallel": self.pipeline_group,
+            "data-parallel": self.data_group,
+            "context-parallel": self.context_group,
+            "expert-parallel": self.expert_group,
+            "key-value-head": self.key_value_group,
+        }
         # Where no axis shares the experts, they are the groups of the tensor and the data axis.
         if self.expert > 1:
             kinds["tensor-and-expert-parallel"] = self.model_group

@@ -208,7 +208,8 @@ def degrees_of(found: Mapping[str, Any], source: str) -> tuple[int, int, int]:
     Raises:
         TrainerError: Its experts, or a T5's encoder, had degrees of their own.
     """
-    tensor, pipeline = (int(found[f"{axis}_model_parallel_size"]) for axis in ("tensor", "pipeline"))
+    tensor = int(found["tensor_model_parallel_size"])
+    pipeline = int(found["pipeline_model_parallel_size"])
     sharing = found.get("expert_tensor_parallel_size")
     if found.get("num_experts") is not None and sharing not in (None, tensor):
         raise TrainerError(
