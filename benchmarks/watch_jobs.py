@@ -154,7 +154,7 @@ def main() -> None:
     text = json.dumps(state.to_json())
     rows = [
         ("the master's agent hears all nodes", best(lambda: hear(server))),
-        ("and judges", best(lambda: health.verdict(state, reports))),
+        ("and evaluates", best(lambda: health.verdict(state, reports))),
         ("and writes the state", best(lambda: json.dumps(state.to_json()))),
     ]
     with tempfile.TemporaryDirectory() as jobs:

@@ -185,7 +185,7 @@ def read(path: Path) -> str:
 
 
 def generate_key(path: Path, comment: str) -> None:
-    """Make an ssh key pair; replace one of which half is missing."""
+    """Make an ssh key pair; replace one if half of it is missing."""
     for old in (path, path.with_name(path.name + ".pub")):
         if old.exists():
             old.unlink()

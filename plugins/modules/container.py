@@ -9,9 +9,8 @@ module: container
 short_description: Run the training container, and give up the one before only for one that works
 description:
   - Makes sure that the cluster's training container runs as the options say, and is ready.
-  - One that is to be another one is only removed when its successor, which the engine has accepted before the
-    old one was stopped, is ready. Whatever fails, the old one runs again. What a run that was killed on the
-    way has left is cleared away by the next one.
+  - To replace a container, it creates the new one, stops the old one, and removes that only when the new one
+    is ready. Whatever fails, the old one runs again. What a killed run has left, the next one removes.
   - Searches for training jobs right before it would end them, and refuses.
   - Finds what others have changed since, such as limits and the restart policy (C(docker update)), further
     networks, and a tag that has moved to another image. In check mode it says the same without doing it.

@@ -10,8 +10,8 @@ description:
   - Takes what M(rdm.provision.fabric_probe) registered on every host of the play and says for each node
     whether it takes its part in the fabric, and if not, why.
   - A fault is named once. One node that is cut off is not named again by each of its peers.
-  - A pair of which one node is not in this run (because of C(--limit), or because it was not reached) can
-    only lead to a warning.
+  - If one node of a pair is not in this run (because of C(--limit), or because it was not reached), the pair
+    can only lead to a warning.
   - It does not fail on a bad result, so that the play can fail the very nodes that are at fault. Run it
     once.
 version_added: 0.1.0

@@ -163,11 +163,11 @@ load:
   returned: for O(state=inspected)
   type: bool
 unpacked:
-  description: Bytes of the uncompressed archive, if it is to be loaded; 0 otherwise.
+  description: Bytes of the uncompressed archive, if it needs to be loaded; 0 otherwise.
   returned: for O(state=inspected)
   type: int
 size:
-  description: Bytes of the archive, if it is to be loaded.
+  description: Bytes of the archive, if it needs to be loaded.
   returned: for O(state=inspected)
   type: int
 present_members:

@@ -11,7 +11,7 @@ version_added: 0.3.0
 description:
   - Starts and ends the process in which a node fetches the pieces of an archive from others, and serves those
     that it has. M(rdm.provision.image_distribution) calls it.
-  - The process ends when all nodes have what they need, and by itself when nobody asks for it any more.
+  - The process ends when all nodes have what they need, and by itself when no node requests anything.
 options:
   state:
     description:

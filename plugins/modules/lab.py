@@ -36,18 +36,18 @@ options:
 RETURN = r"""
 inventory:
   description: The inventory directory.
-  returned: when the lab is to be present
+  returned: when the lab should be present
   type: str
 nodes:
   description: The nodes, each with C(name) and C(address).
-  returned: when the lab is to be present
+  returned: when the lab should be present
   type: list
   elements: dict
 virtualisation:
   description: >-
     C(kvm) where the processor runs the nodes' instructions, C(tcg) where QEMU translates them, which takes
     some twenty times as long. Empty for nodes that are containers.
-  returned: when the lab is to be present
+  returned: when the lab should be present
   type: str
 actions:
   description: What was done, or would be done, one sentence each.

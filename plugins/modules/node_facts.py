@@ -64,7 +64,7 @@ options:
     version_added: 0.2.0
   addresses:
     description:
-      - The address that the container is to have on the network of each interface. Where the network or the
+      - The container's planned address on the network of each interface. Where the network or the
         container has work, others on the wire are probed (ARP), but not where a container here has it.
     type: dict
     default: {}

@@ -32,9 +32,9 @@ options:
     aliases: [claim]
     description:
       - A file that says whose its directory is. It is written with the first of the files and directories,
-        and goes when the directory has nothing else in it and is to be absent.
-      - Where it holds another name, to write files or directories is a failure, and what is to be absent
-        stays. Blocks have names of their own and are not affected.
+        and is removed with the directory, when that has nothing else in it and should be absent.
+      - If it holds another name, writing files or directories fails, and nothing is removed. Blocks have
+        names of their own and are not affected.
     type: dict
     suboptions:
       path:
@@ -88,7 +88,7 @@ made:
   sample: [/etc/rdm]
 kept:
   description: >-
-    The directories that were to be removed and are kept, because other things are in them or because this
+    The directories that should be absent and are kept, because other things are in them or because this
     module has not made them.
   returned: always
   type: list

@@ -10,7 +10,7 @@ short_description: Take or release the lock of a cluster on a node
 description:
   - Keeps runs from two machines, or two clones of an inventory, from changing a node at the same time.
   - A lock counts while a call of its run is at work on the node, and a minute after that, so that a run which
-    was killed keeps nobody out for long. M(rdm.provision.node_facts) takes it in passing.
+    was killed keeps nobody out for long. M(rdm.provision.node_facts) takes it in the same call.
 version_added: 0.2.0
 author:
   - The rdm-provision developers
@@ -27,7 +27,7 @@ attributes:
     description: A lock is never reported as a change.
 options:
   state:
-    description: Whether the run is to hold the lock afterwards; V(seen) leaves it as it is.
+    description: Whether the run should hold the lock afterwards; V(seen) leaves it as it is.
     type: str
     choices: [held, free, seen]
     default: held

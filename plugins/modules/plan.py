@@ -55,7 +55,7 @@ options:
     default: false
   keys:
     description:
-      - Refuse where the controller's ssh keys are not those of which the plan file has the fingerprints.
+      - Refuse if the fingerprints of the controller's ssh keys are not those in the plan file.
       - With O(write) keys that were never made are made, and their fingerprints kept in the plan file.
     type: bool
     default: false

@@ -66,7 +66,7 @@ options:
   makes:
     description:
       - Whether this node makes the environment, or removes it. Else it only reads, because another one does
-        that for all that share O(directory); a warning says that what is to be absent stays.
+        that for all that share O(directory); a warning says that what should be absent stays.
     type: bool
     default: true
   copies:
@@ -78,7 +78,7 @@ options:
     type: str
     default: ""
   no_index:
-    description: Ask no index, only O(find_links).
+    description: Query no index, only O(find_links).
     type: bool
     default: false
   extra_index_urls:
@@ -121,7 +121,7 @@ options:
     default: ~/.pyenv
   space:
     description:
-      - GiB that must be free in the file system of O(directory) when an environment is to be made.
+      - GiB that must be free in the file system of O(directory) when an environment needs to be made.
       - Half of it where downloads go to another file system (O(cache)).
     type: float
     default: 0
@@ -138,7 +138,8 @@ options:
     default: []
   others_known:
     description:
-      - Whether all nodes that share O(directory) have said what they use. Else no former environment goes.
+      - Whether all nodes that share O(directory) have reported what they use. If not, no former environment
+        is removed.
     type: bool
     default: true
 """
@@ -176,7 +177,7 @@ needed:
   type: bool
 used:
   description: Environments of the cluster that processes of this node run from.
-  returned: when one is to be made
+  returned: when one needs to be made
   type: list
   elements: str
 used_by:

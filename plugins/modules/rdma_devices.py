@@ -11,7 +11,7 @@ description:
   - Finds the RDMA device of a network function by its PCI function, by the interfaces of the device's GIDs,
     by the interface that it was made on (soft RoCE), and by the GUID in an IPoIB address, whichever the
     driver has.
-  - Fails when two of these lead to different devices, and says what each says.
+  - Fails when two of these lead to different devices, and reports what each found.
 author:
   - The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads

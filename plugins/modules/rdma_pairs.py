@@ -94,8 +94,8 @@ rdma:
   description: >-
     The result: C(ok), C(nodes), C(verdicts) (C(ok) and C(reason) of each), C(findings), C(warnings),
     C(bandwidth_gbit) from node to node and C(latency_us) up to 128 nodes, C(by_node) (medians and the link's
-    rate), C(usual_gbit), C(usual_us), C(sample). Of several rails figures are those of the first, what is
-    said of nodes is said of all rails measured so far, and C(rails) has that of each.
+    rate), C(usual_gbit), C(usual_us), C(sample). With several rails, figures are those of the first,
+    results of nodes are those of all rails measured so far, and C(rails) has those of each.
   returned: for V(evaluate)
   type: dict
 faulty:

@@ -16,7 +16,7 @@ author:
 extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   devices:
-    description: Device files that are to be there.
+    description: Device files that should exist.
     type: list
     elements: str
     default: []

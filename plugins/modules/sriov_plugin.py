@@ -87,7 +87,7 @@ run_as:
   type: str
   sample: unit
 digest:
-  description: What the program is known by; empty when it is to be absent.
+  description: Digest of the program; empty if it should be absent.
   returned: success
   type: str
   sample: sha256:0f343b0931126a20

@@ -8,7 +8,7 @@ module: ssh_config_plan
 short_description: Decide how bare hosts reach each other over ssh
 description:
   - Takes the keys by which the controller's own ssh knows the hosts, compares them with the file
-    C(ssh_host_keys) beside the inventory, completes that, and returns what ssh's files are to hold. Run it
+    C(ssh_host_keys) beside the inventory, completes that, and returns the content of ssh's files. Run it
     once.
   - A host that has another key than the file says is refused.
 version_added: 0.2.0

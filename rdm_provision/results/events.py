@@ -251,7 +251,7 @@ class RunResult:
         nodes: node name → :class:`NodeRecap`, in the inventory's order.
         refused: ``""``, or the stage that refused: ``inventory`` (before any node was touched), ``nodes``,
             ``input``.
-        problems: every reason of a refusal.
+        problems: every reason of a precondition failure.
         message: why the run as a whole failed, in one line; empty for failures of single nodes.
         phases: time per phase, in order.
         warnings: each once, in order.

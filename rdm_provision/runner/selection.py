@@ -56,7 +56,7 @@ def select(limit: str, nodes: Sequence[str], groups: Mapping[str, Sequence[str]]
 def _patterns(limit: str) -> list[str]:
     """Return the patterns of a limit, without ``!`` and ``&``, including those in files.
 
-    Ansible ignores what it does not understand, and takes a limit of which nothing is left for all nodes.
+    Ansible ignores what it does not understand, and if nothing is left of a limit, takes all nodes.
 
     Raises:
         InputError: there is no pattern, a bracket is not closed, or nothing follows ``!``, ``&`` or ``~``.

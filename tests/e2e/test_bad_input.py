@@ -68,10 +68,10 @@ def bare(lab: Lab) -> Iterator[Lab]:
     plan.unlink(missing_ok=True)
     yield lab
     for node in NODES:
-        assert not lab.there(node, "/etc/rdm"), "a refusal has changed a node"
-        assert lab.images(node) == "", "a refusal has loaded an image"
-        assert lab.on(node, "docker", "ps", "--all", "--quiet") == "", "a refusal has made a container"
-    assert not plan.exists(), "a refusal has written the plan"
+        assert not lab.there(node, "/etc/rdm"), "a refused run has changed a node"
+        assert lab.images(node) == "", "a refused run has loaded an image"
+        assert lab.on(node, "docker", "ps", "--all", "--quiet") == "", "a refused run has made a container"
+    assert not plan.exists(), "a refused run has written the plan"
 
 
 @contextmanager

@@ -211,7 +211,7 @@ def test_the_sriov_plugin_is_killed_and_the_engine_of_another_node_restarts(srio
     assert status["nodes"]["n1"]["remarks"] == ["the SR-IOV plugin is exited"]
     assert not status["healthy"]
     assert changed(assert_repaired(sriov)) == ["n1"]
-    # The plugin that came back can also let go of the old link and make a new one.
+    # The plugin that came back can also drop the old link and make a new one.
     sriov.on("n1", "docker", "restart", "--time", "1", "rdm")
     assert sriov.json("verify")["ok"]
 

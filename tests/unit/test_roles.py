@@ -60,7 +60,7 @@ def test_every_option_is_described_and_prefixed(role: Path) -> None:
 
 
 def test_present_and_absent_are_the_states(role: Path) -> None:
-    if role.name in {"preflight", "verify"}:  # they look and change nothing: nothing to take away
+    if role.name in {"preflight", "verify"}:  # they change nothing, so there is nothing to remove
         return
     state = options(role)[f"{role.name}_state"]
     assert state["choices"] == ["present", "absent"]

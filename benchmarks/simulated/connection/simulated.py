@@ -33,7 +33,7 @@ options:
     vars:
       - name: simulated_latency
   socket:
-    description: The engine's socket that modules have to be told; empty for Docker's own choice.
+    description: The engine's socket, which modules must get as an option; empty for Docker's own choice.
     type: str
     default: ""
     vars:

@@ -163,7 +163,7 @@ class Node:
         raise problem
 
     async def greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer a visitor: a caller, a watcher, or the collector."""
+        """Answer a visitor: a caller, an observer, or the collector."""
         visitor = Channel((reader, writer), "a visitor")
         self.greeters[visitor] = None
         if len(self.greeters) > GREETERS:
@@ -195,7 +195,7 @@ class Node:
         visitor.close()
 
     async def beat(self, visitor: Channel, watches: bool) -> None:
-        """Report this node's round, to a watcher until it leaves, to a caller until its pair begins.
+        """Report this node's round, to an observer until it leaves, to a caller until its pair begins.
 
         Raises:
             OSError: the visitor is gone.

@@ -194,7 +194,7 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
 
     Args:
         directory: the link.
-        wanted: what it is to be.
+        wanted: the desired environment.
         sources: where packages come from.
         space: bytes that must be free for the environment, and half of it for downloads if they are on
             another file system; 0 skips the check. Needs in one file system are not added up.
@@ -261,7 +261,7 @@ def make(
 
     Args:
         directory: the link.
-        wanted: what it is to be.
+        wanted: the desired environment.
         sources: where packages come from.
         wheel: the trainer's wheel.
         uv: path of uv, for this method.

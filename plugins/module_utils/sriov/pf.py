@@ -80,7 +80,7 @@ def driverless(root: str = "/sys") -> List[str]:
 
 
 def firmware_needed(found: Mapping[str, Any], vfs: int) -> bool:
-    """Return whether a parent offers too few VFs, and its firmware settings can tell why."""
+    """Return whether a PF offers too few VFs, and its firmware settings may explain it."""
     return found["vendor"] == MELLANOX and not found["virtual"] and found["total_vfs"] < vfs
 
 

@@ -67,8 +67,8 @@ def decide(
         for role in ROLES:
             # A container depends on its image even if no role provides it.
             works = role in mine and (role in wanted[node] or role == "images")
-            for follower in DEPENDENTS.get(role, ()) if works else ():
-                mine.setdefault(follower, [f"it follows {role}"])
+            for dependent in DEPENDENTS.get(role, ()) if works else ():
+                mine.setdefault(dependent, [f"it follows {role}"])
         roles = ["docker_engine"] if node in engineless else wanted[node]
         if mine := {role: mine[role] for role in ROLES if role in mine and role in roles}:
             why[node] = mine

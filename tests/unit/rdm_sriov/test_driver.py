@@ -386,7 +386,7 @@ def test_a_container_gets_the_function_whose_devices_it_was_made_with_or_none(pl
     with pytest.raises(FunctionProblem, match=rf"{mine}, whose RDMA devices .*: rdm-provision up recreates"):
         plugin.container("a2", "192.169.16.100/24", bound=mine)
     assert plugin.state._all() == before
-    # Made anew, it has another; one that is made by hand gets what is free.
+    # Recreated, it has another; one that is made by hand gets what is free.
     again = plugin.reserve("192.169.16.100/24")["pci"]
     assert again != mine
     assert plugin.container("a3", "192.169.16.100/24", bound=again) == again

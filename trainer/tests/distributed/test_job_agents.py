@@ -456,7 +456,7 @@ def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(
     with contextlib.suppress(ProcessLookupError):
         os.kill(nodes.process_of(1, job), signal.SIGKILL)
     nodes.end(0, "lose 0")
-    wait_until("somebody is blamed", master.read_state, lambda state: state.failures, pause=connect_again)
+    wait_until("a failure is recorded", master.read_state, lambda state: state.failures, pause=connect_again)
     # Also after the failure had settled: the master considered it connected when it sent the query.
     assert greeted[-1] - greeted[0] > SETTLE_S
     assert nodes.ask("n2", "revive")["revived"] == [job]

@@ -16,7 +16,7 @@ PLAY = """
   hosts: all
   gather_facts: false
   tasks:
-    - name: Judge
+    - name: Evaluate
       rdm.provision.fabric_result:
         nodes: "n1 10.0.0.1\\nn2 10.0.0.2\\nn3 10.0.0.3\\n"
         measurements: measured

@@ -440,7 +440,7 @@ def test_directory_of_another_cluster_is_refused(cluster: Cluster) -> None:
 
 
 def test_a_cluster_of_the_same_name_from_another_inventory_is_refused(cluster: Cluster) -> None:
-    """Following the hint resolves each refusal."""
+    """Following the hint resolves each problem."""
 
     def carries(my_ip: str, authority: str = "") -> dict[str, Any]:
         return facts(config_owner="rdm", origin={"authority": authority, "my_ip": my_ip})

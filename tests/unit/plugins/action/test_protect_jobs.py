@@ -10,11 +10,11 @@ import yaml
 from tests.ansible_playbook import played
 
 PLAY = """
-- name: Spare jobs
+- name: Protect jobs
   hosts: all
   gather_facts: false
   tasks:
-    - name: Spare
+    - name: Protect
       rdm.provision.protect_jobs:
         jobs: looked
       run_once: true

@@ -37,7 +37,7 @@ class Hint(NamedTuple):
     Attributes:
         where: the file, and the line if known.
         words: the words after the program's name.
-        told: whether it is in a message, not in a page or ``--help``.
+        in_message: whether it is in a message, not in a page or ``--help``.
     """
 
     where: str
