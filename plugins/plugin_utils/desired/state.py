@@ -98,10 +98,11 @@ PARTS: Mapping[str, Part] = {
     "images": Part(desired_images, steps=images_steps),
     "sriov": Part(desired_sriov, steps=sriov_steps),
     "network": Part(desired_network, absent_network, steps=network_steps),
-    "container": Part(desired_container, absent_container, steps=container_steps),
     "my_ip": Part(desired_my_ip, absent_my_ip),
+    "container": Part(desired_container, absent_container, steps=container_steps),
     "hostfile": Part(desired_hostfile, absent_hostfile),
 }
+"""The parts of roles with a state file, in the order in which a run takes the roles."""
 
 OTHER_PARTS: Mapping[str, Part] = {
     "python_env": Part(desired_python_env, steps=python_env_steps),

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-ROLES = ("docker_engine", "images", "sriov", "network", "my_ip", "container", "hostfile")
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import PARTS
+
+ROLES = tuple(PARTS)
 """The roles that change nodes, in order."""
 
 DEPENDENTS: Mapping[str, Sequence[str]] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired import state
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import ROLES
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 from tests.unit.plugins.desired_states import digest as digest_of
@@ -69,9 +69,11 @@ def test_a_part_is_of_plain_types(role: str) -> None:
     assert json.loads(json.dumps(part)) == part
 
 
-def test_parts_are_of_roles_that_change_nodes() -> None:
-    assert set(state.PARTS) == set(ROLES)
-    root = Path(__file__).parents[5] / "roles"
+def test_parts_are_of_roles_that_change_nodes_in_the_order_of_their_plays() -> None:
+    root = Path(__file__).parents[5]
+    site = [one["vars"] for one in yaml.safe_load((root / "playbooks/site.yml").read_text(encoding="utf-8"))]
+    plays = [one["__work"] for one in site if "__work" in one and one.get("__tasks") != "inspect"]
+    assert list(state.PARTS) == plays
     for role in state.PARTS:
-        text = (root / role / "vars/main.yml").read_text(encoding="utf-8")
+        text = (root / "roles" / role / "vars/main.yml").read_text(encoding="utf-8")
         assert f"__{role}_desired: \"{{{{ lookup('rdm.provision.desired', '{role}') }}}}\"" in text
