@@ -349,7 +349,7 @@ def test_bad_input_is_a_sentence_and_nothing_has_changed(
     wrong = ("-e", "python_env_version=3.10.10", "-e", "python_env_method=pyen")
     result = hosts.json("env", "up", *wrong, expect=3)
     assert {(problem["node"], problem["value"].split()[0]) for problem in result["problems"]} == {
-        (node, f"python_env_{what}") for node in ADDRESSES for what in ("method", "version")
+        (node, name) for node in ADDRESSES for name in ("python_env_method", "python_env_version")
     }
 
     elsewhere = BareHosts(hosts.product, hosts.name, user="elsewhere")

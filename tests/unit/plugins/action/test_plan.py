@@ -662,8 +662,15 @@ def test_a_variable_that_one_role_is_given_is_refused_by_name(cluster: Cluster) 
     cluster.play.write_text(yaml.safe_dump([play]))
     _, result, output = cluster.run()
     named = [problem["value"] for problem in result.get("problems", ())]
-    parts = ("driver", "mode", "name", "options", "parent", "replace", "vlan")
-    assert named == [f"network_{part}" for part in parts], output
+    assert named == [
+        "network_driver",
+        "network_mode",
+        "network_name",
+        "network_options",
+        "network_parent",
+        "network_replace",
+        "network_vlan",
+    ], output
     assert "vars_files of the play" in result["msg"]
     assert not cluster.plan_file.exists()
 
