@@ -19,6 +19,7 @@ from rdm_log.lines import SKIPPED
 from rdm_log.parallel import records_of
 from rdm_log.runs import Run, merged, runs
 from rdm_log.scan import pieces, regular
+from rdm_log.wording import listed
 
 __all__ = [
     "NothingToRead",
@@ -114,7 +115,7 @@ def log_files(path: Path) -> list[Path]:
             raise NothingToRead(f"{path} {why}, which may never end: write what it says to a file.") from None
         raise NothingToRead(f"{error.filename or path} cannot be read: {why}.") from error
     names = [one.name for one in entries]
-    listing = f"it has {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else "it is empty"
+    listing = f"it has {listed(names, 5)}" if names else "it is empty"
     raise NothingToRead(f"{path} has no .out files: {listing}.")
 
 

@@ -485,10 +485,8 @@ def _held_up(seen: Observed, text: str, usual: str) -> Iterator[Sign]:
 def _late_sign(seen: Observed, text: str, usual: str) -> Sign:
     if not seen.holding:
         return Sign("late", f"{text}: {usual}." if usual else f"{text}.")
-    first, *others = seen.holding
-    names = f"rank {first.rank} on {first.node}"
-    if others:
-        names += f" and {len(others)} more"
+    first = seen.holding[0]
+    names = listed((f"rank {one.rank} on {one.node}" for one in seen.holding), 1)
     return Sign(
         "late",
         f"{text}{f' ({usual})' if usual else ''}: the others wait for {names}.",

@@ -109,6 +109,12 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def _hidden(console: Console, number: int, noun: str) -> None:
+    """Print how many lines of a list are not shown, if any."""
+    if number > 0:
+        console.print(f"  … and {count(number, noun)}")
+
+
 # --- building blocks -------------------------------------------------------------------------------------
 
 
@@ -301,8 +307,7 @@ def found(console: Console, result: RunResult) -> None:
     for reason, (nodes, phases) in list(by_reason.items())[:SHOWN]:
         line = Text.assemble("  ", (names(list(nodes)), "bold"), f"  {reason}")
         console.print(line.append(f"  {', '.join(phases)}", "dim"), soft_wrap=True)
-    if len(by_reason) > SHOWN:
-        console.print(f"  … and {count(len(by_reason) - SHOWN, 'more reason')}")
+    _hidden(console, len(by_reason) - SHOWN, "more reason")
 
 
 def warnings(console: Console, result: RunResult) -> None:
@@ -367,8 +372,7 @@ def what_runs(console: Console, running: Sequence[Sequence[str]]) -> None:
     for line in running[:SHOWN]:
         made.add_row(*line)
     show(console, made)
-    if len(running) > SHOWN:
-        console.print(f"  … and {count(len(running) - SHOWN, 'more node')}")
+    _hidden(console, len(running) - SHOWN, "more node")
 
 
 def drift(console: Console, result: RunResult, *, everything: bool = False) -> None:

@@ -153,9 +153,7 @@ class _ProfileJobs:
         run = self._cluster.profile(self._config, self._overrides, options=options, name=name, **more)
         if not self._options.as_json:
             what = "links between" if "--links-only" in options else "layers on"
-            click.echo(
-                f"Measuring the {what} {', '.join(nodes[:8])}{'…' if len(nodes) > 8 else ''}", err=True
-            )
+            click.echo(f"Measuring the {what} {names(nodes)}", err=True)
         result, state = watch_to_end(self._options, self._cluster, run)
         found = self._cluster.measured(result)
         if not found:
@@ -176,7 +174,7 @@ class _ProfileJobs:
             from rdm_provision.errors import RdmError
 
             raise RdmError(
-                f"the ranks of {', '.join(nodes[:8])} took themselves for those of one node, and measured no "
+                f"the ranks of {names(nodes)} took themselves for those of one node, and measured no "
                 "link between nodes",
                 hint="see that RDM_NODE or the host name differs on each",
             )
