@@ -31,6 +31,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from rdm_core.atomic_file import write_atomically
+
 __all__ = ["join", "main", "parse_size", "partner", "sizes", "this_node"]
 
 STEP = 4
@@ -320,9 +322,8 @@ def main(arguments: Sequence[str]) -> int:
     total = len(sizes(options.max_size)) + 1
     for point in measure(bench, options.max_size, options.time_limit):
         if bench.rank == 0:
-            partial = path.with_name(f".{path.name}.{os.getpid()}")
-            partial.write_text(json.dumps({"train_iterations": total, "time": time.time(), **point}) + "\n")
-            partial.replace(path)
+            text = json.dumps({"train_iterations": total, "time": time.time(), **point})
+            write_atomically(path, text + "\n")
     dist.barrier()
     dist.destroy_process_group()
     return 0
