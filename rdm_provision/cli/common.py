@@ -37,7 +37,9 @@ __all__ = [
     "refuse_empty",
     "run_options",
     "search_options",
+    "show_command_option",
     "unknown_job",
+    "verbose_option",
     "whole_run_options",
 ]
 
@@ -299,10 +301,10 @@ _TAGS = click.option(
     help="Only these parts: a role's name (network), or a part of it (network_run).",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
-_SHOW = click.option(
+show_command_option = click.option(
     "--show-command", is_flag=True, help="Print the equivalent ansible-playbook line and do nothing."
 )
-_VERBOSE = click.option(
+verbose_option = click.option(
     "-v",
     "--verbose",
     count=True,
@@ -358,16 +360,16 @@ recheck_option = click.option(
 
 _RUN = (_EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON)
 
-limited_run_options = _with(_INVENTORY, _LIMIT, *_RUN, _SHOW, _VERBOSE)
+limited_run_options = _with(_INVENTORY, _LIMIT, *_RUN, show_command_option, verbose_option)
 """The options of a verb without ``--tags``."""
 
-whole_run_options = _with(_INVENTORY, *_RUN, _SHOW, _VERBOSE)
+whole_run_options = _with(_INVENTORY, *_RUN, show_command_option, verbose_option)
 """The options of a verb without ``--tags`` and ``--limit``."""
 
-search_options = _with(_INVENTORY, _LIMIT, *_RUN, _VERBOSE)
+search_options = _with(_INVENTORY, _LIMIT, *_RUN, verbose_option)
 """The options of a verb that computes here and may run jobs to validate the result."""
 
-run_options = _with(_INVENTORY, _LIMIT, _TAGS, *_RUN, _SHOW, _VERBOSE)
+run_options = _with(_INVENTORY, _LIMIT, _TAGS, *_RUN, show_command_option, verbose_option)
 """The options of a verb that runs a playbook of several parts."""
 
 

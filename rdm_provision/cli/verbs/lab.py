@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, json_option
+from rdm_provision.cli.common import (
+    Options,
+    emit_json,
+    json_option,
+    show_command_option,
+    verbose_option,
+)
 from rdm_provision.constants import LAB_MODULE
 
 if TYPE_CHECKING:
@@ -50,8 +56,6 @@ _name = click.option(
 )
 _nodes = click.argument("nodes", nargs=-1, required=True, metavar="NODE...", shell_complete=_complete_node)
 _check = click.option("--check", is_flag=True, help="Change nothing; say what would be changed.")
-_show = click.option("--show-command", is_flag=True, help="Print the ansible-playbook line instead.")
-_verbose = click.option("-v", "--verbose", count=True, help="A line per task; -vv: Ansible's own output.")
 
 
 @click.group(
@@ -149,8 +153,8 @@ Examples:
     help="What the node image is made from, the first time.",
 )
 @_check
-@_show
-@_verbose
+@show_command_option
+@verbose_option
 @json_option
 def up(options: Options, nodes: int, name: str, check: bool, **wanted: Any) -> int:
     """Make the lab, or bring it to N nodes, all running and plugged in.
@@ -190,8 +194,8 @@ Examples:
     "--purge", is_flag=True, help="Also remove the cached images; the next `lab up` makes them again."
 )
 @_check
-@_show
-@_verbose
+@show_command_option
+@verbose_option
 @json_option
 def down(options: Options, name: str, purge: bool, check: bool) -> int:
     """Take the lab away, whatever state it is in, with its inventory. Nothing stays behind."""
