@@ -309,7 +309,7 @@ class Peer:
         if pieces is None:
             assert settings.source is not None
             try:
-                self._list = self._ask(settings.source, "/pieces", most=_LIST_MAX)
+                self._list = self._request(settings.source, "/pieces", most=_LIST_MAX)
             except (OSError, ValueError, http.client.HTTPException, Busy) as error:
                 raise NodeError(
                     "the source does not answer at {0}:{1} ({2})".format(*settings.source, reason(error))
@@ -439,7 +439,7 @@ class Peer:
             "fetched": self.fetched,
         }
         assert self.settings.source is not None
-        answer: Dict[str, Any] = json.loads(self._ask(self.settings.source, "/announce", json.dumps(said)))
+        answer: Dict[str, Any] = json.loads(self._request(self.settings.source, "/announce", json.dumps(said)))
         return answer
 
     def _meet(self, chosen: List[List[Any]]) -> None:
@@ -670,7 +670,7 @@ class Peer:
         answer.close()
         return data
 
-    def _ask(self, at: Tuple[str, int], path: str, body: str = "", most: int = _BODY_MAX) -> bytes:
+    def _request(self, at: Tuple[str, int], path: str, body: str = "", most: int = _BODY_MAX) -> bytes:
         with self._connection(at, path, body) as answer:
             return bytes(answer.read(most))
 

@@ -43,7 +43,7 @@ def docker_engine_steps(
     """Return what the role's tasks read in addition to the part.
 
     `answers` is whether the engine does, `ready` whether modules can use it too. `reason` is why not, and
-    `refusal` why nothing is installed. `missing` are packages, `units` those of systemd. `start` is the
+    `problem` why nothing is installed. `missing` are packages, `units` those of systemd. `start` is the
     command that starts `daemon` without systemd, with `pidfile` and `log`. `see` says where it logs.
     """
     facts, is_podman = observed.facts, part.socket == podman.SOCKET
@@ -62,7 +62,7 @@ def docker_engine_steps(
         "answers": answers,
         "ready": answers and requests,
         "reason": reason,
-        "refusal": _refusal(facts, reason, variables.true("docker_engine_install")),
+        "problem": _problem(facts, reason, variables.true("docker_engine_install")),
         "missing": [*(packages if state == "absent" else ()), *(() if requests else ("python3-requests",))],
         "units": units,
         "daemon": command[0],
@@ -79,7 +79,7 @@ def docker_engine_steps(
     }
 
 
-def _refusal(facts: Mapping[str, Any], reason: str, may_install: bool) -> str:
+def _problem(facts: Mapping[str, Any], reason: str, may_install: bool) -> str:
     """Return why no engine is installed; empty if it may be."""
     user = facts.get("user") or {}
     if may_install and user.get("root"):

@@ -121,7 +121,7 @@ def network_steps(
     """Return what the role's tasks read in addition to the part.
 
     `networks` have labels too, and in `compared` the options to compare. `is_new` is whether preflight found
-    that there is none, which it does not know of further rails, or if no engine ran. `refusal` is why a
+    that there is none, which it does not know of further rails, or if no engine ran. `problem` is why a
     network that differs is not replaced.
     """
     is_podman = observed.engine.get("engine") == "podman"
@@ -141,11 +141,11 @@ def network_steps(
             }
             for one in part.networks
         ],
-        "refusal": _refusal(part, variables.true("network_replace"), observed.result("__network_compared")),
+        "problem": _problem(part, variables.true("network_replace"), observed.result("__network_compared")),
     }
 
 
-def _refusal(part: DesiredNetwork, may_replace: bool, compared: Mapping[str, Any]) -> str:
+def _problem(part: DesiredNetwork, may_replace: bool, compared: Mapping[str, Any]) -> str:
     """Return why a network is not replaced; empty if it may be, or if there is none."""
     found = compared.get("network")
     if not found:

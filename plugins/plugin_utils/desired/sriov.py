@@ -171,7 +171,7 @@ def sriov_steps(
 
     `in_place` is the plugin that the cluster has on the node. `replaces` is whether it is not the desired
     one, `container_goes` whether a unit replaces its container, and `claims` whether the container's name and
-    socket must be free. `labels` are the container's. `refusal` is why it is not started. `waiting` lists in
+    socket must be free. `labels` are the container's. `problem` is why it is not started. `waiting` lists in
     sentences what waits for a reboot, and `reboots` is whether there has to be one.
     """
     seen, unit = observed.container(part.container_name), observed.preflight.get("network_plugin") or {}
@@ -195,7 +195,7 @@ def sriov_steps(
             LABEL_PLUGIN: part.plugin,
             **(program if part.plugin == OWN else {}),
         },
-        "refusal": _refusal(part.container.image, part.plugin, variables, observed.planned),
+        "problem": _problem(part.container.image, part.plugin, variables, observed.planned),
         "prepares": variables.true("sriov_firmware") or variables.true("sriov_kernel_parameters"),
         "waiting": [reason for one in prepared for reason in one.get("reasons") or ()],
         "reboots": any(one.get("reboot_required") for one in prepared),
@@ -203,7 +203,7 @@ def sriov_steps(
     }
 
 
-def _refusal(image: str, plugin: str, variables: NodeVariables, planned: bool) -> str:
+def _problem(image: str, plugin: str, variables: NodeVariables, planned: bool) -> str:
     """Return why the plugin's container is not started; empty if it is."""
     # Preflight has a stricter check.
     pinned = planned or variables.true("sriov_allow_tag") or "@sha256:" in image

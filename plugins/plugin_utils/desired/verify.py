@@ -128,11 +128,11 @@ def _rdma(
 def _collective(variables: NodeVariables, run: list[str]) -> dict[str, Any]:
     """Return the `overrides` of the job that runs the all-reduce, and why it is refused."""
     size = variables.text("verify_collective_max_size")
-    refusal = ""
+    problem = ""
     if len(run) < 2:
-        refusal = f"an all-reduce takes at least two nodes, and this run has only {run[0]}"
+        problem = f"an all-reduce takes at least two nodes, and this run has only {run[0]}"
     elif not re.fullmatch("[0-9]+[MG]", size):
-        refusal = f"verify_collective_max_size {size} is no size: give one from 1M up, such as 256M or 1G"
+        problem = f"verify_collective_max_size {size} is no size: give one from 1M up, such as 256M or 1G"
     seconds = variables.text("verify_collective_seconds")
     program = ["-m", "rdm_trainer.tools.all_reduce", "--max-size", size, "--time-limit", seconds]
     return {
@@ -140,5 +140,5 @@ def _collective(variables: NodeVariables, run: list[str]) -> dict[str, Any]:
             f"launcher.kind={variables.text('verify_collective_launcher')}",
             f"launcher.program={json.dumps(program)}",
         ],
-        "refusal": refusal,
+        "problem": problem,
     }

@@ -106,14 +106,14 @@ def compared(cluster: str | None) -> dict[str, Any]:
 
 
 def test_only_our_network_is_replaced_and_only_if_the_user_allows_it() -> None:
-    assert steps()["refusal"] == steps(__network_compared={"network": None})["refusal"] == ""
-    assert steps(__network_compared=compared("rdm"), network_replace=True)["refusal"] == ""
-    assert steps(__network_compared=compared("rdm"))["refusal"] == (
+    assert steps()["problem"] == steps(__network_compared={"network": None})["problem"] == ""
+    assert steps(__network_compared=compared("rdm"), network_replace=True)["problem"] == ""
+    assert steps(__network_compared=compared("rdm"))["problem"] == (
         "with other settings (driver is bridge, not macvlan; options is none, not parent=ib0): set "
         "network_replace: true to replace it, or choose another network_name"
     )
     for owner in (None, "other"):
-        assert steps(__network_compared=compared(owner), network_replace=True)["refusal"] == (
+        assert steps(__network_compared=compared(owner), network_replace=True)["problem"] == (
             "that is not ours (it lacks the label rdm.provision.cluster=rdm): remove it, or choose another "
             "network_name"
         )

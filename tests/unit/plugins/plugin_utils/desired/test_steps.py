@@ -87,9 +87,9 @@ def test_our_plugins_container_is_named_by_its_program_too() -> None:
     ],
 )
 def test_which_container_of_the_plugin_is_refused(given: dict[str, Any], reason: str) -> None:
-    refusal = steps("sriov", **given)["refusal"]
-    assert refusal.startswith(reason)
-    assert bool(refusal) is bool(reason)
+    problem = steps("sriov", **given)["problem"]
+    assert problem.startswith(reason)
+    assert bool(problem) is bool(reason)
 
 
 def test_what_waits_for_a_reboot_is_listed() -> None:
@@ -104,7 +104,7 @@ def test_what_waits_for_a_reboot_is_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "given", "refusal"),
+    ("facts", "given", "problem"),
     [
         ({}, {}, "no engine; install and start it, or set docker_engine_install to true"),
         (
@@ -122,9 +122,9 @@ def test_what_waits_for_a_reboot_is_listed() -> None:
         ),
     ],
 )
-def test_why_no_engine_is_installed(facts: dict[str, Any], given: dict[str, Any], refusal: str) -> None:
+def test_why_no_engine_is_installed(facts: dict[str, Any], given: dict[str, Any], problem: str) -> None:
     found = {"docker_state": "absent", "docker_error": "no engine", **facts}
-    assert steps("docker_engine", found, **given)["refusal"] == refusal
+    assert steps("docker_engine", found, **given)["problem"] == problem
 
 
 @pytest.mark.parametrize(
@@ -571,15 +571,15 @@ def test_results_of_earlier_rails_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("play", "size", "refusal"),
+    ("play", "size", "problem"),
     [
         ("n1 n2", "256M", ""),
         ("n1", "256M", "an all-reduce takes at least two nodes, and this run has only n1"),
         ("n1 n2", "1k", "verify_collective_max_size 1k is no size: give one from 1M up, such as 256M or 1G"),
     ],
 )
-def test_which_all_reduce_is_refused(play: str, size: str, refusal: str) -> None:
-    assert verify("n1", play, verify_collective_max_size=size)["collective"]["refusal"] == refusal
+def test_which_all_reduce_is_refused(play: str, size: str, problem: str) -> None:
+    assert verify("n1", play, verify_collective_max_size=size)["collective"]["problem"] == problem
 
 
 def test_an_all_reduce_is_a_job_with_its_own_program() -> None:
