@@ -23,9 +23,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_plan import
     Node,
     Slurm,
     Wanted,
+    evaluate,
     past,
     plan_job,
-    verdict,
 )
 
 
@@ -40,7 +40,7 @@ class ActionModule(Decision):
             job = options["job"]
             answers = registered(options["checks"], variables)
             known = [Problem(**problem) for problem in job.get("problems") or ()]
-            problems = [*known, *verdict(job, answers)]
+            problems = [*known, *evaluate(job, answers)]
             if problems:
                 return PreconditionFailed(problems).result("inventory" if known else self.STAGE)
             return {"job": dict(job, offer=answers[job["master"]].get("offer") or {})}

@@ -12,7 +12,7 @@ __all__ = ["DEADLINE_S", "wait_until"]
 DEADLINE_S = 480.0
 """Longer than anything takes on a busy machine; only what hangs is waited for so long."""
 _RESTS = 3.0
-"""So many times as long as a look took is the pause after it. Looks that start programs would otherwise take
+"""A pause is this many times as long as the check before it. Checks that start programs would otherwise take
 a processor from what they wait for."""
 _LEAST_S, _MOST_S = 0.05, 5.0
 
@@ -21,20 +21,20 @@ Seen = TypeVar("Seen")
 
 def wait_until(
     what: str,
-    look: Callable[[], Seen],
+    observe: Callable[[], Seen],
     accept: Callable[[Seen], object] = bool,
     *,
     timeout: float = DEADLINE_S,
     pause: Callable[[], object] | None = None,
 ) -> Seen:
-    """Look again and again until what is seen is accepted.
+    """Observe again and again until what is seen is accepted.
 
     Args:
         what: The condition, for the message.
-        look: Looks.
+        observe: Returns what is seen.
         accept: Whether that is it.
         timeout: Seconds to wait at most.
-        pause: What to do between two looks; default: rest, the longer the more a look takes.
+        pause: What to do between two checks; default: rest, the longer the more a check takes.
 
     Returns:
         What was accepted.
@@ -45,7 +45,7 @@ def wait_until(
     deadline = time.monotonic() + timeout
     while True:
         began = time.monotonic()
-        if accept(seen := look()):
+        if accept(seen := observe()):
             return seen
         ended = time.monotonic()
         assert ended < deadline, f"waited {timeout:.0f} s in vain until {what}; last seen: {seen!r}"

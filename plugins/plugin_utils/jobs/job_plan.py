@@ -287,7 +287,7 @@ def _way(kind: Any, through: bool, only: bool, slurm: Slurm, in_run: Container[s
         yield Problem(None, what, reason, "leave it out, or name the nodes in the groups master and workers")
 
 
-def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
+def evaluate(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
     """Return every problem that keeps a job from starting.
 
     Args:

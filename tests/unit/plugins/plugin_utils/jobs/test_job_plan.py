@@ -17,9 +17,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_plan import
     Past,
     Slurm,
     Wanted,
+    evaluate,
     past,
     plan_job,
-    verdict,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -188,7 +188,7 @@ def test_what_the_nodes_cannot_be_queried_with_is_not_put_off(requested: Wanted)
         plan_job(requested, NODES, NAMES, NOW, put_off=True)
 
 
-# --- the verdict over the nodes' answers -------------------------------------------------------------------
+# --- the evaluation of the nodes' answers -------------------------------------------------------------------
 
 
 def plan(*names: str) -> dict[str, Any]:
@@ -196,11 +196,11 @@ def plan(*names: str) -> dict[str, Any]:
 
 
 def test_a_job_starts_when_no_node_has_a_problem() -> None:
-    assert verdict(plan("n0", "n1"), {"n0": {"problems": []}, "n1": {"problems": []}, "n2": {}}) == []
+    assert evaluate(plan("n0", "n1"), {"n0": {"problems": []}, "n1": {"problems": []}, "n2": {}}) == []
 
 
 def test_each_nodes_problems_are_reported_with_its_name() -> None:
-    found = verdict(
+    found = evaluate(
         plan("n0", "n1"),
         {"n0": {"problems": ["port 29500 is in use"]}, "n1": {"problems": ["the disk is full", "no GPU"]}},
     )
@@ -209,7 +209,7 @@ def test_each_nodes_problems_are_reported_with_its_name() -> None:
 
 def test_what_every_node_says_is_reported_once() -> None:
     same = {"problems": ["unknown key model.layer"]}
-    found = verdict(plan("n0", "n1"), {"n0": same, "n1": {"problems": [*same["problems"], "no GPU"]}})
+    found = evaluate(plan("n0", "n1"), {"n0": same, "n1": {"problems": [*same["problems"], "no GPU"]}})
     assert sentences(found) == ["unknown key model.layer", "n1: no GPU"]
 
 
@@ -222,7 +222,7 @@ def test_a_node_that_was_not_reached_is_a_problem() -> None:
             "port 22: Connection refused\r\n",
         },
     }
-    messages = sentences(verdict(plan("n0", "n1", "n2"), answers))
+    messages = sentences(evaluate(plan("n0", "n1", "n2"), answers))
     # Without Ansible's prefixes, as everywhere else.
     assert messages[0].startswith(
         "n1: cannot be reached: connect to host 10.0.0.1 port 22: Connection refused: "
@@ -231,7 +231,7 @@ def test_a_node_that_was_not_reached_is_a_problem() -> None:
 
 
 def test_a_check_that_failed_is_a_problem() -> None:
-    messages = sentences(verdict(plan("n0"), {"n0": {"failed": True, "msg": "no Docker Engine answers."}}))
+    messages = sentences(evaluate(plan("n0"), {"n0": {"failed": True, "msg": "no Docker Engine answers."}}))
     assert messages == ["n0: no Docker Engine answers"]
 
 
@@ -242,9 +242,9 @@ def test_nodes_with_other_versions_than_most_are_named() -> None:
         "n1": {"problems": [], "facts": {**facts, "torch": "2.12.0", "disk_free": 2}},
         "n2": {"problems": [], "facts": facts},
     }
-    [problem] = sentences(verdict(plan("n0", "n1", "n2"), answers))
+    [problem] = sentences(evaluate(plan("n0", "n1", "n2"), answers))
     assert problem.startswith("n1: torch 2.12.0 is not 2.13.0, as on n0: give all nodes the same image, or")
-    assert verdict(plan("n0", "n2"), answers) == []
+    assert evaluate(plan("n0", "n2"), answers) == []
 
 
 FRONT = Slurm("front")
