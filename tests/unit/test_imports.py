@@ -72,6 +72,9 @@ def test_no_module_imports_itself_through_others() -> None:
     sources = {name: path.read_text(encoding="utf-8") for name, path in modules().items()}
     assert len(sources) > 150
     assert circle(sources) == []
+    # For types, the package imports all of its modules, which import each other through it.
+    del sources["rdm_provision"]
+    assert circle(sources, types=True) == []
 
 
 def test_a_circle_is_found_in_functions_too_and_not_where_only_types_are_imported() -> None:
