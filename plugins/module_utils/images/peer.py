@@ -439,7 +439,9 @@ class Peer:
             "fetched": self.fetched,
         }
         assert self.settings.source is not None
-        answer: Dict[str, Any] = json.loads(self._request(self.settings.source, "/announce", json.dumps(said)))
+        answer: Dict[str, Any] = json.loads(
+            self._request(self.settings.source, "/announce", json.dumps(said))
+        )
         return answer
 
     def _meet(self, chosen: List[List[Any]]) -> None:
