@@ -235,6 +235,7 @@ def image_archive(node: Node, parameters: Parameters) -> Result:
             "present_members": [],
             "problem": "",
             "hint": "",
+            "storage": {},
             "unpacked": 125852160 if missing else 0,
             **{
                 "gid": 0,

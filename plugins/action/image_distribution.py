@@ -18,6 +18,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_tra
     FEWEST_NODES,
     Shared,
     distribution,
+    on_file_server,
     progress_line,
     shared_images,
 )
@@ -51,11 +52,12 @@ class ActionModule(Decision):
             for item, hosts in self._archives(variables):
                 size = max(int(one.get("size") or 0) for one in hosts.values())
                 on_controller = not item.get("remote_src", True)
+                server = on_file_server(hosts.values())
                 transfer = Transfer(self, executor, options, variables, item, hosts)
                 chosen = options["distribution"]
-                if distribution(chosen, len(hosts), size, on_controller) == "peers":
+                if distribution(chosen, len(hosts), size, on_controller, server) == "peers":
                     transfer.run(result)
-                elif distribution(chosen, FEWEST_NODES, size, on_controller) == "peers":
+                elif distribution(chosen, FEWEST_NODES, size, on_controller, server) == "peers":
                     # An earlier run, in which more nodes lacked the archive, may have left parts of it.
                     transfer.forget()
         elif options["distribution"] == "peers":

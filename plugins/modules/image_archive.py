@@ -174,6 +174,14 @@ present_members:
   description: The members of the archive that the engine would not open, since it has what they hold.
   returned: for O(state=inspected)
   type: list
+storage:
+  description:
+    - Of an archive on the node that is to be loaded, the type of its file system (C(file_system)) and the
+      nanosecond of its last change (C(modified)).
+    - Of O(cache_dir), the type (C(cache_file_system)) and the free bytes (C(cache_free)) of its file system.
+    - Empty if there is no such archive.
+  returned: for O(state=inspected)
+  type: dict
 new_layers:
   description: The layers, by digest, that the engine does not have, each with its bytes in the archive.
   returned: for O(state=inspected)
@@ -187,7 +195,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.host import disk
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import disk, file_system_type, read_text
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
@@ -278,6 +286,7 @@ class Images:
             "load": bool(missing),
             "unpacked": self.index.unpacked if missing else 0,
             **(self._lacking_layers() if missing else {}),
+            "storage": self._storage() if missing and self.on_node else {},
             "images": self._images(),
         }
 
@@ -355,6 +364,15 @@ class Images:
             "new_layers": new,
             "size": self.index.size,
             "present_members": sorted(self._skippable(new)),
+        }
+
+    def _storage(self) -> dict[str, Any]:
+        mounts = read_text("/proc/self/mountinfo")
+        return {
+            "file_system": file_system_type(os.path.realpath(self.path), mounts),
+            "modified": os.stat(self.path).st_mtime_ns,
+            "cache_file_system": file_system_type(os.path.realpath(self.cache_dir), mounts),
+            "cache_free": disk(self.cache_dir)["free"],
         }
 
     def _skippable(self, new: dict[str, int]) -> frozenset[str]:

@@ -10,6 +10,7 @@ import grp
 import json
 import os
 import pwd
+import re
 import shutil
 import socket
 import struct
@@ -79,6 +80,27 @@ def disk(path: str) -> dict[str, Any]:
         existing = os.path.dirname(existing)
     usage = shutil.disk_usage(existing)
     return {"path": path, "total": usage.total, "free": usage.free}
+
+
+def file_system_type(path: str, mountinfo: str) -> str:
+    """Return the type of the file system that a path lies on, such as ext4 or nfs4; "" if unknown.
+
+    Args:
+        path: absolute, and without links.
+        mountinfo: the text of /proc/self/mountinfo.
+    """
+    found, longest = "", -1
+    for line in mountinfo.split("\n"):
+        mount, _, source = line.partition(" - ")
+        fields, kind = mount.split(" "), source.partition(" ")[0]
+        if len(fields) < 6 or not kind:
+            continue
+        # The kernel writes spaces in names as octal numbers.
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), fields[4]).rstrip("/")
+        # Of several mounts on one directory, the last one hides the others.
+        if len(point) >= longest and (path + "/").startswith(point + "/"):
+            found, longest = kind, len(point)
+    return found
 
 
 def not_writable(directory: str) -> str:

@@ -261,6 +261,7 @@ def inspection(path: str, problem: str = "", hint: str = "") -> Json:
         "needed": False,
         "load": False,
         "unpacked": 0,
+        "storage": {},
         "new_layers": {},
         "size": 0,
         "present_members": [],

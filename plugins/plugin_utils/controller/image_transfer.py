@@ -16,6 +16,14 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list
 FEWEST_NODES = 3
 SMALLEST = 256 * 1024 * 1024
 """From so many nodes and bytes, the transfer from node to node saves more than its start costs."""
+FILE_SERVERS = frozenset({"afs", "cifs", "fuse.sshfs", "nfs", "nfs4", "smb3"})
+"""File systems of one server, which becomes the bottleneck when all nodes read.
+
+Those of many servers (Lustre, GPFS, BeeGFS, Ceph) are made for that. 9p, virtiofs and most of FUSE may be a
+disk of the machine itself.
+"""
+LOCAL_DISKS = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "xfs", "zfs"})
+"""File systems where a copy of an archive takes nothing from a server or from memory."""
 SILENT_S = 15.0
 """A node that its source has not heard from for so long is given up; among many nodes, after longer."""
 STALLED_S = 60.0
@@ -26,20 +34,43 @@ PIECE_S = 600.0
 _PROGRESS = "node to node: "
 
 
-def distribution(chosen: str, nodes: int, size: int, on_controller: bool) -> str:
+def distribution(chosen: str, nodes: int, size: int, on_controller: bool, file_server: bool = False) -> str:
     """Return how an archive is transferred: ``direct`` or ``peers``.
 
-    By default, each node reads an archive that is on the nodes, since it may be on a local disk.
+    By default, each node reads an archive that is on the nodes, unless one file server sends it to all.
 
     Args:
         chosen: `images_distribution`.
         nodes: how many nodes load it.
         size: bytes of the archive.
         on_controller: whether it is on the controller, and has to be sent in any case.
+        file_server: `on_file_server` of the nodes.
     """
     if chosen == "auto":
-        chosen = "peers" if on_controller and nodes >= FEWEST_NODES and size >= SMALLEST else "direct"
+        saves = nodes >= FEWEST_NODES and size >= SMALLEST
+        chosen = "peers" if saves and (on_controller or file_server) else "direct"
     return "peers" if chosen == "peers" and nodes > 1 else "direct"
+
+
+def on_file_server(inspections: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether nodes read an archive from a file server, and could get it from one another instead.
+
+    Then it is the same file for all of them, and each has room on a local disk for a copy and for what the
+    engine makes of it, even if that is on the same disk.
+
+    Args:
+        inspections: results of the module image_archive.
+    """
+    files = set()
+    for one in inspections:
+        storage = one.get("storage") or {}
+        local = storage.get("cache_file_system") in LOCAL_DISKS
+        if storage.get("file_system") not in FILE_SERVERS or not local:
+            return False
+        if storage["cache_free"] < one["size"] + 2 * one["unpacked"]:
+            return False
+        files.add((one["size"], storage["modified"]))
+    return len(files) == 1
 
 
 class Shared(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from ansible_collections.rdm.provision.plugins.action.image_distribution import 
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import peer_transfer
 
-from tests.unit.plugins.peer_nodes import NODES, Nodes
+from tests.unit.plugins.peer_nodes import ALL, NODES, Nodes
 
 
 def found(name: str, load: bool = True, **more: Any) -> dict[str, Any]:
@@ -138,6 +139,18 @@ def test_each_node_pulls_an_image_unless_peers_are_chosen(nodes: Nodes, given: d
     assert not nodes.calls
 
 
+def decide_archives(nodes: Nodes, distribution: str, hostvars: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the action returns for the archives that nodes have inspected."""
+    action: Any = ActionModule.__new__(ActionModule)
+    action._task = SimpleNamespace(check_mode=False)
+    action._display = SimpleNamespace(display=lambda _text, **_given: None, warning=nodes.warnings.append)
+    options = {"registry": False, "distribution": distribution, "network": "", "port": 7077}
+    options |= {"bandwidth": 0.0, "cluster": "c", "cache_dir": "/cache"}
+    variables = {"ansible_play_hosts": list(hostvars), "hostvars": hostvars, "ansible_forks": 5}
+    result: dict[str, Any] = action.decide(options, variables)
+    return result
+
+
 @pytest.mark.parametrize(
     ("distribution", "remote_src", "forgets"),
     [("auto", False, True), ("peers", True, True), ("auto", True, False), ("direct", False, False)],
@@ -147,11 +160,35 @@ def test_a_node_that_alone_lacks_an_archive_keeps_nothing_of_an_earlier_transfer
 ) -> None:
     item = {"name": "a:1", "path": "/a.tar", "remote_src": remote_src}
     lacking = {"results": [{"item": item, "load": True, "size": 1 << 30}]}
-    action: Any = ActionModule.__new__(ActionModule)
-    action._task = SimpleNamespace(check_mode=False)
-    options = {"registry": False, "distribution": distribution, "network": "", "port": 7077}
-    options |= {"bandwidth": 0.0, "cluster": "c", "cache_dir": "/cache"}
     hostvars = {"n1": {}, "n3": {"images_inspection": lacking}}
-    variables = {"ansible_play_hosts": list(hostvars), "hostvars": hostvars, "ansible_forks": 5}
-    assert action.decide(options, variables)["nodes"] == {}
+    assert decide_archives(nodes, distribution, hostvars)["nodes"] == {}
     assert [(name, given["state"]) for name, given in nodes.calls] == [("n3", "absent")] * forgets
+
+
+@pytest.mark.parametrize(
+    ("kinds", "states"),
+    [
+        (["nfs4"] * 4, ["source", *["joined"] * 3]),
+        (["nfs4"] * 3, ["source", *["joined"] * 2]),
+        (["nfs4"] * 2, ["absent"] * 2),
+        (["nfs4", "nfs4", "nfs4", "xfs"], []),
+        (["xfs"] * 4, []),
+    ],
+)
+def test_one_node_reads_an_archive_of_a_file_server_by_default(
+    nodes: Nodes, kinds: list[str], states: list[str]
+) -> None:
+    item = {"name": "a:1", "path": "/shared/a.tar"}
+    storage = {"modified": 7, "cache_file_system": "xfs", "cache_free": 1 << 40}
+    archive = {"item": item, "load": True, "size": 1 << 30, "unpacked": 1 << 30}
+    hostvars = {
+        name: {"images_inspection": {"results": [{**archive, "storage": {**storage, "file_system": kind}}]}}
+        for name, kind in zip(NODES, kinds, strict=False)
+    }
+    nodes.answers["reported"] = lambda _name: {"nodes": dict.fromkeys(list(hostvars)[1:], ALL), "sent": 3}
+    result = decide_archives(nodes, "auto", hostvars)
+    called = [state for state in nodes.states() if state in ("source", "joined", "absent")]
+    assert called == states
+    # The source loads the archive from where it is.
+    assert sorted(result["nodes"]) == NODES[1 : 1 + states.count("joined")]
+    assert not nodes.warnings

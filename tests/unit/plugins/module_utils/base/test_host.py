@@ -97,6 +97,33 @@ def test_disk_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
     assert not_yet["total"] == there["total"] > there["free"] > 0
 
 
+MOUNTS = r"""
+21 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+30 21 0:40 / /shared rw - autofs systemd-1 rw
+31 30 0:52 / /shared rw,relatime shared:9 master:2 - nfs4 server:/export rw,vers=4.2
+32 31 0:53 / /shared/my\040images rw - xfs /dev/sdb rw
+33 21 0:54 / /cut
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "ext4"),
+        ("/srv/a.tar", "ext4"),
+        ("/shared", "nfs4"),
+        ("/shared/a.tar", "nfs4"),
+        ("/shared2/a.tar", "ext4"),
+        ("/shared/my images/a.tar", "xfs"),
+        ("/shared/my images2/a.tar", "nfs4"),
+        ("/cut/a.tar", "ext4"),
+    ],
+)
+def test_file_system_type(path: str, kind: str) -> None:
+    assert host.file_system_type(path, MOUNTS) == kind
+    assert host.file_system_type(path, "") == ""
+
+
 def test_what_is_reserved_for_root_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1000 blocks 100 are unused, 50 of them for root: preflight, the load and df agree."""
     usage = os.statvfs_result((4096, 4096, 1000, 100, 50, 1, 1, 1, 0, 255))

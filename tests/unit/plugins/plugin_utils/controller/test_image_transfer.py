@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_tra
     Shared,
     Watch,
     distribution,
+    on_file_server,
     progress_line,
     progress_of,
     shared_images,
 )
 
+MIB = 1 << 20
 GIB = 1 << 30
 
 
@@ -33,6 +36,51 @@ GIB = 1 << 30
 )
 def test_distribution(chosen: str, nodes: int, size: int, on_controller: bool, expected: str) -> None:
     assert distribution(chosen, nodes, size, on_controller) == expected
+
+
+EITHER = (True, False)
+
+
+@pytest.mark.parametrize("chosen", ["auto", "direct", "peers", "mirror"])
+def test_the_source_of_an_archive_matters_only_by_default(chosen: str) -> None:
+    sizes = (MIB, 256 * MIB - 1, 256 * MIB)
+    for nodes, size, here, server in product((1, 2, 3, 4), sizes, EITHER, EITHER):
+        large = nodes >= 3 and size >= 256 * MIB
+        peers = {"auto": large and (here or server), "peers": nodes > 1}.get(chosen, False)
+        found = distribution(chosen, nodes, size, here, server)
+        assert found == ("peers" if peers else "direct"), (nodes, size, here, server)
+
+
+def inspected(size: int = GIB, unpacked: int = GIB, **storage: Any) -> dict[str, Any]:
+    """Return the inspection of an archive on NFS, and of a node with just enough room."""
+    usual = {"file_system": "nfs4", "modified": 7, "cache_file_system": "xfs", "cache_free": 3 * GIB}
+    return {"size": size, "unpacked": unpacked, "storage": {**usual, **storage}}
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (inspected(), True),
+        (inspected(file_system="nfs"), True),
+        (inspected(file_system="ext4"), False),
+        (inspected(file_system="lustre"), False),
+        (inspected(file_system=""), False),
+        (inspected(modified=8), False),
+        (inspected(size=GIB - 1), False),
+        (inspected(unpacked=2 * GIB), False),
+        (inspected(cache_free=3 * GIB - 1), False),
+        (inspected(cache_file_system="nfs4"), False),
+        (inspected(cache_file_system="tmpfs"), False),
+        ({**inspected(), "storage": {}}, False),
+        ({"size": GIB}, False),
+    ],
+)
+def test_nodes_share_an_archive_only_if_all_read_the_same_file_of_a_server(
+    other: dict[str, Any], expected: bool
+) -> None:
+    for nodes in ([inspected(), other], [other, inspected()]):
+        assert on_file_server(nodes) is expected
+    assert not on_file_server([])
 
 
 def lacking(*names: str, architecture: str = "x86_64", **entry: str) -> dict[str, Any]:
