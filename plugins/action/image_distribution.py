@@ -15,7 +15,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
     documented_options,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import (
-    FEWEST_NODES,
+    FEWEST_READERS,
     Shared,
     distribution,
     on_file_server,
@@ -57,7 +57,7 @@ class ActionModule(Decision):
                 chosen = options["distribution"]
                 if distribution(chosen, len(hosts), size, on_controller, server) == "peers":
                     transfer.run(result)
-                elif distribution(chosen, FEWEST_NODES, size, on_controller, server) == "peers":
+                elif distribution(chosen, FEWEST_READERS, size, on_controller, server) == "peers":
                     # An earlier run, in which more nodes lacked the archive, may have left parts of it.
                     transfer.forget()
         elif options["distribution"] == "peers":

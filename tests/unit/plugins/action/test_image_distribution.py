@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.action import image_distribution
 from ansible_collections.rdm.provision.plugins.action.image_distribution import ActionModule
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller import peer_transfer
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import image_transfer, peer_transfer
 
 from tests.unit.plugins.peer_nodes import ALL, NODES, Nodes
 
@@ -175,9 +175,10 @@ def test_a_node_that_alone_lacks_an_archive_keeps_nothing_of_an_earlier_transfer
         (["xfs"] * 4, []),
     ],
 )
-def test_one_node_reads_an_archive_of_a_file_server_by_default(
-    nodes: Nodes, kinds: list[str], states: list[str]
+def test_one_node_reads_an_archive_of_a_file_server_for_many(
+    nodes: Nodes, kinds: list[str], states: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(image_transfer, "FEWEST_READERS", 3)
     item = {"name": "a:1", "path": "/shared/a.tar"}
     storage = {"modified": 7, "cache_file_system": "xfs", "cache_free": 1 << 40}
     archive = {"item": item, "load": True, "size": 1 << 30, "unpacked": 1 << 30}

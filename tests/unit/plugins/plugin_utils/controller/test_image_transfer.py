@@ -44,9 +44,9 @@ EITHER = (True, False)
 @pytest.mark.parametrize("chosen", ["auto", "direct", "peers", "mirror"])
 def test_the_source_of_an_archive_matters_only_by_default(chosen: str) -> None:
     sizes = (MIB, 256 * MIB - 1, 256 * MIB)
-    for nodes, size, here, server in product((1, 2, 3, 4), sizes, EITHER, EITHER):
-        large = nodes >= 3 and size >= 256 * MIB
-        peers = {"auto": large and (here or server), "peers": nodes > 1}.get(chosen, False)
+    for nodes, size, here, server in product((1, 2, 3, 15, 16, 17), sizes, EITHER, EITHER):
+        many = (here and nodes >= 3) or (server and nodes >= 16)
+        peers = {"auto": many and size >= 256 * MIB, "peers": nodes > 1}.get(chosen, False)
         found = distribution(chosen, nodes, size, here, server)
         assert found == ("peers" if peers else "direct"), (nodes, size, here, server)
 
