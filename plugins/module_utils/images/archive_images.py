@@ -239,7 +239,7 @@ def room_to_load(archives: Iterable[Json], classic: bool) -> int:
     for archive in archives:
         stored.update(archive["new_layers"])
         layers = sum(stored.values())
-        most = max(most, layers + archive["unpacked"] if classic else 2 * layers)
+        most = max(most, layers + (archive["unpacked"] if classic else layers))
     return most
 
 
