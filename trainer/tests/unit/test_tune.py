@@ -8,7 +8,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -250,18 +250,24 @@ def test_each_engine_reduces_experts_and_what_their_ranks_have_alike_in_its_way(
     assert seconds["deepspeed"][1] - seconds["native"][1] == pytest.approx(2 * mean)
 
 
-@pytest.mark.parametrize("engine", ["native", "deepspeed"])
-def test_expert_degrees_are_searched_as_by_trying_all(engine: str) -> None:
-    small = NodeKind("A10", gpus=4, inter=100e9, intra=400e9, memory_gib=22.2)
-    nodes = (dataclasses.replace(H100, memory_gib=16.0), small)
-    model = _moe(engine, *nodes)
+def _fastest(model: TrainerModel, degree: Callable[[Layout], int]) -> dict[int, float]:
+    """Return the seconds of the fastest layout of each degree, of all layouts and cuts of three blocks."""
     every: dict[int, float] = {}
     for layout in model.layouts():
         problem = model.problem(layout)
         for cut in _cuts(5, layout.pipeline):
             if problem.holds(cut):
                 seconds = model.estimate(layout, cut).seconds
-                every[layout.expert] = min(every.get(layout.expert, seconds), seconds)
+                every[degree(layout)] = min(every.get(degree(layout), seconds), seconds)
+    return every
+
+
+@pytest.mark.parametrize("engine", ["native", "deepspeed"])
+def test_expert_degrees_are_searched_as_by_trying_all(engine: str) -> None:
+    small = NodeKind("A10", gpus=4, inter=100e9, intra=400e9, memory_gib=22.2)
+    nodes = (dataclasses.replace(H100, memory_gib=16.0), small)
+    model = _moe(engine, *nodes)
+    every = _fastest(model, lambda layout: layout.expert)
     assert every.keys() == {1, 2, 4, 8}
     found = search([model], keep=4, alike=lambda one: one.expert)
     assert {one.layout.expert: one.seconds for one in found.best} == pytest.approx(every)
@@ -375,13 +381,7 @@ def test_context_degrees_are_searched_as_by_trying_all(name: str) -> None:
     sizes += ["experts=4", "moe_router_topk=2"] if name == "qwen3-30b-a3b" else []
     overrides = [*(f"model.{size}" for size in sizes), "engine=native", "optimisation.global_batch_size=4"]
     model = _model(name, H100, small, overrides=overrides)
-    every: dict[int, float] = {}
-    for layout in model.layouts():
-        problem = model.problem(layout)
-        for cut in _cuts(5, layout.pipeline):
-            if problem.holds(cut):
-                seconds = model.estimate(layout, cut).seconds
-                every[layout.context] = min(every.get(layout.context, seconds), seconds)
+    every = _fastest(model, lambda layout: layout.context)
     assert every.keys() == {1, 2, 4}
     found = search([model], keep=3, alike=lambda one: one.context)
     assert {one.layout.context: one.seconds for one in found.best} == pytest.approx(every)
