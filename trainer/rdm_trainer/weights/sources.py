@@ -8,6 +8,7 @@ read, no process ever holds more than its own part and one parameter.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator
@@ -240,12 +241,15 @@ def _saved(directory: Path, manifest: Manifest, config: Config) -> Saved:
 
 
 def require_model(source: Source, config: Config) -> None:
-    """Reject weights of another model than the job's.
+    """Reject weights of another model than the job's. A head without a bias has one of zeros.
 
     Raises:
         TrainerError: The shapes differ.
     """
-    saved = model_of(from_dict({"model": _plain(source.model)}).spec)
+    model = source.model
+    if config.model.lm_head_bias:
+        model = dataclasses.replace(model, lm_head_bias=True)
+    saved = model_of(from_dict({"model": _plain(model)}).spec)
     found = differences(saved, config)
     if found:
         raise TrainerError(
@@ -261,6 +265,9 @@ def fill(source: Source) -> Callable[[nn.Module, str], None]:
 
     def filled(module: nn.Module, prefix: str) -> None:
         for name, weight in module.named_parameters():
+            if name == "head_bias" and not source.model.lm_head_bias:
+                weight.data.zero_()
+                continue
             shard_spec = shard_spec_of(weight)
             whole = source.whole(prefix + name)
             # The padding depends on this layout.

@@ -319,6 +319,27 @@ def test_a_t5_is_exported_without_the_bias_of_its_head_unless_it_was_learned(tmp
         assert other == name or torch.equal(found.whole(other), source.whole(other)), other
 
 
+@pytest.mark.parametrize("tensor", [1, 2])
+@torch.no_grad()
+def test_a_head_with_a_bias_begins_with_zeros_where_the_weights_have_none(
+    tensor: int, tmp_path: Path
+) -> None:
+    directory.write(shaken(T5), tmp_path / "hf")
+    found = open_source(tmp_path / "hf")
+    biased = dataclasses.replace(found.model, seq_length=24, lm_head_bias=True)
+    require_model(found, Config(model=biased))
+    for rank in range(tensor):
+        model = build(biased, Topology.part(tensor=tensor, tensor_rank=rank), fill=fill(found))
+        (bias,) = (weight for name, weight in model.named_parameters() if name.endswith(".head_bias"))
+        assert not bias.any()
+    # A bias that was learned is not dropped.
+    learned = shaken(dataclasses.replace(T5, lm_head_bias=True))
+    with pytest.raises(TrainerError, match="lm_head_bias is False here and True there"):
+        require_model(learned, Config(model=T5))
+    with pytest.raises(TrainerError, match=r"model\.kind is gpt here and t5 there"):
+        require_model(found, Config(model=dataclasses.replace(GPT2, lm_head_bias=True)))
+
+
 def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
     for model, words in (
         (dataclasses.replace(LLAMA, norm="layernorm"), "No family of Hugging Face's has"),
