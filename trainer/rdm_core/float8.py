@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rdm_core.config.schema import Config
     from rdm_core.model_spec import ModelSpec
 
-__all__ = ["MULTIPLE", "gains", "products", "tokens"]
+__all__ = ["MULTIPLE", "gains", "least_micro_batch", "products", "tokens"]
 
 MULTIPLE = 16
 """Kernels need all sizes of an fp8 product in multiples of this."""
@@ -59,5 +59,21 @@ def tokens(config: Config) -> int:
     if config.parallel.tensor > 1 and samples % 2 == 0:
         # Blocks overlap one half's compute with the other half's all-reduce.
         samples //= 2
-    length = math.gcd(config.model.seq_length, config.model.decoder_length) // config.parallel.context
-    return samples * length
+    return samples * _length(config)
+
+
+def least_micro_batch(config: Config) -> int:
+    """Return the smallest micro-batch with which a job can compute in fp8; only its multiples can, too.
+
+    It is 1 for a job that does not compute in fp8. The job's own micro-batch is ignored.
+    """
+    if config.optimisation.fp8_recipe == "none":
+        return 1
+    samples = MULTIPLE // math.gcd(MULTIPLE, _length(config))
+    # Tensor ranks compute half of an even number of samples at a time.
+    return 2 * samples if config.parallel.tensor > 1 and samples > 1 else samples
+
+
+def _length(config: Config) -> int:
+    """Return a number that divides the tokens of a sample in each product of a rank."""
+    return math.gcd(config.model.seq_length, config.model.decoder_length) // config.parallel.context

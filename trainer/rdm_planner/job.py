@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from rdm_core import float8
 from rdm_core.config.checks import check
 from rdm_core.config.schema import Config
 from rdm_core.cost import flops
@@ -350,13 +351,14 @@ class Job:
         found = set()
         for choice in self._degrees(world_size, gpus):
             # Chunks take micro-batches in groups, as many as there are stages.
-            smallest = choice.data * (choice.pipeline if choice.virtual_pipeline > 1 else 1)
+            groups = choice.pipeline if choice.virtual_pipeline > 1 else 1
+            smallest = choice.data * choice.micro_batch * groups
             if self._rejection(choice, smallest) is None:
                 found.add(smallest)
         return found
 
     def _degrees(self, world_size: int, gpus: int) -> Iterator[Layout]:
-        """Yield a layout with each combination of degrees of a world, with micro-batches of one sample.
+        """Yield a layout with each combination of degrees of a world, with its smallest micro-batch.
 
         Tensor ranks never span nodes.
         """
@@ -369,11 +371,17 @@ class Job:
                     continue
                 for context in self._context_degrees(replicas // data):
                     stages = replicas // data // context
+                    least = self.least_micro_batch(tensor, context)
                     for expert in self._expert_degrees(tensor, data * context):
                         for chunks in self._virtual_degrees(stages):
                             yield Layout(
-                                tensor, data, stages, 1, False, self._least_zero, expert, chunks, context
+                                tensor, data, stages, least, False, self._least_zero, expert, chunks, context
                             )
+
+    def least_micro_batch(self, tensor: int, context: int) -> int:
+        """Return the smallest micro-batch with these degrees; all others are its multiples."""
+        parallel = dataclasses.replace(self.config.parallel, tensor=tensor, context=context)
+        return float8.least_micro_batch(dataclasses.replace(self.config, parallel=parallel))
 
     def _context_degrees(self, ranks: int) -> list[int]:
         """Return the degrees to try that divide some ranks: the fixed ones, or else by the tokens left."""
@@ -441,7 +449,7 @@ class Job:
         ramp = self.config.optimisation.rampup_batch_size
         share = math.gcd(self.batch, *((ramp.start, ramp.increment) if ramp else ())) // layout.data
         for size in range(min(share, _MOST_MICRO_BATCH), 0, -1):
-            if share % (size * group) == 0:
+            if share % (size * group) == 0 and size % layout.micro_batch == 0:
                 for saved in self.checkpointing:
                     yield dataclasses.replace(
                         layout, micro_batch=size, checkpointing=saved == "full", zero_stage=zero

@@ -25,6 +25,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from rdm_core import float8
 from rdm_core.config import Config
 from rdm_core.config.training import fp8_problems
 from rdm_core.cost import flops
@@ -88,6 +89,8 @@ def measure(
         config: The job; its layout, its number of blocks and its data are ignored.
         device: This rank's.
         micro_batches: The sizes, ascending. One that does not fit in the memory is reported and left out.
+            Those that a tensor degree cannot compute in fp8 are left out; if it can compute none, it takes
+            its smallest.
         blocks: How many blocks the two models have: few, and more.
         report: Called with what is measured next.
 
@@ -105,11 +108,14 @@ def measure(
     for tensor in range(1, local + 1):
         if local % tensor or heads % tensor or (shared % tensor and tensor % shared):
             continue
-        if (problem := _problem(config, tensor)) is not None:
+        job = _shared(config, tensor)
+        least = float8.least_micro_batch(job)
+        if (problem := _problem(job, least)) is not None:
             problems.append(problem)
             continue
-        topology = create.create_topology(_shared(config, tensor))
-        layers[tensor], updates = _layers(config, topology, device, sizes, blocks, report)
+        possible = [size for size in sizes if size % least == 0] or [least]
+        topology = create.create_topology(job)
+        layers[tensor], updates = _layers(config, topology, device, possible, blocks, report)
         # The largest degree's time counts: it has the fewest replicas that reduce gradients meanwhile. ZeRO
         # gives each replica its part of the parameters.
         optimiser = updates * (topology.data if config.zero_stage else 1)
@@ -144,10 +150,10 @@ def _shared(config: Config, tensor: int) -> Config:
     return dataclasses.replace(config, parallel=parallel)
 
 
-def _problem(config: Config, tensor: int) -> str | None:
-    """Return why samples cannot be computed in fp8 with this tensor degree; None if they can, or need not."""
-    optimisation = dataclasses.replace(config.optimisation, micro_batch_size=1)
-    return next(fp8_problems(dataclasses.replace(_shared(config, tensor), optimisation=optimisation)), None)
+def _problem(job: Config, micro_batch: int) -> str | None:
+    """Return why a job cannot compute micro-batches of a size in fp8; None if it can, or need not."""
+    optimisation = dataclasses.replace(job.optimisation, micro_batch_size=micro_batch)
+    return next(fp8_problems(dataclasses.replace(job, optimisation=optimisation)), None)
 
 
 def _layers(

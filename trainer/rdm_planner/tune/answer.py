@@ -284,7 +284,8 @@ def _no_layout(job: Config, model: TrainerModel) -> str:
     (context,) = model.job.context_degrees or (1,)
     if model.world_size % context:
         return f"parallel.context {context} does not divide {model.world_size} GPUs; take one that does."
-    alone = with_layout(job, Layout(1, 1, 1, 1, context=context))
+    least = model.job.least_micro_batch(1, context)
+    alone = with_layout(job, Layout(1, 1, 1, least, context=context))
     alone = dataclasses.replace(alone, parallel=dataclasses.replace(alone.parallel, data=None))
     if problems := configuration.check(alone):
         return problems[0]

@@ -127,7 +127,8 @@ def profile(
         found = measure(job, device, sizes, blocks, report)
     except torch.OutOfMemoryError:
         raise TrainerError(
-            f"{blocks[1]} blocks do not fit the memory with a micro-batch of 1; take fewer: --blocks 1 2."
+            f"{blocks[1]} blocks do not fit the memory with the smallest micro-batch; take fewer: "
+            "--blocks 1 2."
         ) from None
     publish("done", measured=found.plain())
     if is_first:

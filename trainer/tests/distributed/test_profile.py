@@ -37,12 +37,19 @@ CONFIG = {
 }
 
 
-# Half of these features are no multiple of 16, which products in fp8 need.
-FP8 = ("optimisation.precision=bf16", "optimisation.fp8_recipe=tensorwise", "model.ffn_hidden_size=2064")
+# Products in fp8 need multiples of 16: half of these features are none, and neither are one sample's tokens.
+FP8 = (
+    *("optimisation.precision=bf16", "optimisation.fp8_recipe=tensorwise"),
+    *("model.ffn_hidden_size=2064", "model.seq_length=8"),
+)
 
 
-@pytest.mark.parametrize(("more", "tensors"), [((), {1, 2}), (FP8, {1})], ids=["fp32", "fp8"])
-def test_two_ranks_measure_layers_and_links(tmp_path: Path, more: tuple[str, ...], tensors: set[int]) -> None:
+@pytest.mark.parametrize(
+    ("more", "tensors", "sizes"), [((), {1, 2}, {1, 2}), (FP8, {1}, {2})], ids=["fp32", "fp8"]
+)
+def test_two_ranks_measure_layers_and_links(
+    tmp_path: Path, more: tuple[str, ...], tensors: set[int], sizes: set[int]
+) -> None:
     job, file = tmp_path / "tiny.yaml", tmp_path / "cpu.json"
     job.write_text(yaml.safe_dump(CONFIG))
     arguments = ["profile", str(job), "--output", str(file), "--micro-batch", "2", "--blocks", "1", "2"]
@@ -73,7 +80,7 @@ def test_two_ranks_measure_layers_and_links(tmp_path: Path, more: tuple[str, ...
     assert found.layers.keys() == tensors
     for kinds in found.layers.values():
         assert kinds.keys() == {"Block", "Embedding", "Head"}
-        assert all(points.keys() == {1, 2} for points in kinds.values())
+        assert all(points.keys() == sizes for points in kinds.values())
     tuned = CliRunner().invoke(
         cli,
         ["tune", str(job), "engine=native", *more, "--nodes", "1xcpu:2", "--profile", str(file), "--json"],

@@ -10,19 +10,26 @@ from typing import Any, Literal, get_args
 import pytest
 import torch
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rdm_core import float8
-from rdm_core.config import Config, from_dict, load
+from rdm_core.config import Config, check, from_dict, load
 from rdm_core.cost.dry_run import dry_run
 from rdm_core.errors import TrainerError
+from rdm_planner.job import Job, TrainerModel, published_peaks, with_layout
+from rdm_planner.nodes import NodeKind
+from rdm_planner.report import nearest_batch
 from rdm_trainer import models, process
 from rdm_trainer.cli import cli
 from rdm_trainer.distributed.tensor_parallel.float8 import Float8Weight
 from rdm_trainer.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.engine_step import engine_step
 from tests.distributed.training import GPT, MOE, QWEN, T5
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+H100 = NodeKind("H100", gpus=4, inter=400e9, intra=3600e9, memory_gib=79.1)
 Recipe = Literal["tensorwise", "rowwise"]
 
 
@@ -123,6 +130,41 @@ def test_small_products_stay_in_bf16() -> None:
     assert [float8.gains("tensorwise", *one) for one in sizes] == [True, False, True, True, True]
     assert [float8.gains("rowwise", *one) for one in sizes] == [False, False, False, True, False]
     assert not any(float8.gains("none", *one) for one in sizes)
+
+
+@given(st.integers(1, 300), st.integers(1, 4), st.integers(1, 3), st.integers(1, 64))
+def test_micro_batches_in_fp8_are_multiples_of_the_least(
+    length: int, tensor: int, context: int, samples: int
+) -> None:
+    keys = [f"model.seq_length={length * context}", f"optimisation.micro_batch_size={samples}"]
+    keys += ["optimisation.fp8_recipe=tensorwise", f"parallel.tensor={tensor}", f"parallel.context={context}"]
+    job = from_dict(GPT.to_dict(), keys)
+    can = float8.tokens(job) % float8.MULTIPLE == 0
+    assert can is (samples % float8.least_micro_batch(job) == 0)
+
+
+@pytest.mark.parametrize("length", [8192, 8184, 8188])
+def test_tune_takes_the_micro_batches_that_train_in_fp8(length: int) -> None:
+    keys = ["optimisation.global_batch_size=64", f"model.seq_length={length}"]
+    bf16 = tuned(*keys, "optimisation.fp8_recipe=none")
+    fp8 = tuned(*keys)
+    # A sequence of 8184 tokens needs 2 samples, and in halves 4.
+    expected = {one for one in bf16.layouts() if not check(with_layout(fp8.job.config, one), 4)}
+    assert set(fp8.layouts()) == expected
+    assert {one.tensor for one in expected} == {1, 2, 4}
+
+
+def test_tune_names_the_nearest_batch_that_trains_in_fp8() -> None:
+    model = tuned("optimisation.global_batch_size=13", "model.seq_length=1016")
+    assert not list(model.layouts())
+    assert nearest_batch(model.job, 4, 4) == 12
+
+
+def tuned(*overrides: str) -> TrainerModel:
+    keys = ["engine=native", "model.layers=2", "optimisation.fp8_recipe=tensorwise"]
+    keys += ["launcher.nodes=null", "launcher.devices_per_node=null"]
+    job = load(CONFIGS / "llama3-8b.yaml", [*keys, *overrides])
+    return TrainerModel(Job(job, published_peaks(job, [H100], {"H100": 989.4}, 0.5), engine_step), (H100,))
 
 
 def test_a_dry_run_counts_two_copies_of_each_weight() -> None:
