@@ -26,7 +26,7 @@ from rdm_core.config import load  # noqa: E402
 from rdm_core.cost import flops  # noqa: E402
 from rdm_core.errors import TrainerError  # noqa: E402
 from rdm_planner.cluster_profile import ClusterProfile  # noqa: E402
-from rdm_planner.profile import Profile  # noqa: E402
+from rdm_planner.profile import Profile, shape_of  # noqa: E402
 from rdm_planner.tune import verb  # noqa: E402
 from rdm_planner.tune.answer import read_job  # noqa: E402
 from rdm_planner.tune.fleet import Fleet, NodeGroup, by_gpu  # noqa: E402
@@ -182,7 +182,8 @@ def fleet(
         NodeGroup(gpu, own.slots, names, own.price or None, speed=own.speed)
         for (gpu, own), names in groups.items()
     ]
-    return Fleet(kinds, profiles, measure)
+    leaves_out = guess and any(one.shape == shape_of(config) for one in known.profiles)
+    return Fleet(kinds, profiles, measure, left_out=source if leaves_out else "")
 
 
 def _checked_gpus(nodes: Sequence[Node]) -> dict[str, Gpus]:

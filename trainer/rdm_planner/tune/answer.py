@@ -86,6 +86,12 @@ class Answer:
             f"{nodes}; predicted {best['seconds']:.3f} s a step ({source})."
         )
 
+    def mfu_note(self) -> str:
+        """Return what the MFU refers to, if the job computes in fp8; empty otherwise."""
+        if self.job.optimisation.fp8_recipe == "none":
+            return ""
+        return "MFU refers to the peak in bf16; the peak in fp8 is twice that."
+
     def doubts(self) -> list[str]:
         """Return why another layout, or fewer nodes, may be faster than the winner; one sentence each."""
         best = self.rows[0]["seconds"]
@@ -187,9 +193,10 @@ def answer(
     nodes = fleet.nodes(options)
     recipe = job.optimisation.fp8_recipe
     if recipe != "none" and not fleet.profiles:
+        other = f"without --guess, which leaves out {fleet.left_out}."
         raise TrainerError(
             f"optimisation.fp8_recipe is {recipe}, and only a profile knows what that gains; search with "
-            f"optimisation.fp8_recipe=none, or measure it: {fleet.measure}"
+            f"optimisation.fp8_recipe=none, or {other if fleet.left_out else f'measure it: {fleet.measure}'}"
         )
     peaks = fleet.peaks()
     times = (

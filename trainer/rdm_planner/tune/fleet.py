@@ -55,12 +55,14 @@ class Fleet:
         profiles: The file and the profile of each GPU, by the GPU's name.
         measure: The command that measures these nodes.
         unverified: A sentence about what of the profiles was not compared with the nodes; empty if all was.
+        left_out: The file of profiles that ``--guess`` leaves out; empty if there is none.
     """
 
     groups: Sequence[NodeGroup]
     profiles: Mapping[str, tuple[str, Profile]]
     measure: str
     unverified: str = ""
+    left_out: str = ""
 
     def nodes(self, options: TuneOptions) -> list[NodeKind]:
         """Return the kind of each node.

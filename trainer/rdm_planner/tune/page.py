@@ -65,14 +65,12 @@ def page(answer: Answer) -> str:
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         (here / "page.html.j2").read_text("utf-8")
     )
-    files = dict.fromkeys(source for source, _profile in answer.fleet.profiles.values())
+    made = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, {answer.layouts} layouts."
     return template.render(
         name=answer.job.name,
         style=style.read_text("utf-8"),
         measured=answer.is_measured,
-        source=f"as measured: {', '.join(files)}"
-        if answer.is_measured
-        else f"from published peaks and bandwidths; measure: {answer.fleet.measure}",
+        source=_source(answer),
         tiles=_tiles(answer),
         diagram=_diagram(answer),
         bars=_bars(answer),
@@ -81,8 +79,17 @@ def page(answer: Answer) -> str:
         columns=_COLUMNS,
         rows=[_cells(row) for row in answer.rows],
         rejected=answer.rejected,
-        made=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, {answer.layouts} layouts.",
+        made=" ".join(filter(None, (made, answer.mfu_note()))),
     )
+
+
+def _source(answer: Answer) -> str:
+    if answer.is_measured:
+        files = dict.fromkeys(source for source, _profile in answer.fleet.profiles.values())
+        return f"as measured: {', '.join(files)}"
+    if left_out := answer.fleet.left_out:
+        return f"from published peaks and bandwidths; --guess leaves out {left_out}"
+    return f"from published peaks and bandwidths; measure: {answer.fleet.measure}"
 
 
 def _tiles(answer: Answer) -> list[tuple[str, str, str]]:

@@ -32,6 +32,8 @@ def show(answer: Answer, following: str) -> None:
     )
     _source(console, answer)
     console.print(_layouts(answer))
+    if note := answer.mfu_note():
+        console.print(note)
     if answer.rows[0]["price"] is not None:
         console.print("The price is that of 1,000 steps.")
     for number, row in enumerate(answer.rows, 1):
@@ -53,9 +55,13 @@ def _source(console: Console, answer: Answer) -> None:
         files = dict.fromkeys(source for source, _profile in answer.fleet.profiles.values())
         console.print(f"As measured: {', '.join(files)}.\n", markup=False, soft_wrap=True)
         return
+    fleet = answer.fleet
+    why, next_step = "nothing has been measured", f"Measure on one such node: {fleet.measure}"
+    if fleet.left_out:
+        why, next_step = "--guess leaves out what was measured", f"Measured: {fleet.left_out}"
     console.print(
-        "[bold yellow]A GUESS from published peaks and bandwidths: nothing has been measured.[/]\n"
-        f"[yellow]Measure on one such node: {escape(answer.fleet.measure)}[/]\n",
+        f"[bold yellow]A GUESS from published peaks and bandwidths: {why}.[/]\n"
+        f"[yellow]{escape(next_step)}[/]\n",
         soft_wrap=True,
     )
 

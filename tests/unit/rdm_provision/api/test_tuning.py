@@ -100,6 +100,28 @@ def test_what_was_measured_counts_for_the_job_it_is_of(
     assert f"rdm-provision profile -i {inventory} {job}" in err
 
 
+def test_a_guess_names_what_was_measured_and_left_out(
+    call: Call, job: Path, make_inventory: MakeInventory, tmp_path: Path
+) -> None:
+    from rdm_core import config as configuration
+    from rdm_planner.profile import shape_of
+
+    keys = ("engine=native", "optimisation.fp8_recipe=tensorwise")
+    shape = shape_of(configuration.from_dict(JOB, keys))
+    inventory = make_inventory(rdm_gpu="H100", rdm_slots=1)
+    file = inventory / tuning.PROFILE_FILE
+    command = ("tune", job, "-i", inventory, "--guess")
+    assert f"or measure it: rdm-provision profile -i {inventory} {job}" in call(*command, *keys)[2]
+    file.write_text(yaml.safe_dump({"nodes": {}, "profiles": [profiled("H100", shape=shape)]}))
+    assert f"or without --guess, which leaves out {file}" in call(*command, *keys)[2]
+    assert "nothing has been measured" in call(*command)[1]
+    file.write_text(yaml.safe_dump({"nodes": {}, "profiles": [profiled("H100")]}))
+    page = tmp_path / "page.html"
+    out = call(*command, "--html", page)[1]
+    assert f"--guess leaves out what was measured.\nMeasured: {file}\n" in out
+    assert f"--guess leaves out {file}" in page.read_text(encoding="utf-8")
+
+
 def test_the_file_of_a_cluster_is_read_as_it_was_written(make_inventory: MakeInventory) -> None:
     from rdm_planner.profile import Profile
 

@@ -143,6 +143,7 @@ def test_tune_predicts_from_a_profile_and_takes_no_degree_that_it_lacks(tmp_path
     shown = _tune(file).output
     assert "h100.json" in shown
     assert "GUESS" not in shown
+    assert "MFU refers" not in shown
 
 
 def test_a_profile_in_fp8_is_for_jobs_in_fp8_and_may_beat_the_peak_in_bf16(tmp_path: Path) -> None:
@@ -157,7 +158,9 @@ def test_a_profile_in_fp8_is_for_jobs_in_fp8_and_may_beat_the_peak_in_bf16(tmp_p
     assert "fp8_recipe" not in " ".join(best["overrides"])
     # In bf16, a sample takes a block at least 0.07 ms.
     file.write_text(dataclasses.replace(_scaled(0.05), shape=shape_of(job)).text())
-    assert _tune(file, *keys).exit_code == 0
+    shown = _tune(file, *keys)
+    assert shown.exit_code == 0
+    assert "MFU refers to the peak in bf16; the peak in fp8 is twice that." in shown.output
     file.write_text(_scaled(0.05).text())
     assert "its peak of 989.4 TFLOP/s" in str(_tune(file, "engine=native").exception)
     file.write_text(dataclasses.replace(_scaled(0.03), shape=shape_of(job)).text())
