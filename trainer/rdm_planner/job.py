@@ -298,8 +298,10 @@ class Job:
         if exchanges.context is not None and _is_block(layer):
             bits = _key_value_bits(self.config, layer, tensor) * layout.micro_batch
             share = (layout.context - 1) / layout.context
+            # A T5's decoder gathers in both its attentions.
+            gathers = 2 if layer.name == "DecoderBlock" else 1
             waited = 1 - self.shaped(layout).step.hidden_context
-            exchange += exchanges.context.seconds(share * bits) * waited
+            exchange += gathers * exchanges.context.seconds(share * bits / gathers) * waited
         # A tied weight's gradient is averaged with the layer that it is tied to.
         averaged = layer.own(tensor) - layer.own_experts(tensor) - layer.tied // tensor
         backward = self.times.backward(gpu, layer.name, size, tensor, checkpointed=again == 1)

@@ -31,7 +31,7 @@ from rdm_planner.nodes import NodeKind, orders
 from rdm_planner.partition import best_cut
 from rdm_planner.schedules import BlockingSends
 from rdm_planner.search import search
-from rdm_planner.times import PublishedPeaks
+from rdm_planner.times import Link, PublishedPeaks
 from rdm_planner.tune.validation import chosen, compared, rank_correlation
 from rdm_trainer.cli import cli
 from rdm_trainer.engine_step import engine_step
@@ -344,7 +344,7 @@ def test_what_overlaps_with_gathering_keys_and_values_does_not_count() -> None:
     assert seconds[1.0] == pytest.approx(0.0, abs=1e-12)
 
 
-def test_a_t5s_decoder_gathers_the_keys_of_both_its_attentions() -> None:
+def test_a_t5s_decoder_gathers_the_keys_of_both_its_attentions(monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ["engine=native", "model.seq_length=1024", "model.decoder_seq_length=256"]
     model = _model("t5-11b", H100, overrides=overrides)
     spec = model.job.config.spec
@@ -353,6 +353,12 @@ def test_a_t5s_decoder_gathers_the_keys_of_both_its_attentions() -> None:
     tokens = spec.layers * 1024 + spec.decoder_layers * (256 + 1024)
     bits = 2 * 3 / 4 * tokens * 2 * spec.key_value_size * 16 / H100.intra
     assert found == pytest.approx(model.job.batch * bits)
+    # Each of the gathers begins after the link's latency, and so does each sum of their gradients.
+    monkeypatch.setattr(PublishedPeaks, "all_reduce", lambda *_nodes, **_where: Link(1e-3, H100.intra))
+    model = _model("t5-11b", H100, overrides=overrides)
+    found = model.estimate(layout, (model.problem(layout).layers,)).parts["context exchange"]
+    late = 2 * (spec.layers + 2 * spec.decoder_layers) * 1e-3
+    assert found == pytest.approx(model.job.batch * (bits + late))
 
 
 def test_two_context_ranks_take_the_tokens_that_were_measured() -> None:
