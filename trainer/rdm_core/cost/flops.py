@@ -161,19 +161,11 @@ def flops_per_sample(spec: ModelSpec) -> float:
 
     Source: PaLM (Chowdhery et al. 2022), appendix B, as in nanoGPT's MFU.
     """
-    inner = spec.attention_size
-    if spec.kind != "t5":
-        length = spec.seq_length
-        looked_up = 0 if spec.tied_embeddings else spec.padded_vocab_size * spec.hidden_size
-        scores = spec.layers * inner * _keys(spec)
-        return length * (6.0 * (active_parameters(spec) - looked_up) + 12.0 * scores)
-    source, target = spec.seq_length, spec.decoder_length
-    by_name = {size.name: size.total for size in layer_sizes(spec)}
-    cross_keys = spec.decoder_layers * _cross_keys(spec)
-    encoder = spec.layers * by_name["EncoderBlock"] + cross_keys
-    decoder = spec.decoder_layers * by_name["DecoderBlock"] - cross_keys + by_name["Head"]
-    scores = spec.layers * source * source + spec.decoder_layers * target * (target + source)
-    return 6.0 * (encoder * source + decoder * target) + 12.0 * inner * scores
+    if spec.kind == "t5":
+        return 3.0 * sum(forward_flops(spec, size) for size in layer_sizes(spec))
+    looked_up = 0 if spec.tied_embeddings else spec.padded_vocab_size * spec.hidden_size
+    scores = spec.layers * spec.attention_size * _keys(spec)
+    return spec.seq_length * (6.0 * (active_parameters(spec) - looked_up) + 12.0 * scores)
 
 
 def _keys(spec: ModelSpec) -> int:
@@ -191,7 +183,8 @@ def forward_flops(spec: ModelSpec, layer: LayerSize) -> float:
     Source: as :func:`flops_per_sample`.
     """
     inner, source, target = spec.attention_size, spec.seq_length, spec.decoder_length
-    if layer.name == "Head":
+    # The final norm may have the head's bias.
+    if layer.name in ("FinalNorm", "Head"):
         return 2.0 * target * layer.total
     if layer.name.endswith("Embedding"):
         return 0.0
@@ -200,7 +193,7 @@ def forward_flops(spec: ModelSpec, layer: LayerSize) -> float:
         products = cross_keys * source + (layer.total - cross_keys) * target
         return 2.0 * products + 4.0 * inner * target * (target + source)
     scores = 4.0 * inner * source * _keys(spec) if layer.name.endswith("Block") else 0.0
-    return 2.0 * layer.active * (target if layer.name.startswith("Decoder") else source) + scores
+    return 2.0 * layer.active * source + scores
 
 
 def flops_per_token(spec: ModelSpec) -> float:

@@ -174,6 +174,16 @@ def test_a_t5_is_counted_by_its_two_sides() -> None:
     block = flops.layer_parameters(more_encoder.spec)[1]
     added = flops.flops_per_sample(more_encoder.spec) - flops.flops_per_sample(both.spec)
     assert added == pytest.approx(128 * (6 * block + 12 * 64 * 128))
+    # By hand: a block of the encoder, its norm; a block of the decoder, its norm, its head.
+    t5 = job(kind="t5", layers=1, decoder_seq_length=32, **shape).spec
+    cross = 2 * 65 * 64
+    products = 128 * (block + cross + 128) + 32 * (block + 4 * 65 * 64 - cross + 128 + 128)
+    products += 32 * t5.padded_vocab_size * 64
+    scores = 64 * (128 * 128 + 32 * (32 + 128))
+    assert flops.flops_per_sample(t5) == pytest.approx(6 * products + 12 * scores)
+    # A bias of the head is one value for each token of the decoder.
+    biased = flops.flops_per_sample(dataclasses.replace(t5, head_bias=True))
+    assert biased - flops.flops_per_sample(t5) == pytest.approx(6 * 32 * t5.padded_vocab_size)
 
 
 def test_megatrons_formula() -> None:
