@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
+from rdm_core.atomic_file import replacing
 from rdm_core.config.read import load_text
 from rdm_core.errors import ConfigError
 
@@ -61,12 +61,9 @@ def write(path: Path, overrides: Sequence[str]) -> None:
         with target.open(encoding="utf-8", newline="") as file:
             text = file.read()
         edited = with_values(text, overrides, str(path))
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as directory:
-            successor = Path(directory) / target.name
-            with successor.open("w", encoding="utf-8", newline="") as file:
-                file.write(edited)
-            shutil.copymode(target, successor)
-            successor.replace(target)
+        with replacing(target, durable=True) as successor:
+            os.fchmod(successor.fileno(), stat.S_IMODE(target.stat().st_mode))
+            successor.write(edited.encode())
     except OSError as error:
         raise ConfigError([f"{path} cannot be written: {error.strerror}."]) from None
 

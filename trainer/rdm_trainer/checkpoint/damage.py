@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rdm_core.atomic_file import write_atomically
 from rdm_core.errors import FAILED, TrainerError
-from rdm_trainer.checkpoint import files
 
 __all__ = ["CHECKSUM", "error", "is_sound", "naming", "note", "refuse"]
 
@@ -23,7 +23,7 @@ CHECKSUM = ".crc32"
 def note(path: Path) -> Path:
     """Write a file's checksum to a file next to it, and return that file's path."""
     checksum_file = path.with_name(path.name + CHECKSUM)
-    files.write_durably(checksum_file, str(_checksum(path)))
+    write_atomically(checksum_file, str(_checksum(path)), 0o666, durable=True)
     return checksum_file
 
 

@@ -32,6 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rdm_core.atomic_file import PARTIAL, sync_directory, write_atomically
+
 __all__ = [
     "CHECKPOINTS",
     "LATEST",
@@ -54,14 +56,12 @@ __all__ = [
     "set_aside",
     "tag",
     "write_all",
-    "write_durably",
 ]
 
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 MEGATRON_LATEST = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
-PARTIAL = ".partial"
 REPLACED = f".replaced{PARTIAL}"
 ASIDE = ".aside"
 
@@ -105,10 +105,8 @@ class Manifest:
     def write(self, directory: Path) -> None:
         """Write the manifest into a directory, and return once it is on the disk."""
         content = json.loads(json.dumps(dataclasses.asdict(self)))
-        write_durably(
-            directory / MANIFEST,
-            json.dumps({"format": _FORMAT, "checksum": _checksum(content), **content}),
-        )
+        text = json.dumps({"format": _FORMAT, "checksum": _checksum(content), **content})
+        write_atomically(directory / MANIFEST, text, 0o666, durable=True)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest | None:
@@ -222,37 +220,11 @@ def complete_steps(inventories: Sequence[Inventory]) -> dict[int, Manifest]:
     return found
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Replace a file atomically, and return once it is on the disk."""
-    partial = path.with_name(f".{path.name}{PARTIAL}")
-    try:
-        with partial.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
-    _sync_directory(path.parent)
-
-
 def write_all(file: io.FileIO, data: bytes | memoryview) -> None:
     """Write all data to an unbuffered file. On a disk that fills up, one write may take only a part."""
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[file.write(rest) :]
-
-
-def _sync_directory(directory: Path) -> None:
-    # A rename is durable only once the directory is synced, which some file systems do not support.
-    with contextlib.suppress(OSError):
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def commit(directory: Path, name: str, manifest: Manifest) -> None:
@@ -277,7 +249,7 @@ def commit(directory: Path, name: str, manifest: Manifest) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
     else:
         partial.rename(final)
-    _sync_directory(directory)
+    sync_directory(directory)
 
 
 def recover(directory: Path) -> None:
@@ -288,13 +260,13 @@ def recover(directory: Path) -> None:
             successor = directory / f"{name}{PARTIAL}"
             whole = successor if Manifest.read(successor) is not None else directory / leftover
             whole.rename(directory / name)
-            _sync_directory(directory)
+            sync_directory(directory)
 
 
 def point_to(directory: Path, iteration: int) -> None:
     """Write both pointers."""
-    write_durably(directory / LATEST, tag(iteration))
-    write_durably(directory / MEGATRON_LATEST, str(iteration))
+    write_atomically(directory / LATEST, tag(iteration), 0o666, durable=True)
+    write_atomically(directory / MEGATRON_LATEST, str(iteration), 0o666, durable=True)
 
 
 def clear_leftovers(directory: Path) -> None:

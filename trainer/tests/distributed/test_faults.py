@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import resource
+import secrets
 import shutil
 import signal
 import threading
@@ -192,9 +193,9 @@ FULL_AT = {
     2: "__0_0.distcp",
     3: ".metadata.tmp",
     4: "rng_states.pt",
-    5: ".__0_0.distcp.crc32.partial",
-    6: ".manifest.json.partial",
-    7: "../.latest.partial",
+    5: ".__0_0.distcp.crc32.0.partial",
+    6: ".manifest.json.0.partial",
+    7: "../.latest.0.partial",
 }
 UNSYNCED_AT = 8
 
@@ -218,7 +219,11 @@ def full_disk_of_rank_0(root: str) -> dict[str, Any]:
 
         def saved(iteration: int, state: Any) -> bool:
             fails = dist.get_rank() == 0 and iteration == UNSYNCED_AT
-            with mock.patch.object(os, "fsync", unsynced) if fails else contextlib.nullcontext():
+            with contextlib.ExitStack() as patches:
+                # So the names of files that are being written are known.
+                patches.enter_context(mock.patch.object(secrets, "token_hex", return_value="0"))
+                if fails:
+                    patches.enter_context(mock.patch.object(os, "fsync", unsynced))
                 answers["saved"].append(save(iteration, state))
             answers["there"].append(sorted(path.name for path in checkpoints.glob("global_step*")))
             answers["pointer"].append((checkpoints / "latest").read_text())

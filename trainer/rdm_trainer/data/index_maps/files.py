@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from rdm_core.atomic_file import replacing
 from rdm_core.errors import TrainerError
 
 __all__ = ["misfit", "read", "require_writable", "save"]
@@ -37,18 +35,10 @@ def save(path: Path, array: npt.NDArray[np.generic]) -> None:
     Raises:
         TrainerError: The directory cannot be written.
     """
-    # If containers share a file system, neither process ids nor host names are unique.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        with temporary.open("xb") as file:
+        with replacing(path, durable=True) as file:
             np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError as error:
-        # A read-only file system rejects this even if there is nothing to remove.
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise _unwritable(path, error) from error
 
 

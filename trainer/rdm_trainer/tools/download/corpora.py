@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rdm_core.atomic_file import replacing
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.tools.download.fetch import FRUITLESS, Transfer, digest, fetch
@@ -237,12 +237,10 @@ def _package(package: Package, mirror: str | None, report: Report) -> Path:
 
 def _write(path: Path, content: bytes) -> Path:
     """Write a file; it appears only when it is complete."""
-    part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        return part.replace(path)
+        with replacing(path, durable=True) as file:
+            file.write(content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
         raise TrainerError(f"{path} cannot be written: {error.strerror}.", exit_code=FAILED) from error
+    return path

@@ -31,6 +31,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from rdm_core.atomic_file import write_atomically
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.data.indexed_dataset import best_dtype, paths, write_index
 from rdm_trainer.tokenizers.load import Tokenizer, load
@@ -105,12 +106,7 @@ class _Journal:
     finishing: bool = False
 
     def save(self, path: Path) -> None:
-        temporary = path.with_suffix(".new")
-        with temporary.open("w") as file:
-            json.dump(vars(self), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_atomically(path, json.dumps(vars(self)), durable=True)
 
     @classmethod
     def load(cls, path: Path, fingerprint: str) -> _Journal | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -194,10 +195,10 @@ def test_oscar_with_a_checksum_of_the_users(server: Server, tmp_path: Path) -> N
 def test_a_full_disk_under_what_a_package_holds_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_path: Path, _content: bytes) -> int:
+    def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(TrainerError, match=r"text\.jsonl cannot be written: No space left on device\."):
         corpora._write(tmp_path / "text.jsonl", b"text")
     assert not list(tmp_path.iterdir())

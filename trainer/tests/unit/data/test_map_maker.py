@@ -105,7 +105,7 @@ def test_a_read_only_file_system_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     # Such a file system rejects the removal even of a file that does not exist.
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(TrainerError, match=r"written \(Read-only file system\): give data\.index_cache"):
         files.save(tmp_path / "map.npy", np.arange(3))
