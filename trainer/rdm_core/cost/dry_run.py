@@ -272,7 +272,7 @@ def _logits(config: Config) -> int:
 
     1. a chunk's logits and their gradient exist, and, unless compiled, fp32 copies and a mask;
     2. the chunk's gradient becomes that of the head, which is summed in fp32 if there are several chunks;
-    3. the backward pass scales the head's gradient and casts it back; the native engine's adds it to a sum.
+    3. the backward pass scales the head's gradient, and casts it back unless it adds it to a sum.
 
     The gradient of the head's input exists all the time.
     """
@@ -289,10 +289,18 @@ def _logits(config: Config) -> int:
     # In fp32, the product is added to the sum in place.
     head_s = size * rows * width + head * (summed if width == summed else width + summed)
     scaled = head * (summed or width)
-    if config.engine != "native":
+    if not _adds_gradients(config):
         scaled += head * (summed + width if width < summed else width)
     states = tokens * spec.hidden_size * width
     return max(chunk + states, head_s + states, scaled + 2 * states)
+
+
+def _adds_gradients(config: Config) -> bool:
+    """Return whether a backward pass adds the head's gradient to a sum, instead of writing it."""
+    parallel = config.parallel
+    is_short_step = config.optimisation.precision == "bf16" and config.zero_stage == 1
+    is_short_step = is_short_step and parallel.offload_optimizer == "none" and parallel.expert == 1
+    return config.engine == "native" or is_short_step
 
 
 def _width(config: Config) -> int:

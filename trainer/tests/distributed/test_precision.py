@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
 
 from rdm_core.config import Config
 from rdm_trainer.engines import create
@@ -59,11 +61,33 @@ def norms_after_an_infinite_gradient(jobs: Mapping[str, Config]) -> dict[str, li
         topology = create.create_topology(config)
         engine = create.create(config, topology)
         data = training.batches(config, topology, 3)
-        weight = next(engine.module.parameters())
+        # A weight whose gradient no product adds to a sum; with ZeRO 3, all have one dimension.
+        weight = next(weight for weight in engine.module.parameters() if weight.dim() == 1)
         hook = weight.register_hook(lambda gradient: gradient * math.inf)
         norms = [engine.train_step(data).grad_norm]
         hook.remove()
         answers[name] = [*norms, *(engine.train_step(data).grad_norm for _ in range(2))]
+        engine.close()
+    return answers
+
+
+def _note(written: set[str], key: str, gradient: torch.Tensor | None) -> None:
+    # A sum's weight has none.
+    if gradient is not None:
+        written.add(key)
+
+
+def written_gradients(jobs: Mapping[str, Config]) -> dict[str, list[str]]:
+    """Return the weights of each job whose gradients a step writes, instead of adding them in products."""
+    answers = {}
+    for name, config in jobs.items():
+        topology = create.create_topology(config)
+        engine = create.create(config, topology)
+        written = set[str]()
+        for key, weight in engine.module.named_parameters():
+            weight.register_hook(functools.partial(_note, written, key))
+        engine.train_step(training.batches(config, topology, 1))
+        answers[name] = sorted(written)
         engine.close()
     return answers
 
@@ -92,6 +116,23 @@ def told() -> Said:
         },
     )[0]
     return alone | pair
+
+
+def test_products_add_to_deepspeeds_sums() -> None:
+    jobs = {
+        name: configure(base, {**BF16, **changes})
+        for name, base, changes in (
+            ("native", GPT, {"engine": "native"}),
+            ("zero 1", GPT, {}),
+            ("zero 2", GPT, {"parallel.zero_stage": 2}),
+            ("native t5", T5, {"engine": "native"}),
+            ("zero 1 t5", T5, {}),
+        )
+    }
+    found = processes.run(1, written_gradients, jobs)[0]
+    assert found["zero 1"] == found["native"]
+    assert found["zero 1 t5"] == found["native t5"]
+    assert set(found["zero 1"]) < set(found["zero 2"])
 
 
 @pytest.fixture(scope="module")

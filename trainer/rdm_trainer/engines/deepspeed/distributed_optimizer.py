@@ -2,15 +2,17 @@
 """A faster step for bf16 weights with fp32 copies.
 
 DeepSpeed's ``BF16_Optimizer`` passes over the fp32 gradients seven times per step and waits for the device
-twice. This optimiser keeps its data (flat weights, copies, gradients) and shortens the path of a gradient: it
-copies the first micro-batch's gradient instead of adding it to zeros, a replica gets the sum of only its own
-part, and the fused AdamW applies the clipping factor as its divisor for loss scales. The device skips a step
-whose norm is not finite, without a synchronisation.
+twice. This optimiser keeps its data (flat weights, copies, gradients) and shortens the path of a gradient:
+the matrix products of layers add to the sums, the first micro-batch's gradient of any other weight is copied
+instead of added to zeros, a replica gets the sum of only its own part, and the fused AdamW applies the
+clipping factor as its divisor for loss scales. The device skips a step whose norm is not finite, without a
+synchronisation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +20,12 @@ import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import nn
 
-from rdm_trainer.distributed.gradient_sum import accumulate
+from rdm_trainer.distributed.gradient_sum import GradientSum, accumulate
+from rdm_trainer.distributed.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from rdm_trainer.distributed.topology import Topology
 
 __all__ = ["DistributedOptimizer"]
@@ -30,6 +37,8 @@ class DistributedOptimizer(BF16_Optimizer):
     topology: Topology
     pieces: list[torch.Tensor]
     compiled: bool
+    sums: list[GradientSum]
+    fp32_groups_has_gradients: list[list[bool]]  # untyped in DeepSpeed
 
     @classmethod
     def adopt(
@@ -55,6 +64,8 @@ class DistributedOptimizer(BF16_Optimizer):
         optimiser.topology = topology
         optimiser.compiled = compiled
         optimiser.pieces = optimiser._counted_pieces(counts)
+        # Ranks that share the experts average each gradient by a hook, which a sum does not call.
+        optimiser.sums = list(optimiser._take_sums(engine.module)) if topology.expert == 1 else []
 
     def _counted_pieces(self, counts: Callable[[nn.Parameter], bool]) -> list[torch.Tensor]:
         """Return views of this replica's part of the gradients that this rank counts."""
@@ -80,6 +91,29 @@ class DistributedOptimizer(BF16_Optimizer):
                     spans.append([low, high])
             pieces += [gradients[low:high] for low, high in spans]
         return pieces
+
+    def _take_sums(self, module: nn.Module) -> Iterator[GradientSum]:
+        """Let the backward passes of layers add to the sums of their weights' gradients; yield these sums."""
+        places = {
+            weight: (group, number)
+            for group, weights in enumerate(self.bf16_groups)
+            for number, weight in enumerate(weights)
+        }
+        for layer in module.modules():
+            if isinstance(layer, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding):
+                weight: Any = layer.weight
+                group, number = places[weight]
+                total = self.fp32_groups_gradients[group][number]
+                # The pipeline's engine sums it over the stages that share the weight.
+                weight._hp_grad = total
+                layer.gradient_sum = GradientSum(
+                    total.view(weight.shape), functools.partial(self._note, group, number)
+                )
+                yield layer.gradient_sum
+
+    def _note(self, group: int, number: int) -> None:
+        """Note that a weight's gradient is in its sum."""
+        self.fp32_groups_has_gradients[group][number] = True
 
     @torch.no_grad()
     def _update_hp_grad(self, lp: Any, group_idx: int, param_idx: int, clear_lp_grads: bool) -> None:
@@ -142,5 +176,14 @@ class DistributedOptimizer(BF16_Optimizer):
         self.clear_hp_grads()
 
     def clear_hp_grads(self) -> None:
-        """Reset the sums: the next gradient of each weight is copied, not added."""
+        """Reset the sums: the next gradient of each weight is copied to its sum, or added to zeros."""
+        # DeepSpeed also calls this after the step, which has done it.
+        if self.sums and any(map(any, self.fp32_groups_has_gradients)):
+            torch._foreach_zero_([one.total for one in self.sums])
         self.fp32_groups_has_gradients = [[False] * len(group) for group in self.fp32_groups_gradients]
+
+    def destroy(self) -> None:
+        """Release the weights."""
+        for one in self.sums:
+            one.close()
+        super().destroy()
