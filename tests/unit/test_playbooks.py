@@ -47,17 +47,23 @@ def test_what_all_plays_on_nodes_have_in_common_stands_once() -> None:
     assert keywords == {"name", "ansible.builtin.import_playbook", "vars", "when", "tags"}
 
 
+def _imports_of_on_nodes(path: Path, outer: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what each play of a playbook gives on_nodes.yml; outer imports win."""
+    for entry in _read(path):
+        if imported := entry.get("ansible.builtin.import_playbook"):
+            given = {**entry.get("vars", {}), **outer}
+            inner = path.parent / imported
+            yield from [given] if inner == ON_NODES else _imports_of_on_nodes(inner, given)
+
+
 def test_each_play_that_imports_on_nodes_gives_its_name_and_a_file_of_a_role() -> None:
     found = [
-        (path.name, entry["vars"])
-        for path in PLAYBOOKS.rglob("*.yml")
-        for entry in _read(path)
-        if str(entry.get("ansible.builtin.import_playbook", "")).endswith(ON_NODES.name)
+        (path.name, given) for path in PLAYBOOKS.glob("*.yml") for given in _imports_of_on_nodes(path, {})
     ]
-    assert len(found) > 35
+    assert len(found) > 40
     for name, given in found:
         assert given["__play"], name
-        assert ("__work" in given) != ("__hosts" in given), (name, given)
+        assert len({"__work", "__part", "__hosts"} & set(given)) == 1, (name, given)
         role, tasks = given.get("__role") or given["__work"], given.get("__tasks", "present")
         assert (ROLES / role / "tasks" / f"{tasks}.yml").is_file(), (name, given)
 
@@ -145,7 +151,7 @@ def test_a_part_of_env_up_has_the_plan_that_it_goes_by() -> None:
 
 def test_what_changes_nodes_without_gathering_locks_them_first_and_releases_them_last() -> None:
     """With any tags; `site` takes the locks as it gathers."""
-    clean = _variables("clean.yml")
+    clean = _variables("parts/clean.yml")
     assert [(play["__role"], play["__tasks"]) for play in (clean[0], clean[-1])] == [
         ("preflight", "lock"),
         ("preflight", "release"),
@@ -175,8 +181,9 @@ def test_a_node_whose_shell_waits_at_login_keeps_no_verb_for_ever() -> None:
         if imported == "parts/gather.yml":
             continue
         if imported:
-            role, tasks = first["vars"]["__role"], first["vars"]["__tasks"]
-            limited, steps = first["vars"].get("__timeout"), _read(ROLES / role / "tasks" / f"{tasks}.yml")
+            given = next(_imports_of_on_nodes(path, {}))
+            steps = _read(ROLES / given["__role"] / "tasks" / f"{given['__tasks']}.yml")
+            limited = given.get("__timeout")
             gathers = str(steps[0].get("ansible.builtin.import_tasks")).endswith("/gather.yml")
         else:
             limited, steps = first.get("timeout") or first.get("become") is True, first["tasks"]
