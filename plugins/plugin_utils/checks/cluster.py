@@ -7,12 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import HOST_NAME
-from ansible_collections.rdm.provision.plugins.module_utils.constants import (
-    CONFIG_DIR,
-    RUNTIME_CONTAINER,
-    RUNTIME_HOST,
-    USER_CONFIG_DIR,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.constants import RUNTIME_CONTAINER, RUNTIME_HOST
 from ansible_collections.rdm.provision.plugins.module_utils.container.spec import container_spec
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import (
     RAIL_SUBNETS,
@@ -41,6 +36,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.node import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.running_jobs import ended_jobs
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan import ClusterPlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import default_directory
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import Attachment, DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
@@ -262,6 +258,5 @@ def _config_dir(inventory: Inventory, node: str, facts: Mapping[str, Any]) -> st
     mine = inventory.nodes[node]
     if mine.config_dir:
         return mine.config_dir
-    if mine.become:
-        return CONFIG_DIR
-    return f"{facts['user']['home'].rstrip('/')}/{USER_CONFIG_DIR}".replace(HOST_NAME, facts["hostname"])
+    home = facts["user"]["home"].rstrip("/")
+    return default_directory(mine.become).replace("~", home, 1).replace(HOST_NAME, facts["hostname"])

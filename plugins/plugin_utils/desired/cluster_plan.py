@@ -7,12 +7,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.constants import (
-    CONFIG_DIR,
-    RUNTIME_CONTAINER,
-    RUNTIME_HOST,
-    USER_CONFIG_DIR,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.constants import RUNTIME_CONTAINER, RUNTIME_HOST
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import (
     AddressPlan,
     make_plan,
@@ -23,6 +18,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision 
     ssh_address_problems,
     subnet_problems,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import default_directory
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vf_plan import Functions
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
@@ -109,4 +105,4 @@ def plan_cluster(
 def presumed_config_dir(plan: ClusterPlan, node: str) -> str:
     """Return the directory for the cluster's files, before the node is queried; `~` is not expanded."""
     mine = plan.inventory.nodes[node]
-    return mine.config_dir or (CONFIG_DIR if mine.become else f"~/{USER_CONFIG_DIR}")
+    return mine.config_dir or default_directory(mine.become)

@@ -45,4 +45,9 @@ def cluster_directory(variables: NodeVariables, entry: PlanEntry) -> str:
     With facts it is a path; without, it may begin with `~`, and contain `%n` for the name of the host.
     """
     given = str(entry.observed.get("config_dir") or "") or variables.text("rdm_config_dir")
-    return given or (CONFIG_DIR if variables.true("rdm_become", otherwise=True) else f"~/{USER_CONFIG_DIR}")
+    return given or default_directory(variables.true("rdm_become", otherwise=True))
+
+
+def default_directory(root: bool) -> str:
+    """Return the directory for the cluster's files where the user sets none; not expanded."""
+    return CONFIG_DIR if root else f"~/{USER_CONFIG_DIR}"

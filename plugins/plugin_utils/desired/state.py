@@ -62,6 +62,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.ssh_config i
     desired_ssh_config,
     ssh_config_steps,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state_file import desired_state_file
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.verify import desired_verify, verify_steps
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
@@ -107,9 +108,10 @@ PARTS: Mapping[str, Part] = {
 OTHER_PARTS: Mapping[str, Part] = {
     "python_env": Part(desired_python_env, steps=python_env_steps),
     "ssh_config": Part(desired_ssh_config, absent_ssh_config, steps=ssh_config_steps),
+    "state_file": Part(desired_state_file),
     "verify": Part(desired_verify, steps=verify_steps),
 }
-"""The parts of roles that run without a state file."""
+"""The parts of roles that have no work of their own in a state file."""
 
 
 class Attachment(NamedTuple):

@@ -7,21 +7,19 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.constants import (
-    CONFIG_DIR,
-    RUNTIME_HOST,
-    USER_CONFIG_DIR,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.constants import RUNTIME_HOST
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import PROGRAM, STATE
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import kept_vfs
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.images import archives
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
     OWN,
     UPSTREAM,
     UPSTREAM_IMAGE,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state_file import desired_state_file
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import ROLES as WORKERS
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
     HostVariables,
@@ -126,6 +124,7 @@ class _Node:
     def __init__(self, variables: NodeVariables, state: DesiredState) -> None:
         self.variables = variables
         self.desired = state
+        self.file = desired_state_file(variables, PlanEntry(state.node))
         self.bare = variables.text("rdm_runtime") == RUNTIME_HOST
         self.listed = state.parts["images"].images
         self.sriov = state.parts["sriov"].enabled
@@ -135,15 +134,15 @@ class _Node:
         state = self.desired
         return StateFile(
             inputs=state.digests(role for role in WORKERS if self.wants(role, images)),
-            directory=self.directory(),
-            config_dir=self.config_dir(),
+            directory=self.file.directory,
+            config_dir=self.file.config_dir,
             absent=[role for role in WORKERS if self._absent(role) and (role in BARE_ROLES or not self.bare)],
             sriov=state.sriov._replace(
                 socket=self.plugin_socket(),
                 function_devices=state.reserves_vf and state.function_devices,
             ).gathered(),
             addresses={} if self.bare else state.wire_addresses,
-            mirrors=[] if self.bare else state.parts["images"].mirrors,
+            mirrors=[] if self.bare else self.file.mirrors,
             bare=self.bare,
             repairs=state.my_ip if state.run.repair_strays else "",
             watch=self.watch(),
@@ -160,14 +159,10 @@ class _Node:
             return images or self.sriov
         return self.sriov if role == "sriov" else True
 
-    def directory(self) -> str:
-        """Return the file's directory, that of the files that the container reads."""
-        return self.variables.text("container_config_dir") or self.config_dir()
-
     def watch(self) -> Watched:
         """Return what else to observe."""
         text = self.variables.text
-        directory = self.config_dir()
+        directory = self.file.config_dir
         container, wanted = self.desired.container, self.desired.functions
         names = {str(image["name"]) for image in self.listed}
         names |= {container.image} if container and container.image else set()
@@ -196,11 +191,6 @@ class _Node:
     def plugin_socket(self) -> str:
         """Return the socket of the node's network plugin; empty for none."""
         return self.variables.text("sriov_socket") if self.desired.plugin else ""
-
-    def config_dir(self) -> str:
-        """Return the directory of the cluster's files, not expanded."""
-        given = self.variables.text("rdm_config_dir")
-        return given or (CONFIG_DIR if self.desired.become else f"~/{USER_CONFIG_DIR}")
 
     def _absent(self, role: str) -> bool:
         removes = role != "images" or self.variables.true("images_remove")

@@ -87,3 +87,15 @@ def test_facts_leave_the_digest(role: str) -> None:
     assert digest(role, variables({}), seen) == digest(role, variables({}), ENTRY)
     others = ENTRY._replace(address_map="n0 10.1.0.100\n", hostfile="10.1.0.100 slots=4\n")
     assert digest(role, variables({}), others) != digest(role, variables({}), ENTRY)
+
+
+@pytest.mark.parametrize(
+    ("given", "directory"),
+    [({}, "/etc/rdm"), ({"rdm_become": "no"}, "~/.rdm/%n"), ({"rdm_config_dir": "/srv/rdm"}, "/srv/rdm")],
+)
+def test_the_state_file_has_one_place_with_and_without_facts(given: dict[str, Any], directory: str) -> None:
+    seen = ENTRY._replace(observed={"config_dir": "/home/u/.rdm/host"})
+    for entry in (ENTRY, seen):
+        part = made("state_file", entry, **given)
+        assert (part["directory"], part["config_dir"]) == (directory, directory)
+    assert made("state_file", **given, container_config_dir="/c")["directory"] == "/c"
