@@ -32,7 +32,7 @@ options:
     type: str
     default: ''
   keys:
-    description: Directory of the cluster's keys on the controller.
+    description: Directory of the cluster's keys on the controller; C(.rdm/ssh) beside the inventory if empty.
     type: str
     default: ''
   new_keys:
