@@ -5,24 +5,35 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.sample import lines_of_peers, nodes_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_variables import NEW_NAMES
 
 _PROBE = {
-    "container": "verify_container",
-    "deadline": "verify_deadline",
-    "timeout": "verify_timeout",
-    "tries": "verify_tries",
-    "ssh": "verify_ssh",
-    "ssh_port": "verify_ssh_port",
-    "ssh_peers": "verify_ssh_peers",
+    "container": ("verify_container", "container_name"),
+    "deadline": ("verify_deadline",),
+    "timeout": ("verify_timeout",),
+    "tries": ("verify_tries",),
+    "ssh": ("verify_ssh", "container_sshd"),
+    "ssh_port": ("verify_ssh_port", "container_ssh_port"),
+    "ssh_peers": ("verify_ssh_peers",),
 }
-"""Options of `fabric_probe` that are the same on all nodes -> their variables."""
+"""Options of `fabric_probe` that are the same on all nodes -> their variables; the first set one counts."""
+_RESULT = {"slow_factor": "verify_slow_factor", "slow_floor_us": "verify_slow_floor_us"}
+"""Options of `fabric_result` -> their variables."""
+_PAIRS = {
+    "most_rounds": "verify_rdma_rounds",
+    "above": "verify_rdma_sample_above",
+    "seconds": "verify_rdma_seconds",
+    "timeout": "verify_rdma_timeout",
+    "slow_share": "verify_rdma_slow_share",
+}
+"""Options of `rdma_pairs` -> their variables."""
 _ENGINE_S = 60.0
 """Seconds that an engine may take to start the measurement, and the node to answer."""
 _RDMA_STEP_S = 5
@@ -31,35 +42,63 @@ _MORE_TRIES = 12
 
 
 class DesiredVerify(NamedTuple):
-    """How the fabric is measured.
+    """How the fabric is measured and evaluated.
 
     Attributes:
+        state: `present`, or `absent` to measure nothing.
         nodes: the whole cluster, one line `node MY_IP` each.
         rails: name -> subnet of each rail, if there are several.
         probe: the options of `fabric_probe` that are the same on all nodes.
         sample: the options of `lines_of_peers`.
+        depends_on: the variables on which all of these depend.
+        cluster: the cluster's name.
+        result: the options of `fabric_result` that the user sets.
+        pairs: those of `rdma_pairs`.
+        collective_slow_share: that of `collective_result`.
     """
 
+    state: str
     nodes: str
     rails: dict[str, str]
     probe: dict[str, Any]
     sample: dict[str, Any]
+    depends_on: list[str]
+    cluster: str
+    result: dict[str, Any]
+    pairs: dict[str, Any]
+    collective_slow_share: float
 
 
 def desired_verify(variables: NodeVariables, entry: PlanEntry) -> DesiredVerify:
-    """Return how the fabric is measured."""
+    """Return how the fabric is measured and evaluated."""
     planned = zip(variables.texts("container_rails"), [entry.subnet, *entry.rails], strict=False)
     rails = variables.value("verify_rails") or (dict(planned) if entry.rails else {})
+    state, nodes = variables.text("verify_state"), variables.text("verify_nodes") or entry.address_map
+    probe = {option: _first(variables, names) for option, names in _PROBE.items()}
+    sample = {
+        "peers": variables.value("verify_sample_peers"),
+        "above": variables.value("verify_sample_above"),
+        "all_pairs": variables.true("verify_all_pairs"),
+    }
+    # Variables that are read below may differ from node to node.
+    depends_on = variables.names_read
     return DesiredVerify(
-        nodes=variables.text("verify_nodes"),
-        rails=rails,
-        probe={**{option: variables.value(name) for option, name in _PROBE.items()}, "rails": rails},
-        sample={
-            "peers": variables.value("verify_sample_peers"),
-            "above": variables.value("verify_sample_above"),
-            "all_pairs": variables.true("verify_all_pairs"),
-        },
+        state,
+        nodes,
+        rails,
+        {**probe, "rails": rails},
+        sample,
+        [*depends_on, *(old for old, new in NEW_NAMES.items() if new in depends_on)],
+        cluster=variables.text("rdm_cluster"),
+        result={option: variables.value(name) for option, name in _RESULT.items()},
+        pairs={option: variables.value(name) for option, name in _PAIRS.items()},
+        collective_slow_share=variables.value("verify_collective_slow_share"),
     )
+
+
+def _first(variables: NodeVariables, names: Iterable[str]) -> Any:
+    """Return the value of the first of these variables that has one."""
+    return next((value for name in names if (value := variables.value(name)) not in (None, "")), None)
 
 
 def probe_arguments(part: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -88,9 +127,7 @@ def verify_steps(
     """
     run = variables.texts("__verify_hosts") or list(observed.variables["ansible_play_hosts_all"])
     above = variables.number("preflight_threaded_above")
-    threaded = (
-        variables.text("verify_state") == "present" and len(observed.variables["ansible_play_hosts"]) > above
-    )
+    threaded = part.state == "present" and len(observed.variables["ansible_play_hosts"]) > above
     plays = observed.result("__verify_probe_all").get("plays") or {}
     return {
         "run": run,

@@ -32,6 +32,11 @@ class NodeVariables:
         self._unknown: set[str] = set()
         self.missed = False
 
+    @property
+    def names_read(self) -> list[str]:
+        """The names of the variables that were read so far, sorted."""
+        return sorted(self._known)
+
     def value(self, name: str) -> Any:
         """Return a variable's value; None for none."""
         if name not in self._known:

@@ -510,6 +510,31 @@ def test_rails_are_those_of_the_plan_unless_the_user_gives_others() -> None:
     assert (found["rails"], found["timeout"]) == ({}, 10 + 60)
 
 
+def test_containers_are_measured_as_they_are_made_unless_the_user_says_otherwise() -> None:
+    made = {"container_name": "c", "container_sshd": False, "container_ssh_port": 2222}
+    own = {"verify_container": "d", "verify_ssh": True, "verify_ssh_port": 2}
+    plan = {"preflight_plan": {**PLANNED, "address_map": "n1 10.0.0.1\n"}}
+    for given, probe in (
+        ({"verify_container": ""}, ("rdm", True, 22)),
+        ({"verify_container": "", **made}, ("c", False, 2222)),
+        ({**made, **own}, ("d", True, 2)),
+    ):
+        found = verify(**given)
+        assert tuple(found["probe"][one] for one in ("container", "ssh", "ssh_port")) == probe
+        assert found["probe"]["rails"] == {}
+    assert verify(**plan, verify_nodes="")["nodes"] == "n1 10.0.0.1\n"
+    assert verify(**plan)["nodes"] == LINES
+
+
+def test_what_the_measurement_depends_on_is_what_was_read_for_it() -> None:
+    found = set(verify()["depends_on"])
+    assert {"container_rails", "container_sshd", "verify_all_pairs", "verify_state", "verify_tries"} <= found
+    assert {"verify_timeout", "verify_patience"} <= found
+    # Only for the evaluation, which is made once.
+    assert not {"rdm_cluster", "verify_slow_factor", "verify_rdma_rounds"} & found
+    assert "container_name" in verify(verify_container="")["depends_on"]
+
+
 @pytest.mark.parametrize(
     ("given", "connections"),
     [
