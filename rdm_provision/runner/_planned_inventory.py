@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from typing import Any
 
 from ansible.cli.inventory import InventoryCLI
-from ansible.vars.hostvars import HostVars
 
 
 class PlannedInventory(InventoryCLI):  # type: ignore[misc]  # Ansible has no types
@@ -36,9 +36,14 @@ class PlannedInventory(InventoryCLI):  # type: ignore[misc]  # Ansible has no ty
             HostVariables,
         )
 
-        hostvars = HostVars(self.inventory, self.vm, self.loader)
-        variables = {"hostvars": hostvars, "groups": self.inventory.get_groups_dict()}
-        draft = draft_plan(HostVariables(variables, loader=self.loader), [])
+        def written(name: str) -> dict[str, Any]:
+            """Return a host's unevaluated variables."""
+            host = self.inventory.get_host(name)
+            found: dict[str, Any] = self.vm.get_vars(host=host, include_hostvars=False)
+            return found
+
+        groups = {"groups": self.inventory.get_groups_dict()}
+        draft = draft_plan(HostVariables(groups, written, self.loader), [])
         return json.dumps({**draft.result(), "saved": draft.saved, "warnings": draft.warnings})
 
 

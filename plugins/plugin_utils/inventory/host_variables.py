@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible.vars.hostvars import HostVarsVars
+from ansible.template import Templar
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
@@ -64,7 +64,7 @@ class HostVariables:
         self.workers = [str(name) for name in groups.get("workers", [])]
         self.hosts = list(dict.fromkeys([*self.masters, *self.workers]))
         self._raw = {host: with_new_names(raw(host)) for host in self.hosts}
-        self._by_host = {host: HostVarsVars(raw, loader, host) for host, raw in self._raw.items()}
+        self._templars = {host: Templar(loader, raw) for host, raw in self._raw.items()}
         self._nodes: dict[str, NodeVariables] = {}
         self._written: dict[str, Mapping[str, Any]] = {}
         self.written_defaults = dict(role_specs.role_defaults())
@@ -72,7 +72,7 @@ class HostVariables:
 
     def variables(self, host: str) -> Iterator[str]:
         """Yield the names of all variables of a host."""
-        yield from self._by_host[host]
+        yield from self._raw[host]
 
     def written(self, host: str) -> Mapping[str, Any]:
         """Return a host's unevaluated variables, without those that roles registered."""
@@ -88,14 +88,13 @@ class HostVariables:
         known = self._constant.get(id(written))
         if known is None:
             known = self._constant[id(written)] = (written, _is_constant(written))
-        return written if known[1] else self._by_host[host][name]
+        return written if known[1] else self._templars[host].template(written)
 
     def node(self, host: str) -> NodeVariables:
         """Return a host's variables as its roles see them; what is still undefined has no value."""
         if host not in self._nodes:
-            self._nodes[host] = NodeVariables(
-                self._by_host[host], lambda name: self.evaluate(host, name), early=True
-            )
+            given = self._raw[host]
+            self._nodes[host] = NodeVariables(given, lambda name: self.evaluate(host, name), early=True)
         return self._nodes[host]
 
     def facts(self, name: str, hosts: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -122,8 +121,7 @@ class HostVariables:
 
     def plan_file(self) -> Path:
         """Return the path of the plan file; PreconditionFailed if the inventory is no file or directory."""
-        host = self._by_host[self.hosts[0]]
-        directory = host.get("inventory_dir")
+        directory = self._raw[self.hosts[0]].get("inventory_dir")
         if not directory:
             raise PreconditionFailed(
                 [
