@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ansible import __version__
+from ansible.errors import AnsibleError
 from ansible.playbook.block import Block
 from ansible.playbook.role_include import IncludeRole
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
@@ -18,6 +21,9 @@ def variables_in_play(task: Any, task_vars: Mapping[str, Any]) -> Callable[[str]
     """Return a function from a host to its unevaluated variables, with the play's `vars` and `vars_files`.
 
     Ansible decides their precedence.
+
+    Raises:
+        AnsibleError: this ansible-core keeps what decides it somewhere else.
     """
     hostvars = task_vars["hostvars"]
     play = task.get_play()
@@ -26,7 +32,13 @@ def variables_in_play(task: Any, task_vars: Mapping[str, Any]) -> Callable[[str]
     # The defaults of its roles are not set by the user.
     bare = play.copy()
     bare.roles = []
-    manager, inventory = hostvars._variable_manager, hostvars._inventory
+    try:
+        manager, inventory = hostvars._variable_manager, hostvars._inventory
+    except AttributeError:
+        raise AnsibleError(
+            f"the variables of a play cannot be read with ansible-core {__version__}: use a release that "
+            "rdm-provision requires, such as pip installs with it"
+        ) from None
     return lambda name: manager.get_vars(play=bare, host=inventory.get_host(name), include_hostvars=False)
 
 
@@ -51,10 +63,12 @@ def unseen(
     if own is not None:
         here = names.intersection(task_vars)
         found = {name for name in here if _differ(task_vars[name], own.get(name, defaults.get(name)))}
-    for variables in _given(task.get_play()):
-        for name in names.intersection(variables):
-            if any(name not in host or _differ(variables[name], host[name]) for host in seen.values()):
-                found.add(name)
+    # Where another ansible-core has no such parts of a play, only what this task is given is checked.
+    with contextlib.suppress(AttributeError):
+        for variables in _given(task.get_play()):
+            for name in names.intersection(variables):
+                if any(name not in host or _differ(variables[name], host[name]) for host in seen.values()):
+                    found.add(name)
     reason = "is given to a role or a block of the playbook, where the plan does not see it"
     hint = "set it in the inventory, or in vars or vars_files of the play"
     return [Problem(None, name, reason, hint) for name in sorted(found)]

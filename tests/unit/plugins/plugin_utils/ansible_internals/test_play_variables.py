@@ -1,0 +1,36 @@
+"""What a play gives its hosts, where Ansible's private parts are missing; tests of `plan` have the rest."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleError
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.play_variables import (
+    unseen,
+    variables_in_play,
+)
+
+
+def task(**play: Any) -> Any:
+    parts = SimpleNamespace(get_vars_files=list, pre_tasks=[], tasks=[], post_tasks=[], roles=[], **play)
+    parts.copy = lambda: parts
+    return SimpleNamespace(get_play=lambda: parts)
+
+
+def test_a_play_without_variables_needs_no_private_part() -> None:
+    hostvars = SimpleNamespace(raw_get={"n1": {"a": 1}}.get)
+    assert variables_in_play(task(vars={}), {"hostvars": hostvars})("n1") == {"a": 1}
+
+
+def test_another_ansible_is_refused_by_its_version() -> None:
+    with pytest.raises(AnsibleError, match=r"cannot be read with ansible-core \d"):
+        variables_in_play(task(vars={"a": 1}), {"hostvars": SimpleNamespace(raw_get=dict)})
+
+
+def test_without_the_parts_of_a_play_the_variables_of_the_task_are_still_checked() -> None:
+    given = task(vars={})
+    given.get_play().roles = [object()]
+    found = unseen(given, {"inventory_hostname": "n1", "a": 2}, {"n1": {"a": 1}}, {}, {"a"})
+    assert [problem.value for problem in found] == ["a"]
