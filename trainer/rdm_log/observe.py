@@ -26,7 +26,7 @@ from rdm_log.states import STATES, state_of, states_of
 from rdm_log.summary import NothingToRead, log_files, summarise, unreadable_logs
 from rdm_log.tails import tail, text_lines
 from rdm_log.verdict import Observed, Verdict
-from rdm_log.wording import listed
+from rdm_log.wording import listed, size_text
 
 __all__ = [
     "ENDED",
@@ -337,8 +337,8 @@ def _not_read(errors: Sequence[_Errors]) -> list[Sign]:
     long = [one for one in errors if one.unread]
     if not long:
         return []
-    nodes, size = listed(one.node for one in long), sum(one.unread for one in long) / 1e6
-    text = f"Of the errors of {nodes} only the beginning and the end were read: {size:,.1f} MB were not."
+    nodes, size = listed(one.node for one in long), size_text(sum(one.unread for one in long))
+    text = f"Of the errors of {nodes} only the beginning and the end were read: {size} were not."
     return [Sign("files", text, is_note=True)]
 
 

@@ -330,7 +330,7 @@ def _memory(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
             yield Sign(
                 "memory",
                 f"The memory of {node} is {100 * share:.0f} % full, and full in {left:.0f} s at its growth "
-                f"of {grown / seconds / 1e6:.0f} MB/s{largest}.",
+                f"of {size_text(grown / seconds)}/s{largest}.",
                 node,
                 rank,
             )

@@ -119,7 +119,7 @@ def test_memory_that_grows_fast_is_reported_before_it_is_full() -> None:
     ]
     (sign,) = of_node("n2", grows)
     assert (sign.kind, sign.rank) == ("memory", 5)
-    assert "full in 20 s" in sign.text
+    assert "full in 20 s at its growth of 214.7 MB/s" in sign.text
     limited = [replace(one, memory_limit=256 * GIB, memory_used=200 * GIB) for one in grows[:6]]
     (sign,) = of_node("n2", limited + grows[6:])
     assert "full in 20 s" in sign.text

@@ -727,7 +727,7 @@ def test_an_error_at_either_end_of_long_errors_is_found(
     assert verdict.word == ("suspect" if state else "failed")
     assert [(one.kind, one.node) for one in verdict.culprits] == [("error", "n2")]
     assert verdict.evidence[1:] == (
-        "Of the errors of n1, n2 only the beginning and the end were read: 0.3 MB were not.",
+        "Of the errors of n1, n2 only the beginning and the end were read: 265.6 kB were not.",
     )
 
 
