@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ansible.plugins.action import ActionBase
@@ -29,7 +30,7 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         super().run(tmp, variables)
         arguments = dict(self._task.args)
-        verb = arguments.get("verb")
+        verb = arguments["verb"] = verb_of(arguments)
         before = variables.get(self._task.register) if self._task.until and self._task.register else None
         if isinstance(before, dict) and before.get(OFFSET) is not None:
             arguments[OFFSET] = before[OFFSET]
@@ -42,7 +43,7 @@ class ActionModule(ActionBase):
             if answer.get("known"):
                 return answer
             answers.append(answer)
-        return joined(answers, str(verb), skip_missing=way is None and job_directory.both(groups))
+        return joined(answers, verb, skip_missing=way is None and job_directory.both(groups))
 
     def _query(self, slurm: bool, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Run the module in one execution environment; for Slurm it runs as the user who is logged in."""
@@ -63,6 +64,11 @@ class ActionModule(ActionBase):
         finally:
             self._connection.set_become_plugin(become)
         return answer
+
+
+def verb_of(arguments: Mapping[str, Any]) -> str:
+    """Return the module's `verb`; by default, one job is shown, or all are listed."""
+    return str(arguments.get("verb") or ("state" if arguments.get("name") else "list"))
 
 
 def joined(answers: list[dict[str, Any]], verb: str, *, skip_missing: bool) -> dict[str, Any]:

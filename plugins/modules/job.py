@@ -73,9 +73,9 @@ options:
         those whose removal was killed.
       - V(running) names the jobs that run on this node, without the agent. Where there is no engine or
         no container for them, none runs.
+      - By default V(state) of O(name), or V(list) without a name. The action plugin fills it in.
     type: str
     choices: [check, config, start, past, state, stop, logs, sections, report, list, remove, running]
-    required: true
   name:
     description: The job; for V(past), V(state), V(stop), V(logs), V(sections) and V(report).
     type: str
@@ -320,7 +320,6 @@ ARGUMENT_SPEC: Dict[str, Any] = {
             "remove",
             "running",
         ],
-        "required": True,
     },
     "name": {"type": "str", "default": ""},
     "names": {"type": "list", "elements": "str", "default": []},

@@ -232,10 +232,8 @@ class JobVerbs:
         extra: dict[str, Any] = {"job_name": job} if job else {}
         if watch:
             extra["job_watch"] = True
-        if sections:
-            extra["job_sections"] = True
-        if report:
-            extra["job_report"] = True
+        if sections or report:
+            extra["job_verb"] = "sections" if sections else "report"
         return self._run("jobs", "jobs", run_options, keep=frozenset({JOB_MODULE}), extra=extra)
 
     def logs(

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.action.job import joined
+import pytest
+from ansible_collections.rdm.provision.plugins.action.job import joined, verb_of
 
 SLURM: dict[str, Any] = {
     "changed": False,
@@ -15,6 +16,14 @@ SLURM: dict[str, Any] = {
 NODE: dict[str, Any] = {"changed": False, "jobs": [{"job": "b", "launcher": "no_ssh"}], "directory": "/var"}
 MISSING: dict[str, Any] = {"failed": True, "msg": "there is no training container", "no_environment": True}
 BROKEN: dict[str, Any] = {"failed": True, "msg": "it has not ended within 130 s"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verb"),
+    [({"name": ""}, "list"), ({"name": "a"}, "state"), ({"name": "a", "verb": "report"}, "report")],
+)
+def test_one_job_is_shown_and_without_a_name_all_are_listed(arguments: dict[str, str], verb: str) -> None:
+    assert verb_of(arguments) == verb
 
 
 def test_all_jobs_are_those_of_both_execution_environments() -> None:

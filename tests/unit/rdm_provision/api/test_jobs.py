@@ -161,7 +161,7 @@ def test_sections_of_nodes_are_joined_in_their_order(make_inventory: MakeInvento
     cluster = Cluster.load(make_inventory("n1", "n2", "n3"))
     assert cluster.jobs("demo-1", sections=True).spec.extra_vars == {
         "job_name": "demo-1",
-        "job_sections": True,
+        "job_verb": "sections",
     }
     second, first = reported("n2", 4, ["iteration 1 : 2 s"]), reported("n1", 3, [])
     result = answered(
@@ -176,7 +176,7 @@ def test_sections_of_nodes_are_joined_in_their_order(make_inventory: MakeInvento
 def test_what_nodes_send_a_report_is_in_their_order(make_inventory: MakeInventory) -> None:
     cluster = Cluster.load(make_inventory("n1", "n2", "n3"))
     spec = cluster.jobs("demo-1", report=True).spec
-    assert spec.extra_vars == {"job_name": "demo-1", "job_report": True}
+    assert spec.extra_vars == {"job_name": "demo-1", "job_verb": "report"}
     reports = {"n2": {"report": {"name": "b"}}, "n1": {"report": {"name": "a"}}, "n3": {"report": None}}
     result = answered(reports, nodes=dict.fromkeys(cluster.names, NodeRecap(ok=1)))
     assert [part["name"] for part in cluster.report_parts(result)] == ["a", "b"]

@@ -736,7 +736,7 @@ def test_a_report_of_a_path_needs_no_cluster_and_no_trainer(
 def test_a_report_of_a_job_queries_the_nodes(call: Call, make_inventory: MakeInventory) -> None:
     result = call("report", "demo-1", "-i", make_inventory("n1", "n2"), "--show-command")
     assert result.code == 0
-    assert '"job_report": true' in result.out
+    assert '"job_verb": "report"' in result.out
 
 
 def test_of_the_network_the_newest_of_each_is_found(make_inventory: MakeInventory) -> None:
