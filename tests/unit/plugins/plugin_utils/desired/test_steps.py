@@ -511,14 +511,15 @@ def test_rails_are_those_of_the_plan_unless_the_user_gives_others() -> None:
 
 
 def test_containers_are_measured_as_they_are_made_unless_the_user_says_otherwise() -> None:
-    made = {"container_name": "c", "container_sshd": False, "container_ssh_port": 2222}
-    own = {"verify_container": "d", "verify_ssh": True, "verify_ssh_port": 2}
+    made: dict[str, Any] = {"container_name": "c", "container_sshd": False, "container_ssh_port": 2222}
+    own: dict[str, Any] = {"verify_container": "d", "verify_ssh": True, "verify_ssh_port": 2}
     plan = {"preflight_plan": {**PLANNED, "address_map": "n1 10.0.0.1\n"}}
-    for given, probe in (
+    cases: list[tuple[dict[str, Any], tuple[str, bool, int]]] = [
         ({"verify_container": ""}, ("rdm", True, 22)),
         ({"verify_container": "", **made}, ("c", False, 2222)),
         ({**made, **own}, ("d", True, 2)),
-    ):
+    ]
+    for given, probe in cases:
         found = verify(**given)
         assert tuple(found["probe"][one] for one in ("container", "ssh", "ssh_port")) == probe
         assert found["probe"]["rails"] == {}
