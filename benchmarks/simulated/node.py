@@ -179,6 +179,7 @@ def node_facts(node: Node, parameters: Parameters) -> Result:
         "shared_memory": 1 << 33,
         "strays": node.state.get("strays", []),
         "unreachable_mirrors": {},
+        "foreign_mirror_files": {},
     }
     return {"node": facts}
 

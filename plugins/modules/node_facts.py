@@ -71,8 +71,8 @@ options:
     version_added: 0.2.0
   mirrors:
     description:
-      - The registry mirrors that the engine is to use. Where images have work, they are queried whether they
-        answer.
+      - The registry mirrors that the engine is to use, as for M(rdm.provision.registry_mirror). Where images
+        have work, they are queried whether they answer.
     type: list
     elements: str
     default: []
@@ -195,7 +195,7 @@ node:
           type: list
           elements: str
         added_mirrors:
-          description: Those of them that C(images_mirror) has added to the engine's configuration.
+          description: What C(images_mirror) has added to the engine's configuration.
           type: list
           elements: str
         swarm_address_pools:
@@ -347,6 +347,10 @@ node:
       description: Why mirrors of O(mirrors) cannot be used.
       type: dict
       sample: {"http://cache:5000": does not answer (timed out)}
+    foreign_mirror_files:
+      description: The C(hosts.toml) files that keep mirrors of O(mirrors) from being set, by registry.
+      type: dict
+      sample: {nvcr.io: /etc/docker/certs.d/nvcr.io/hosts.toml}
     in_use:
       description: Who on the wire has an address of O(addresses), as C(interface), C(address) and C(mac).
       type: list
@@ -381,6 +385,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.spec impor
 from ansible_collections.rdm.provision.plugins.module_utils.docker import (
     engine_facts,
     podman,
+    registry_hosts,
     registry_mirrors,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
@@ -514,23 +519,34 @@ def node_facts(
     unready = pf.unready(found["parents"], found["boot"], sriov or {})
     if unready and "sriov" in (inputs or {}):
         found["work"].setdefault("sriov", []).extend(unready)
-    found["unreachable_mirrors"] = _mirrors(found, mirrors or [], bool(inputs))
+    found.update(_mirrors(found, mirrors or [], bool(inputs)))
     found["in_use"] = findings.guard("wire", _in_use, found, addresses or {}, sysfs_root, otherwise=[])
     found.update(_lock(findings, lock, locks or bool(found["work"]), found["config_owner"]))
     found["findings"] = findings
     return found
 
 
-def _mirrors(found: dict[str, Any], wanted: list[str], compares: bool) -> dict[str, str]:
+def _mirrors(found: dict[str, Any], wanted: list[str], compares: bool) -> dict[str, dict[str, str]]:
     """Return why mirrors cannot be used. If the engine lacks one, the role images has work."""
-    used = (found["docker"] or {}).get("registry_mirrors", wanted)
-    lacking = [url for url in wanted if url.rstrip("/") not in used]
+    docker = found["docker"]
+    foreign: dict[str, str] = {}
+    lacking: list[str] = []
+    if docker and wanted:
+        foreign = registry_hosts.foreign_files(docker["socket"], wanted)
+        lacking = [
+            url for url in registry_mirrors.of_docker_hub(wanted) if url not in docker["registry_mirrors"]
+        ] + registry_hosts.lacking(docker["socket"], wanted)
     if compares and lacking:
-        reasons = ["the engine does not use the mirror {0}".format(url) for url in lacking]
+        reasons = ["the engine does not use the mirror {0}".format(one) for one in lacking]
         found["work"].setdefault("images", []).extend(reasons)
     checked = wanted if not compares or "images" in found["work"] else []
-    problems = {url: registry_mirrors.unreachable(url) for url in checked if registry_mirrors.is_mirror(url)}
-    return {url: problem for url, problem in problems.items() if problem}
+    problems = {
+        one: registry_mirrors.unreachable(registry_mirrors.split(one)[1])
+        for one in checked
+        if registry_mirrors.is_mirror(one)
+    }
+    unreachable = {one: problem for one, problem in problems.items() if problem}
+    return {"unreachable_mirrors": unreachable, "foreign_mirror_files": foreign}
 
 
 def _in_use(found: dict[str, Any], addresses: dict[str, str], sysfs_root: str) -> list[dict[str, str]]:
@@ -610,7 +626,10 @@ def _docker(findings: Findings, socket: str, node: str) -> dict[str, Any]:
         programs = podman.serving(api.socket)
         pid = findings.guard("daemon", host.daemon_pid, api.socket, "/proc", programs, otherwise=0)
         docker = engine_facts.read(api, host.read_text(host.daemon_config(pid)))
-        docker["added_mirrors"] = registry_mirrors.recorded(host.daemon_config(pid)).get("mirrors", [])
+        docker["added_mirrors"] = [
+            *registry_mirrors.recorded(host.daemon_config(pid)).get("mirrors", []),
+            *registry_hosts.entries(registry_hosts.own_files(api.socket).values()),
+        ]
         for container in docker["containers"]:
             container["jobs"] = running_jobs(container["job_directory"], node) if node else []
     except DockerForbidden as problem:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Sets the registry mirrors of a Docker Engine in its daemon.json, and reloads the daemon without a restart.
 
-A record next to daemon.json says what we added, so that only that is removed again. The engine uses mirrors
-for images of Docker Hub only: https://docs.docker.com/docker-hub/image-library/mirror/.
+A record next to daemon.json says what we added, so that only that is removed again. The engine uses these
+mirrors for images of Docker Hub only: https://docs.docker.com/docker-hub/image-library/mirror/. For those of
+other registries see registry_hosts.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -16,7 +17,7 @@ import os
 import re
 import signal
 import time
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 from urllib.parse import urlsplit
 
 from ansible_collections.rdm.provision.plugins.module_utils.base import host
@@ -26,18 +27,36 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import Do
 
 KEY = "registry-mirrors"
 RECORD = "rdm-registry-mirrors.json"
-_CERTIFICATES = "/etc/docker/certs.d"
+CERTIFICATES = "/etc/docker/certs.d"
+"""Where the engine has a directory of each registry, with its certificates."""
 _RELOAD_TIMEOUT = 20.0  # seconds
 _ANSWER_TIMEOUT = 5.0  # seconds
+_HOST = r"https?://([\w.-]+|\[[0-9a-fA-F:]+\])(:\d+)?"
 # The rule that holds for all engines: no path (newer ones take it), no user, no query.
-_URL = re.compile(r"https?://[\w.-]+(:\d+)?/?|https?://\[[0-9a-fA-F:]+\](:\d+)?/?")
+_URL = re.compile(_HOST + "/?")
+_URL_WITH_PATH = re.compile(_HOST + r"(?!/v2(/|$))(/[\w.-]+)*/?")
+_REGISTRY = re.compile(r"(?=.*[.:]|localhost$)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d+)?")
 
 Json = Dict[str, Any]
 
 
-def is_mirror(url: str) -> bool:
-    """Return whether the engine accepts a mirror's URL: http(s)://host[:port]."""
-    return _URL.fullmatch(url) is not None
+def split(mirror: str) -> Tuple[str, str]:
+    """Return the registry that an entry of images_mirror names, "" for none, and the mirror's URL."""
+    registry, equals, url = mirror.partition("=")
+    return (registry, url.rstrip("/")) if equals else ("", mirror.rstrip("/"))
+
+
+def of_docker_hub(mirrors: Sequence[str]) -> List[str]:
+    """Return the URLs of the entries without a registry: mirrors of Docker Hub, set in daemon.json."""
+    return [split(one)[1] for one in mirrors if "=" not in one]
+
+
+def is_mirror(mirror: str) -> bool:
+    """Return whether the engine accepts a mirror: http(s)://host[:port], or REGISTRY=http(s)://host[:port][/path]."""
+    if "=" not in mirror:
+        return _URL.fullmatch(mirror) is not None
+    registry, url = split(mirror)
+    return bool(_REGISTRY.fullmatch(registry) and _URL_WITH_PATH.fullmatch(url))
 
 
 def used(info: Json) -> List[str]:
@@ -102,15 +121,17 @@ def unreachable(url: str) -> str:
     context = None
     if parts.scheme == "https":
         context = ssl.create_default_context()
-        authority = os.path.join(_CERTIFICATES, parts.netloc, "ca.crt")
+        authority = os.path.join(CERTIFICATES, parts.netloc, "ca.crt")
         with contextlib.suppress(OSError):
             context.load_verify_locations(authority)
     handlers: List[Any] = [urllib.request.ProxyHandler({})]
     if context is not None:
         handlers.append(urllib.request.HTTPSHandler(context=context))
     opener = urllib.request.build_opener(*handlers)
+    # The path of a mirror belongs to the names of repositories.
+    root = "{0}://{1}/v2/".format(parts.scheme, parts.netloc)
     try:
-        with opener.open(url.rstrip("/") + "/v2/", timeout=_ANSWER_TIMEOUT):
+        with opener.open(root, timeout=_ANSWER_TIMEOUT):
             return ""
     except urllib.error.HTTPError as error:
         error.close()

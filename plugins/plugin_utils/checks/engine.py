@@ -10,16 +10,12 @@ from typing import Any
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names, size_text
 from ansible_collections.rdm.provision.plugins.module_utils.docker import podman
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DEFAULT_SOCKET
-from ansible_collections.rdm.provision.plugins.module_utils.docker.registry_mirrors import is_mirror
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import room_to_load
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import DRIVERS_ON_A_PARENT
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import (
-    canonical,
-    of_docker_hub,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import canonical
 
 OLDEST_ENGINE = (20, 10)
 OLDEST_API = (1, 41)
@@ -210,35 +206,6 @@ def archives(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -
             value = path if problem.startswith(f"{path} ") else ""
             reason = problem[len(value) :].lstrip()
             findings.problems.append(Problem(want.node, value, reason, str(archive["hint"])))
-
-
-def mirrors(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Report each registry mirror that the engine cannot use, or would use for none of the images."""
-    images = want.parts.get("images")
-    if not images or not images.mirrors:
-        return
-    if (facts.get("docker") or {}).get("engine") == "podman":
-        reason = "is for Docker Engine, and the node has Podman"
-        hint = "leave it out, and name the mirror in /etc/containers/registries.conf"
-        findings.problems.append(Problem(want.node, "images_mirror", reason, hint))
-        return
-    unreachable = facts.get("unreachable_mirrors") or {}
-    for url in images.mirrors:
-        value = f"images_mirror {url}"
-        if not is_mirror(url):
-            hint = "write http(s)://host[:port], without a path, such as http://cache.example.com:5000"
-            findings.problems.append(Problem(want.node, value, "is not the URL of a mirror", hint))
-        elif url in unreachable:
-            hint = "start it, correct its URL, or leave it out"
-            findings.problems.append(Problem(want.node, value, unreachable[url], hint))
-    pulled = [str(image["name"]) for image in images.images if image["source"] == "registry"]
-    elsewhere = [name for name in pulled if not of_docker_hub(name)]
-    if pulled and elsewhere == pulled:
-        findings.warn(
-            want.node,
-            f"images_mirror is of no use here: Docker asks mirrors for images of Docker Hub only, and "
-            f"{names(pulled)} is from elsewhere; name the mirror in the image's name instead",
-        )
 
 
 def disk(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:

@@ -17,6 +17,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 SOURCES = ("registry", "archive", "build")
+DOCKER_HUB = "docker.io"
 
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
@@ -152,10 +153,11 @@ def canonical(name: str) -> str:
         return name
 
 
-def of_docker_hub(name: str) -> bool:
-    """Return whether the engine pulls an image of this name from Docker Hub."""
+def registry_of(name: str) -> str:
+    """Return the registry from which the engine pulls an image of this name."""
     registry, slash, _ = canonical(name).partition("/")
-    return not slash or not (set(registry) & {".", ":"} or registry == "localhost")
+    named = slash and (set(registry) & {".", ":"} or registry == "localhost")
+    return registry if named else DOCKER_HUB
 
 
 def _without_tag(repository: str) -> str:

@@ -65,6 +65,7 @@ SOUND: dict[str, Any] = {
     "docker_state": "ok",
     "python_requests": True,
     "unreachable_mirrors": {},
+    "foreign_mirror_files": {},
     "disk": {"path": "/var/lib/docker", "total": 200 * 2**30, "free": 100 * 2**30},
     "memlock": {"soft": 65536, "hard": 65536, "raise_allowed": True},
     "shared_memory": 64 * 2**30,

@@ -203,3 +203,18 @@ def test_what_breaks_is_a_finding_and_hides_nothing_else(
     assert [entry["name"] for entry in node["interfaces"]] == ["ib0", "ib1", "ib2", "ib3", "lo"]
     assert what(node) == ["ip-unreadable", "unreadable-infiniband"]
     assert node["findings"][1]["text"] == "infiniband cannot be read: ValueError: odd file"
+
+
+def test_mirrors_that_the_engine_lacks_are_work() -> None:
+    docker = {"socket": "/srv/docker.sock", "registry_mirrors": ["http://127.0.0.1:2"]}
+    named = "rdm-test.invalid=http://127.0.0.1:1/project"
+    found: dict[str, Any] = {"docker": docker, "work": {}}
+    assert node_facts._mirrors(found, ["http://127.0.0.1:2/"], compares=True) == {
+        "unreachable_mirrors": {},
+        "foreign_mirror_files": {},
+    }
+    assert found["work"] == {}, "without work no mirror is queried"
+    reported = node_facts._mirrors(found, ["http://127.0.0.1:2/", named, "../x=y"], compares=True)
+    assert found["work"] == {"images": [f"the engine does not use the mirror {named}"]}
+    refused = "does not answer (Connection refused)"
+    assert reported["unreachable_mirrors"] == {"http://127.0.0.1:2/": refused, named: refused}

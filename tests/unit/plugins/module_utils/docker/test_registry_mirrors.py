@@ -16,16 +16,50 @@ def record(before: str, after: str) -> dict[str, Any]:
     return {"mirrors": [OURS], "before": before, "after": after}
 
 
-@pytest.mark.parametrize("url", ["http://cache", "https://cache.example.com:5000/", "http://[fd00::1]:5000"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://cache",
+        "https://cache.example.com:5000/",
+        "http://[fd00::1]:5000",
+        "nvcr.io=https://harbor.example.com/nvcr",
+        "localhost:5000=http://[fd00::1]:5000/a/v2/",
+        "docker.io=http://cache",
+    ],
+)
 def test_urls_that_the_engine_takes(url: str) -> None:
     assert registry_mirrors.is_mirror(url)
 
 
 @pytest.mark.parametrize(
-    "url", ["cache:5000", "http://cache/v2", "http://user@cache", "ftp://cache", "http://"]
+    "url",
+    [
+        "cache:5000",
+        "http://cache/v2",
+        "http://user@cache",
+        "ftp://cache",
+        "http://",
+        "=http://cache",
+        "nvcr=http://cache",
+        "../nvcr.io=http://cache",
+        "_default=http://cache",
+        "nvcr.io/nvidia=http://cache",
+        "nvcr.io=http://cache/v2/nvcr",
+        'nvcr.io=http://cache/"]',
+    ],
 )
 def test_urls_that_the_engine_refuses(url: str) -> None:
     assert not registry_mirrors.is_mirror(url)
+
+
+def test_entries_of_docker_hub_and_of_other_registries() -> None:
+    mirrors = [f"{OURS}/", "nvcr.io=https://harbor/nvcr/", "docker.io=http://other"]
+    assert [registry_mirrors.split(one) for one in mirrors] == [
+        ("", OURS),
+        ("nvcr.io", "https://harbor/nvcr"),
+        ("docker.io", "http://other"),
+    ]
+    assert registry_mirrors.of_docker_hub(mirrors) == [OURS]
 
 
 @pytest.mark.parametrize("before", ["", '{"live-restore":true}', '{ "registry-mirrors": ["http://other/"] }'])
@@ -63,7 +97,7 @@ def test_who_answers(status: int, problem: str, monkeypatch: pytest.MonkeyPatch)
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status)
+            self.send_response(status if self.path == "/v2/" else 500)
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
@@ -71,6 +105,6 @@ def test_who_answers(status: int, problem: str, monkeypatch: pytest.MonkeyPatch)
 
     with HTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        assert registry_mirrors.unreachable(f"http://127.0.0.1:{server.server_port}") == problem
         address = f"http://127.0.0.1:{server.server_port}"
+        assert registry_mirrors.unreachable(f"{address}/nvcr") == problem
     assert registry_mirrors.unreachable(address) == "does not answer (Connection refused)"

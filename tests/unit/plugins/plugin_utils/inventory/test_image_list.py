@@ -12,6 +12,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list
     check_images,
     distribution_problems,
     mirror_problems,
+    registry_of,
     unpinned,
 )
 
@@ -134,6 +135,17 @@ def test_images_through_a_mirror_need_one() -> None:
     mirror = ["http://cache:5000"]
     assert mirror_problems("n1", {"images_distribution": "mirror", "images_mirror": mirror}) == []
     assert mirror_problems("n1", {"images_distribution": "direct"}) == []
+
+
+def test_the_registry_of_a_name() -> None:
+    found = {
+        "busybox": "docker.io",
+        "index.docker.io/rocm/pytorch:1": "docker.io",
+        "nvcr.io/nvidia/pytorch:1": "nvcr.io",
+        "localhost/a": "localhost",
+        "cache:5000/a@sha256:" + 64 * "0": "cache:5000",
+    }
+    assert {name: registry_of(name) for name in found} == found
 
 
 def test_names_are_compared_as_docker_shows_them() -> None:
