@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker import registry_mirrors
+from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import image_store
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 
 from tests.image_archives import Layout, MadeImage, layer, saved
 from tests.integration.engine import Engine, net, private_engine
+from tests.integration.engines import ENGINES, engine_directory, inside
 from tests.integration.plays import HOST, Played, run_plays
 
 
@@ -108,6 +111,57 @@ def test_a_mirror(engine: Engine, busybox_image: str, registry: str, tmp_path: P
         assert played.status == 2
         assert "images_mirror http://127.0.0.1:1 does not answer (Connection refused)" in played.output
         assert configuration.read_text() == before
+
+
+def test_a_mirror_of_a_named_registry(
+    engine: Engine, busybox_image: str, registry: str, tmp_path: Path
+) -> None:
+    """An engine with the containerd store pulls an image of a registry from a project of a mirror."""
+    named = f"rdm-test-{os.getpid()}.invalid"
+    pushed = f"{registry}/project/rdm-test/named:1"
+    subprocess.run(["docker", "tag", busybox_image, pushed], env=engine.environment, check=True)
+    subprocess.run(["docker", "push", "--quiet", pushed], env=engine.environment, check=True)
+    subprocess.run(["docker", "rmi", pushed], env=engine.environment, check=True, capture_output=True)
+    image = f"{named}/rdm-test/named:1"
+    variables: dict[str, Any] = {
+        "images_list": [{"name": image, "source": "registry"}],
+        "images_mirror": [f"{named}=http://{registry}/project"],
+    }
+    release = engine_directory(ENGINES["28.5+"])
+    # The engine's root directory is another one, so both have a link to the registry's directory.
+    links = [Path(root, "etc/docker/certs.d", named) for root in ("/", release)]
+    try:
+        with private_engine("--feature=containerd-snapshotter=true", prefix=inside(release)) as newer:
+            assert image_store(newer.api.get("/info")) == "containerd"
+            directory = newer.root / "registry"
+            directory.mkdir()
+            for link in links:
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(directory)
+            hosts = directory / "hosts.toml"
+
+            played = play(newer, tmp_path, "--check", "--diff", **variables)
+            assert (played.status, played.changes) == (0, [2]), played.output
+            assert f"http://{registry}/v2/project" in played.output
+            assert not hosts.exists()
+
+            played = plays(newer, tmp_path, [{}, {}, {"images_state": "absent"}], **variables)
+            assert (played.status, played.changes) == (0, [2, 0, 1]), played.output
+            assert image in names(newer), "the registry does not exist: it came from the mirror"
+            assert not hosts.exists()
+
+            hosts.write_text(f'server = "http://{registry}"\n')
+            played = provision(newer, tmp_path, **variables)
+            assert played.status == 2
+            assert f"{links[0]}/hosts.toml was not written by rdm-provision for this engine" in played.output
+            assert hosts.read_text() == f'server = "http://{registry}"\n'
+    finally:
+        for link in links:
+            link.unlink(missing_ok=True)
+
+    played = provision(engine, tmp_path, **variables)
+    assert played.status == 2
+    assert "needs Docker Engine 28.0 or newer with the containerd image store" in played.output
 
 
 def test_a_cpu_cluster_must_list_its_image(engine: Engine, tmp_path: Path) -> None:
