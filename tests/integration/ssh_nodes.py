@@ -10,7 +10,10 @@ from pathlib import Path
 from rdm_provision.environment import CALLBACKS
 from tests.integration.plays import ROOT
 
+# Debian's bash reads .bashrc for each command of ssh, unless it is a shell within a shell. That file may take
+# seconds, and let one login wait for another.
 _SSHD = """\
+SetEnv SHLVL=1
 HostKey {folder}/host
 AuthorizedKeysFile {folder}/user.pub
 PidFile none

@@ -22,6 +22,9 @@ from tests.waiting import wait_until
 
 __all__ = ["open_doors"]
 
+# Debian's bash reads .bashrc for each command of ssh, unless it is a shell within a shell. That file may take
+# seconds, and let one login wait for another.
+NO_BASHRC = "SHLVL=1"
 DAEMON = """\
 {listen}
 HostKey {folder}/host
@@ -65,7 +68,9 @@ def open_doors(nodes: Nodes, folder: Path) -> Iterator[None]:
         DAEMON.format(
             folder=folder,
             listen="\n".join(f"ListenAddress {one}:{port}" for one in addresses),
-            environments="\n".join(f"Match LocalAddress {one}\n  SetEnv MY_IP={one}" for one in addresses),
+            environments="\n".join(
+                f"Match LocalAddress {one}\n  SetEnv MY_IP={one} {NO_BASHRC}" for one in addresses
+            ),
         )
     )
     (folder / "ssh_config").write_text(CLIENT.format(folder=folder, port=port))
