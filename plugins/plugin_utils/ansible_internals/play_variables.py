@@ -23,7 +23,7 @@ def variables_in_play(task: Any, task_vars: Mapping[str, Any]) -> Callable[[str]
     Ansible decides their precedence.
 
     Raises:
-        AnsibleError: this ansible-core keeps what decides it somewhere else.
+        AnsibleError: this ansible-core lacks the private parts that are read here.
     """
     hostvars = task_vars["hostvars"]
     play = task.get_play()
@@ -32,13 +32,8 @@ def variables_in_play(task: Any, task_vars: Mapping[str, Any]) -> Callable[[str]
     # The defaults of its roles are not set by the user.
     bare = play.copy()
     bare.roles = []
-    try:
+    with _private_parts():
         manager, inventory = hostvars._variable_manager, hostvars._inventory
-    except AttributeError:
-        raise AnsibleError(
-            f"the variables of a play cannot be read with ansible-core {__version__}: use a release that "
-            "rdm-provision requires, such as pip installs with it"
-        ) from None
     return lambda name: manager.get_vars(play=bare, host=inventory.get_host(name), include_hostvars=False)
 
 
@@ -57,21 +52,36 @@ def unseen(
         seen: host -> its variables as the plan sees them.
         defaults: the defaults of the collection's roles.
         names: the variables that the plan depends on.
+
+    Raises:
+        AnsibleError: this ansible-core lacks the private parts that are read here.
     """
     own = seen.get(str(task_vars["inventory_hostname"]))
     found: set[str] = set()
     if own is not None:
         here = names.intersection(task_vars)
         found = {name for name in here if _differ(task_vars[name], own.get(name, defaults.get(name)))}
-    # Where another ansible-core has no such parts of a play, only what this task is given is checked.
-    with contextlib.suppress(AttributeError):
-        for variables in _given(task.get_play()):
-            for name in names.intersection(variables):
-                if any(name not in host or _differ(variables[name], host[name]) for host in seen.values()):
-                    found.add(name)
+    with _private_parts():
+        given = list(_given(task.get_play()))
+    for variables in given:
+        for name in names.intersection(variables):
+            if any(name not in host or _differ(variables[name], host[name]) for host in seen.values()):
+                found.add(name)
     reason = "is given to a role or a block of the playbook, where the plan does not see it"
     hint = "set it in the inventory, or in vars or vars_files of the play"
     return [Problem(None, name, reason, hint) for name in sorted(found)]
+
+
+@contextlib.contextmanager
+def _private_parts() -> Iterator[None]:
+    """Refuse an ansible-core that lacks the private parts read in the block."""
+    try:
+        yield
+    except AttributeError as error:
+        raise AnsibleError(
+            f"the variables of a play cannot be read with ansible-core {__version__}: use a release that "
+            "rdm-provision requires, such as pip installs with it"
+        ) from error
 
 
 def as_written(value: Any) -> str:

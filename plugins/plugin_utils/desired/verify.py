@@ -50,7 +50,7 @@ class DesiredVerify(NamedTuple):
         rails: name -> subnet of each rail, if there are several.
         probe: the options of `fabric_probe` that are the same on all nodes.
         sample: the options of `lines_of_peers`.
-        depends_on: the variables on which all of these depend.
+        depends_on: the variables that these fields were made from, with their former names.
         cluster: the cluster's name.
         result: the options of `fabric_result` that the user sets.
         pairs: those of `rdma_pairs`.
@@ -80,15 +80,15 @@ def desired_verify(variables: NodeVariables, entry: PlanEntry) -> DesiredVerify:
         "above": variables.value("verify_sample_above"),
         "all_pairs": variables.true("verify_all_pairs"),
     }
-    # Variables that are read below may differ from node to node.
+    # What is read below is not for the measurement, and may differ from node to node.
     depends_on = variables.names_read
     return DesiredVerify(
-        state,
-        nodes,
-        rails,
-        {**probe, "rails": rails},
-        sample,
-        [*depends_on, *(old for old, new in NEW_NAMES.items() if new in depends_on)],
+        state=state,
+        nodes=nodes,
+        rails=rails,
+        probe={**probe, "rails": rails},
+        sample=sample,
+        depends_on=[*depends_on, *(old for old, new in NEW_NAMES.items() if new in depends_on)],
         cluster=variables.text("rdm_cluster"),
         result={option: variables.value(name) for option, name in _RESULT.items()},
         pairs={option: variables.value(name) for option, name in _PAIRS.items()},
