@@ -27,9 +27,6 @@ def test_roles_and_playbooks_take_the_same_defaults() -> None:
     names = re.findall(r"\brdm_cluster \| default\('([^']*)'\)", text)
     assert len(names) > 5
     assert set(names) == {constants.CLUSTER}
-    places = re.findall(r"\('(/[^']*)' if rdm_become \| default\(true\) \| bool else '~/([^']*)'\)", text)
-    assert len(places) > 3
-    assert set(places) == {(constants.CONFIG_DIR, constants.USER_CONFIG_DIR)}
 
 
 def test_the_trainer_has_the_same_launchers_and_final_states() -> None:
