@@ -25,6 +25,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.up
     upload,
     upload_directory,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import run_cache
 
 MODULE = "rdm.provision.image_archive"
 PUT_IT_THERE = "put it there, or correct its path"
@@ -42,6 +43,8 @@ class ActionModule(ActionBase):
         if brought:
             return self._load_brought(brought, arguments, task_vars)
         if boolean(arguments.get("remote_src", True), strict=False):
+            if arguments.get("state") == "inspected":
+                return self._inspect(arguments, task_vars)
             return self._module(arguments, task_vars)
         if not arguments.get("path"):
             raise AnsibleActionFail("path is missing: where is the archive?")
@@ -71,6 +74,24 @@ class ActionModule(ActionBase):
             module_name=MODULE, module_args=arguments, task_vars=task_vars
         )
         return result
+
+    def _inspect(self, arguments: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        """Inspect an archive on the node; of all nodes that have the same file, the first one reads it."""
+        found = self._module({**arguments, "read": False}, task_vars)
+        file = str(found.pop("unread", ""))
+        if not file:
+            return found
+        own: dict[str, Any] = {}
+
+        def read() -> dict[str, Any] | None:
+            own.update(self._module({**arguments, "file": file}, task_vars))
+            return own.pop("index", None)
+
+        index = run_cache.once(f"archive-{hashlib.sha256(file.encode()).hexdigest()}", read)
+        # If the first node could not read it, the reason may be that node.
+        return own or self._module(
+            {**arguments, **({"index": index, "file": file} if index else {})}, task_vars
+        )
 
     def _load_brought(
         self, brought: dict[str, Any], arguments: dict[str, Any], task_vars: dict[str, Any]

@@ -63,8 +63,21 @@ options:
     default: ""
   index:
     description:
-      - What is in the archive. Set by the action plugin for an archive on the controller.
+      - What is in the archive. Set by the action plugin for an archive on the controller, and for one that
+        another node has read.
     type: dict
+  read:
+    description:
+      - With O(state=inspected), whether to read an archive whole if that is necessary. Otherwise RV(unread)
+        is returned for it. Set by the action plugin.
+    type: bool
+    default: true
+  file:
+    description:
+      - The RV(unread) of the archive whose O(index) another node has made. If the archive here is another
+        file, it is read. Set by the action plugin.
+    type: str
+    default: ""
   copy:
     description:
       - Where the archive was copied to. Set by the action plugin for an archive on the controller.
@@ -154,6 +167,14 @@ hint:
   description: What would work instead.
   returned: for O(state=inspected)
   type: str
+index:
+  description: What is in the archive.
+  returned: for O(file) without O(index), if the archive could be read
+  type: dict
+unread:
+  description: What identifies the file on all nodes that read it from a shared file system.
+  returned: for O(read=false) and an archive that must be read whole
+  type: str
 needed:
   description: V(present) would change something. Never for an archive with a problem.
   returned: for O(state=inspected)
@@ -202,8 +223,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.wording import 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import image_dir, image_store
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
+    ArchiveUnread,
     cached_index,
     default_cache_dir,
+    file_identity,
     forget_index,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
@@ -215,6 +238,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
     same_image,
     wanted_images,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_load import (
     ArchiveChanged,
     load_chunks,
@@ -234,6 +258,8 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent", "inspected"], "default": "present"},
     "cache_dir": {"type": "str", "default": ""},
     "index": {"type": "dict"},
+    "read": {"type": "bool", "default": True},
+    "file": {"type": "str", "default": ""},
     "copy": {"type": "path"},
     "brought": {"type": "dict"},
 }
@@ -252,22 +278,14 @@ class Images:
         DockerProblem: the engine does not answer or refuses.
     """
 
-    def __init__(self, params: dict[str, Any], api: DockerAPI, check_mode: bool) -> None:
+    def __init__(self, params: dict[str, Any], index: ArchiveIndex, api: DockerAPI, check_mode: bool) -> None:
+        self.index = index
         self.api = api
         self.check_mode = check_mode
         self.path: str = params["path"]
-        self.sha256: str = params["sha256"]
         self.copy: str | None = params["copy"]
         self.cache_dir: str = params["cache_dir"] or default_cache_dir()
         self.on_node: bool = params["remote_src"]
-        if self.on_node:
-            self.index = cached_index(
-                self.path, self.sha256, self.cache_dir, stale=params["state"] == "absent"
-            )
-        elif params["index"]:
-            self.index = ArchiveIndex.from_json(params["index"])
-        else:
-            raise NodeError("remote_src=false works through Ansible only")
         self.wanted = wanted_images(self.index, self.path, params["name"], api.version()["Arch"])
         self.before = {name: self._id(name) for name in self._names()}
         self.after = dict(self.before)
@@ -499,17 +517,51 @@ class Images:
             raise NodeError("the copy of {0} has {1} bytes, not {2}".format(self.path, size, self.index.size))
 
 
+def archive_index(params: dict[str, Any]) -> ArchiveIndex:
+    """Return what is in the archive: from the cache, from the node that has read it, or by reading it.
+
+    Raises:
+        ArchiveUnread: it must not be read.
+        NodeError: as `cached_index`.
+    """
+
+    def read(path: str, digest: bool) -> ArchiveIndex:
+        if not params["read"]:
+            raise ArchiveUnread(path)
+        if params["index"] and params["file"] == file_identity(path):
+            return ArchiveIndex.from_json(params["index"])
+        return index_archive(path, digest)
+
+    if params["remote_src"]:
+        cache_dir = params["cache_dir"] or default_cache_dir()
+        return cached_index(params["path"], params["sha256"], cache_dir, params["state"] == "absent", read)
+    if not params["index"]:
+        raise NodeError("remote_src=false works through Ansible only")
+    return ArchiveIndex.from_json(params["index"])
+
+
+def _for_others(params: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
+    """Return the index for other nodes, if this one has read the archive for them."""
+    return read if params["file"] and not params["index"] else {}
+
+
 @as_module(ARGUMENT_SPEC)
 def main(module: AnsibleModule) -> dict[str, Any]:
     """Inspect, load or remove the images, and return the module's result."""
     state = module.params["state"]
     nothing: dict[str, Any] = {"actions": [], "copy_needed": False}
+    read: dict[str, Any] = {}
     try:
-        images = Images(module.params, DockerAPI(), module.check_mode)
+        api = DockerAPI()
+        index = archive_index(module.params)
+        read["index"] = index.to_json()
+        images = Images(module.params, index, api, module.check_mode)
         if state == "inspected":
-            return images.inspect()
+            return {**images.inspect(), **_for_others(module.params, read)}
         (images.present if state == "present" else images.absent)()
         return images.result()
+    except ArchiveUnread as unread:
+        return {**inspection(module.params["path"]), "unread": unread.file}
     except ArchiveMissing as problem:
         if state == "absent":
             module.warn("{0}, so its images cannot be identified and stay".format(problem))
@@ -517,8 +569,12 @@ def main(module: AnsibleModule) -> dict[str, Any]:
         found = NodeError(str(problem), PUT_IT_THERE, **nothing)
     except NodeError as problem:
         found = NodeError(str(problem), problem.hint, **nothing)
+        read.update(problem.result)
     if state == "inspected":
-        return inspection(module.params["path"], str(found), found.hint)
+        return {
+            **inspection(module.params["path"], str(found), found.hint),
+            **_for_others(module.params, read),
+        }
     raise found
 
 

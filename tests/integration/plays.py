@@ -48,6 +48,7 @@ def run_plays(
     *flags: str,
     docker_host: str = "",
     inside: list[str] | None = None,
+    others: tuple[str, ...] = (),
     **variables: Any,
 ) -> Played:
     """Run plays against this machine under the name of HOST.
@@ -58,9 +59,11 @@ def run_plays(
         flags: of ansible-playbook.
         docker_host: address of the engine; empty means that there is only the machine's own.
         inside: a command that runs its arguments as a command.
+        others: more names of this machine.
         variables: extra variables.
     """
-    (directory / "inventory").write_text(f"[master]\n{HOST} ansible_connection=local\n")
+    hosts = "".join(f"{name} ansible_connection=local\n" for name in (HOST, *others))
+    (directory / "inventory").write_text(f"[master]\n{hosts}")
     (directory / "play.yml").write_text(
         yaml.safe_dump([{"hosts": "all", "gather_facts": False, **play} for play in plays])
     )

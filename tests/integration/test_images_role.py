@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker import registry_mirrors
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import image_store
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
@@ -355,6 +357,40 @@ def test_what_preflight_has_inspected_is_not_inspected_again(engine: Engine, tmp
     assert (played.status, played.changes) == (0, [0]), played.output
     assert {INSPECT, inspections} <= set(played.results)
     engine.api.delete("/images/rdm-test/planned:1")
+
+
+def test_nodes_that_have_the_same_file_read_it_once(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One reads it for all, each of which caches what is in it, and reports a wrong digest."""
+    reads = tmp_path / "reads"
+    program = tmp_path / "bin" / "zstd"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho >> {reads}\nexec {shutil.which("zstd")} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    image = "rdm-test/read-once:1"
+    archive = saved(MadeImage([layer("read once")], [image]))
+    path = tmp_path / "image.tar.zst"
+    path.write_bytes(subprocess.run(["zstd", "-qc"], input=archive, check=True, capture_output=True).stdout)
+    entry = {"name": image, "source": "archive", "path": str(path)}
+    others = ("node2", "node3")
+    hosts = (HOST, *others)
+    variables = {"others": others, "images_cache_dir": f"{tmp_path}/cache/{{{{ inventory_hostname }}}}"}
+
+    reads.write_text("")
+    wrong = [{**entry, "sha256": 64 * "0"}]
+    played = play(engine, tmp_path, "--check", images_list=wrong, **variables)
+    assert played.status == 2
+    assert played.output.count(f'"problem": "{path} has sha256') == 3, played.output
+    assert reads.read_text() == "\n"
+
+    path.touch()
+    reads.write_text("")
+    played = play(engine, tmp_path, "--check", images_list=[entry], **variables)
+    assert (played.status, played.changes) == (0, [1]), played.output
+    assert reads.read_text() == "\n"
+    assert all(len(list((tmp_path / "cache" / host).iterdir())) == 1 for host in hosts)
 
 
 def test_no_archives_and_an_image_that_the_node_has(

@@ -12,7 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
-from typing import IO, Any, Iterator
+from typing import IO, Any, Callable, Iterator
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
@@ -28,7 +28,34 @@ def default_cache_dir() -> str:
     return "/var/cache/rdm" if os.geteuid() == 0 else os.path.expanduser("~/.cache/rdm")
 
 
-def cached_index(path: str, sha256: str, cache_dir: str, stale: bool = False) -> ArchiveIndex:
+class ArchiveUnread(NodeError):  # noqa: N818  # a state of the node, not an error
+    """What is in the archive is not known here, and the archive was not to be read.
+
+    Attributes:
+        file: `file_identity`.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__("{0} has not been read".format(path))
+        self.file = file_identity(path)
+
+
+def file_identity(path: str) -> str:
+    """Return what is equal on all nodes that have the same file of a shared file system, and on no others.
+
+    Programs that copy files can preserve the time of modification, but not that of the last status change.
+    """
+    now = os.stat(path)
+    return "{0} {1} {2} {3}".format(now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+
+
+def cached_index(
+    path: str,
+    sha256: str,
+    cache_dir: str,
+    stale: bool = False,
+    read: Callable[[str, bool], ArchiveIndex] | None = None,
+) -> ArchiveIndex:
     """Return an archive's index, and read the archive only if it has changed since the last time.
 
     An index that is cheap to make (plain archive, no digest) is not cached. If several processes want the
@@ -40,10 +67,11 @@ def cached_index(path: str, sha256: str, cache_dir: str, stale: bool = False) ->
         cache_dir: the cache; made if it is missing. If that fails, or another user can put a file or a link
             there, nothing is cached.
         stale: if the archive is missing, return its last index.
+        read: reads an archive whole, as `index_archive`; by default that.
 
     Raises:
         ArchiveMissing: there is no archive, and no index of it is cached.
-        NodeError: as `index_archive`, or the digest differs.
+        NodeError: as `read`, or the digest differs; then `result` has the `index`.
     """
     if not sha256 and not stale and _is_plain(path):
         return index_archive(path)
@@ -55,13 +83,14 @@ def cached_index(path: str, sha256: str, cache_dir: str, stale: bool = False) ->
             identity = _identity(path)
         index = _recall(cache, identity)
         if index is None or (sha256 and not index.sha256):
-            index = index_archive(path, digest=bool(sha256))
+            index = (read or index_archive)(path, bool(sha256))
             if cache is not None and index.sha256:
                 _remember(cache, identity, index)
     if sha256 and index.sha256 != sha256.lower():
         raise NodeError(
             "{0} has sha256 {1}, not {2}".format(path, index.sha256, sha256.lower()),
             "use the right archive, or correct the sha256",
+            index=index.to_json(),
         )
     return index
 
@@ -97,9 +126,11 @@ def _cache_file(path: str, cache_dir: str) -> Iterator[IO[str] | None]:
     with cache:
         with contextlib.suppress(OSError):  # some network file systems have no locks
             fcntl.flock(cache, fcntl.LOCK_EX)
-        yield cache
-        if os.fstat(cache.fileno()).st_size == 0:
-            forget_index(path, cache_dir)
+        try:
+            yield cache
+        finally:
+            if os.fstat(cache.fileno()).st_size == 0:
+                forget_index(path, cache_dir)
 
 
 def _require_private(directory: str) -> None:

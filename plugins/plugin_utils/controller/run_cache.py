@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pass a value from one task of a run to a later one; Ansible runs each in its own process.
+"""Pass a value from one process of a run to another; Ansible runs each task of each host in its own.
 
-The value is kept in Ansible's temporary directory of this run, which no other user can read, until the later
-task takes it. A registered result would go to every callback and to the screen.
+The value is kept in Ansible's temporary directory of this run, which no other user can read. A registered
+result would go to every callback and to the screen.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,28 @@ def take(name: str) -> Any:
         return pickle.loads(data)  # noqa: S301  # this run has written it
     except (OSError, EOFError, pickle.UnpicklingError):
         return None
+
+
+def once(name: str, compute: Callable[[], Any]) -> Any:
+    """Return a value that the first process of this run computes; the others wait for it.
+
+    If that raises an exception, the next process computes it.
+
+    Args:
+        name: of the value.
+        compute: returns it.
+
+    Raises:
+        OSError: it cannot be kept.
+    """
+    with open(_path(name), "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if data := file.read():
+            return pickle.loads(data)  # noqa: S301  # this run has written it
+        value = compute()
+        file.write(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+        return value
 
 
 def _path(name: str) -> Path:

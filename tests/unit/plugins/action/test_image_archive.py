@@ -1,11 +1,13 @@
-"""What is verified of an archive that came from other nodes, before the engine gets it."""
+"""Who reads an archive, and what is verified of one that came from other nodes."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible import constants
 from ansible_collections.rdm.provision.plugins.action.image_archive import ActionModule
 
 
@@ -28,3 +30,42 @@ def test_what_is_verified_of_an_archive_from_other_nodes(brought: dict[str, str]
     action._load_brought(given, {"path": "image.tar"}, {})
     assert (seen["copy"], seen["index"]) == ("/cache/n.tar", {"sha256": digest})
     assert commands == ["rm /cache/n.tar && rm /cache/n.tar.have"]
+
+
+@pytest.mark.parametrize(
+    ("files", "read", "readers"),
+    [
+        (["one", "one", "one"], {"n1", "n2", "n3"}, ["n1"]),
+        (["one", "other", "one"], {"n1", "n2", "n3"}, ["n1", "n2"]),
+        (["one", "one", "one"], {"n2", "n3"}, ["n1", "n2", "n3"]),
+        (["", "", "one"], {"n3"}, ["n3"]),
+    ],
+    ids=["same file", "one other file", "first node cannot read it", "two know it"],
+)
+def test_who_reads_an_archive(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: list[str], read: set[str], readers: list[str]
+) -> None:
+    """Of the nodes with the same file one reads it, and the others get what is in it."""
+    monkeypatch.setattr(constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
+    seen = []
+
+    def inspect(name: str, file: str) -> dict[str, Any]:
+        def module(arguments: dict[str, Any], _variables: Any) -> dict[str, Any]:
+            if arguments.get("read") is False and file:
+                return {"unread": file}
+            if arguments.get("index"):
+                assert (arguments["index"], arguments["file"]) == ({"of": file}, file)
+            elif file:
+                seen.append(name)
+                if name in read and "file" in arguments:
+                    return {"load": name, "index": {"of": file}}
+            return {"load": name}
+
+        action: Any = ActionModule.__new__(ActionModule)
+        action._module = module
+        found: dict[str, Any] = action._inspect({"path": "/shared/image.tar.zst"}, {})
+        return found
+
+    found = [inspect(name, file) for name, file in zip(("n1", "n2", "n3"), files, strict=True)]
+    assert found == [{"load": "n1"}, {"load": "n2"}, {"load": "n3"}]
+    assert seen == readers

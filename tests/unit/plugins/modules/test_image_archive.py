@@ -1,13 +1,18 @@
-"""What the inspection of an archive reports of the node's file systems."""
+"""What the inspection of an archive reads, and what it reports of the node's file systems."""
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import ArchiveUnread
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
 from ansible_collections.rdm.provision.plugins.modules import image_archive
+
+from tests.image_archives import MadeImage, layer, put, saved
 
 
 def test_where_an_archive_and_the_cache_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -28,3 +33,27 @@ def test_where_an_archive_and_the_cache_are(monkeypatch: pytest.MonkeyPatch, tmp
         "cache_file_system": "xfs",
         "cache_free": 5,
     }
+
+
+def test_an_archive_that_another_node_has_read_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = put(tmp_path, gzip.compress(saved(MadeImage([layer("one")], ["example/app:1"]))))
+    params = {"path": path, "remote_src": True, "sha256": "", "state": "inspected", "file": "", "index": None}
+
+    def index(cache: str, **more: Any) -> ArchiveIndex:
+        return image_archive.archive_index(
+            {**params, "cache_dir": str(tmp_path / cache), "read": True, **more}
+        )
+
+    with pytest.raises(ArchiveUnread) as unread:
+        index("n2", read=False)
+    assert not (tmp_path / "n2").exists()
+    read = index("n1")
+    known = {"file": unread.value.file, "index": read.to_json()}
+    with monkeypatch.context() as patch:
+        patch.delattr(image_archive, "index_archive")
+        assert index("n2", **known) == read
+        assert index("n2") == read, "it is cached"
+    put(tmp_path, gzip.compress(saved(MadeImage([layer("two")], ["example/app:2"]))))
+    assert index("n3", **known) != read, "its file is another one"

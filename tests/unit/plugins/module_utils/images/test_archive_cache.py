@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-from ansible_collections.rdm.provision.plugins.module_utils.images import archive_cache as cache_module
+from ansible_collections.rdm.provision.plugins.module_utils.images import archive_cache
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
     forget_index,
@@ -34,7 +34,7 @@ def test_a_compressed_archive_is_read_once(
     path = put(tmp_path, data)
     first = cached_index(path, "", cache)
     with monkeypatch.context() as patch:
-        patch.delattr(cache_module, "index_archive")
+        patch.delattr(archive_cache, "index_archive")
         assert cached_index(path, digest(data)[7:].upper(), cache) == first
     changed = MadeImage([layer("new")], ["example/app:2"])
     put(tmp_path, gzip.compress(saved(changed)))
@@ -115,3 +115,17 @@ def test_a_full_disk_below_the_cache_is_no_problem(
         patched.setattr(os, "write", full)
         assert cached_index(path, "", str(tmp_path / "cache")).images[0].tags == image.tags
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_is_identified_by_more_than_its_time_and_size(tmp_path: Path) -> None:
+    path = put(tmp_path, b"first")
+    first = Path(path).stat()
+    before = archive_cache.file_identity(path)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert archive_cache.file_identity(str(link)) == before
+    copy = tmp_path / "copy"
+    copy.write_bytes(b"other")
+    os.utime(copy, ns=(first.st_atime_ns, first.st_mtime_ns))
+    copy.replace(path)
+    assert archive_cache.file_identity(path) != before
