@@ -53,11 +53,11 @@ demo-down: setup ## take the demo's cluster away
 test: packages ## everything that CI runs
 	@# One environment is made beside the other; it is ready when its lint begins.
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint lint-trainer
-	@# Three at a time on two cores, since each waits for a fifth of its time. Each that ends makes room for the next, the
-	@# longest first: several short ones at the end leave neither core idle for long.
+	@# Four at a time on two cores, since those that drive nodes compute for a third of their time. Each that ends makes room
+	@# for the next, the longest first: several short ones at the end leave neither core idle for long.
 	@# Two virtual machines need both cores: alone, and also where something else was red.
 	@status=0; \
-	$(MAKE) --no-print-directory --jobs=3 --keep-going $(addprefix suite-,$(ALL_SUITES)) || status=$$?; \
+	$(MAKE) --no-print-directory --jobs=4 --keep-going $(addprefix suite-,$(ALL_SUITES)) || status=$$?; \
 	$(MAKE) --no-print-directory suite-machines || status=$$?; \
 	exit $$status
 
@@ -89,18 +89,25 @@ test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner
 STRESS := .artifacts/stress
 ROUNDS ?= 10
 # The longest first. The environment may have SUITES, as in a round of test-stress; `make test` runs all.
-ALL_SUITES := distributed integration e2e demo plugins unit trainer molecule
+ALL_SUITES := e2e integration distributed jobs demo images plugins trainer unit molecule
 SUITES ?= $(ALL_SUITES)
 MACHINES := tests/e2e/test_vm.py
 # They share the lab of `make demo`.
 DEMO := $(addprefix tests/e2e/,test_demo.py test_train.py test_demo_down.py)
+# A suite with all of its folder would still run when the others have ended. These tests wait for engines and ssh,
+IMAGES := $(wildcard tests/integration/test_image*.py) tests/integration/test_registry_peers.py
+# and these for agents, launchers and Slurm, while the rest of their folder computes.
+JOBS := $(wildcard $(addprefix trainer/tests/distributed/test_,command.py environments.py *faults.py healthy_job.py \
+	job_agents.py prometheus.py rendezvous*.py slurm*.py))
 # What each suite leaves for `make test-times`.
 TIMES := .artifacts/times
 
 suite-demo: SUITE = pytest $(DEMO)
-suite-distributed: SUITE = $(TRAINER)/bin/pytest trainer/tests/distributed
+suite-distributed: SUITE = $(TRAINER)/bin/pytest trainer/tests/distributed $(addprefix --ignore=,$(JOBS))
 suite-e2e: SUITE = pytest tests/e2e $(addprefix --ignore=,$(MACHINES) $(DEMO))
-suite-integration: SUITE = pytest tests/integration
+suite-images: SUITE = pytest $(IMAGES)
+suite-integration: SUITE = pytest tests/integration $(addprefix --ignore=,$(IMAGES))
+suite-jobs: SUITE = $(TRAINER)/bin/pytest $(JOBS)
 suite-machines: SUITE = pytest $(MACHINES)
 suite-molecule: SUITE = pytest tests/molecule
 suite-plugins: SUITE = pytest tests/unit/plugins

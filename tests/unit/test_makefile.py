@@ -12,7 +12,10 @@ import pytest
 
 from tests.conftest import ROOT
 
-NAMES = ("demo", "distributed", "e2e", "integration", "machines", "molecule", "plugins", "trainer", "unit")
+NAMES = (
+    *("demo", "distributed", "e2e", "images", "integration", "jobs"),
+    *("machines", "molecule", "plugins", "trainer", "unit"),
+)
 SUITES = [f"suite-{name}" for name in NAMES]
 OUTSIDE = {
     name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
