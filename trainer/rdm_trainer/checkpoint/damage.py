@@ -15,9 +15,29 @@ from pathlib import Path
 from rdm_core.atomic_file import write_atomically
 from rdm_core.errors import FAILED, TrainerError
 
-__all__ = ["CHECKSUM", "error", "is_sound", "naming", "note", "refuse"]
+__all__ = ["CHECKSUM", "DamagedError", "is_sound", "naming", "note", "refuse"]
 
 CHECKSUM = ".crc32"
+
+
+class DamagedError(TrainerError):
+    """Files of a checkpoint are damaged.
+
+    Args:
+        directory: The step's directory.
+        names: The damaged files.
+
+    Attributes:
+        damage: The message without advice.
+    """
+
+    def __init__(self, directory: Path, names: Iterable[str]) -> None:
+        self.damage = f"{directory} is damaged in {' and '.join(sorted(names))}"
+        super().__init__(
+            f"{self.damage}; bring that back, or go to an earlier checkpoint with `rdm-trainer checkpoint "
+            f"repair {directory.parent} --iteration N`.",
+            exit_code=FAILED,
+        )
 
 
 def note(path: Path) -> Path:
@@ -50,23 +70,14 @@ def is_sound(path: Path) -> bool:
         return False
 
 
-def error(directory: Path, names: Iterable[str]) -> TrainerError:
-    """Return the error for damaged files of a checkpoint's directory."""
-    return TrainerError(
-        f"{directory} is damaged in {' and '.join(sorted(names))}; bring that back, or go to an earlier "
-        f"checkpoint with `rdm-trainer checkpoint repair {directory.parent} --iteration N`.",
-        exit_code=FAILED,
-    )
-
-
 def refuse(directory: Path, names: Iterable[str]) -> None:
     """Read files to the end and reject damaged ones.
 
     Raises:
-        TrainerError: Some of them are damaged.
+        DamagedError: Some of them are damaged.
     """
     if damaged := [name for name in names if not is_sound(directory / name)]:
-        raise error(directory, damaged)
+        raise DamagedError(directory, damaged)
 
 
 @contextlib.contextmanager
@@ -78,7 +89,7 @@ def naming(directory: Path, names: Iterable[str]) -> Iterator[None]:
         names: The files to read.
 
     Raises:
-        TrainerError: Reading failed, and some of the files are damaged.
+        DamagedError: Reading failed, and some of the files are damaged.
     """
     try:
         yield
@@ -88,4 +99,4 @@ def naming(directory: Path, names: Iterable[str]) -> Iterator[None]:
         damaged = [name for name in names if not is_sound(directory / name)]
         if not damaged:
             raise
-        raise error(directory, damaged) from problem
+        raise DamagedError(directory, damaged) from problem

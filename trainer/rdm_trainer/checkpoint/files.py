@@ -55,6 +55,7 @@ __all__ = [
     "scan",
     "set_aside",
     "tag",
+    "why_incomplete",
     "write_all",
 ]
 
@@ -204,6 +205,18 @@ def missing(manifest: Manifest, parts: Iterable[Step | None]) -> list[str]:
     ]
 
 
+def why_incomplete(parts: Iterable[Step | None]) -> str:
+    """Say why the parts of a step in several directories are not a complete one."""
+    present = [part for part in parts if part is not None]
+    manifest = next((part.manifest for part in present if part.manifest is not None), None)
+    if manifest is None:
+        return f"its {MANIFEST} is missing or damaged"
+    if not (absent := missing(manifest, present)):
+        return "its parts are of different runs"
+    more = f", and {len(absent) - 1} more" if len(absent) > 1 else ""
+    return f"{absent[0]} is missing or has another size{more}"
+
+
 def complete_steps(inventories: Sequence[Inventory]) -> dict[int, Manifest]:
     """Return the steps that are complete over all directories together, oldest first."""
     found = {}
@@ -313,25 +326,23 @@ def prune(directory: Path, keep: int, newest: int) -> list[int]:
     return old
 
 
-def set_aside(directory: Path, after: int) -> list[str]:
+def set_aside(directory: Path, iterations: Iterable[int]) -> list[str]:
     """Rename steps so that no run uses them; nothing is removed.
 
     Args:
         directory: The checkpoints directory.
-        after: Rename the steps after this iteration.
+        iterations: The steps to rename, if they are there.
 
     Returns:
         The new names.
     """
     renamed = []
-    inventory = scan(directory)
-    for iteration in sorted(inventory.steps):
-        if iteration > after:
-            name = tag(iteration)
-            aside, number = directory / f"{name}{ASIDE}", 1
-            while aside.exists():
-                number += 1
-                aside = directory / f"{name}{ASIDE}{number}"
-            (directory / name).rename(aside)
-            renamed.append(aside.name)
+    for iteration in sorted(scan(directory).steps.keys() & set(iterations)):
+        name = tag(iteration)
+        aside, number = directory / f"{name}{ASIDE}", 1
+        while aside.exists():
+            number += 1
+            aside = directory / f"{name}{ASIDE}{number}"
+        (directory / name).rename(aside)
+        renamed.append(aside.name)
     return renamed

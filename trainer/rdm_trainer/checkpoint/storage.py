@@ -97,7 +97,7 @@ class Storage:
             sizes: Bytes of each file that the ranks of this rank's directory need.
 
         Raises:
-            TrainerError: On all ranks: some files of any directory are damaged.
+            DamagedError: On all ranks: some files of any directory are damaged.
         """
         rank = self.collective.rank
         ranks = [other for other, store in enumerate(self.stores) if store == self.stores[rank]]
@@ -113,7 +113,7 @@ class Storage:
         """Raise an error on all ranks if any rank found damaged files of a step."""
         found = {file for files_of_rank in self.collective.gather(damaged) for file in files_of_rank}
         if found:
-            raise damage.error(self.directory / name, found)
+            raise damage.DamagedError(self.directory / name, found)
 
     def all_or_none(self, name: str, read: Iterable[str], action: Callable[[], _T]) -> _T:
         """Run an action on every rank, and return its result if it succeeded on all.
@@ -124,7 +124,8 @@ class Storage:
             action: It calls no collective operation.
 
         Raises:
-            TrainerError: On all ranks: the action failed on any of them.
+            DamagedError: On all ranks: the action failed on any of them, which found damaged files.
+            TrainerError: On all ranks: the action failed on any of them for another reason.
         """
         result: Any = None
         cause: Exception | None = None

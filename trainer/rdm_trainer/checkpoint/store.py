@@ -16,7 +16,7 @@ from rdm_core.config import Config
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.checkpoint import damage, files, identity, reading
 from rdm_trainer.checkpoint.boxes import Box
-from rdm_trainer.checkpoint.damage import CHECKSUM
+from rdm_trainer.checkpoint.damage import CHECKSUM, DamagedError
 from rdm_trainer.checkpoint.distributed import METADATA, Saved, read_metadata
 from rdm_trainer.checkpoint.files import Inventory, Manifest
 from rdm_trainer.checkpoint.partitions import Partitions, describe, described_files
@@ -78,7 +78,7 @@ def find(config: Config, directory: Path, collective: Collective, log: Callable[
             )
     if manifest is None:
         return None
-    identity.require_same_model(manifest.model, config, storage.directory / files.tag(manifest.iteration))
+    _require_same_model(manifest, config, storage)
     return Found(storage, manifest, inventories)
 
 
@@ -206,21 +206,33 @@ class Checkpoints:
     # Resuming.
 
     def resume(self, found: Found) -> Mapping[str, Any]:
-        """Resume from the checkpoint that :func:`find` found.
+        """Resume from the checkpoint that :func:`find` found or, if it is damaged, from the one before.
+
+        Damaged checkpoints of this job are set aside once another one is loaded.
 
         Returns:
             The state passed to :meth:`save`.
 
         Raises:
+            DamagedError: Every complete checkpoint is damaged.
             TrainerError: The checkpoint cannot be read.
         """
         storage, manifest, inventories = found.storage, found.manifest, found.inventories
-        if storage.directory == self._storage.directory:
-            self.newest = manifest.iteration
-            if line := storage.repair_pointers(inventories, manifest.iteration):
-                self._log(line)
+        whole = files.complete_steps(list(inventories.values()))
+        damaged = []
+        while True:
+            try:
+                self._load(storage, manifest, inventories)
+                break
+            except DamagedError as refused:  # All ranks raise it together.
+                damaged.append(manifest.iteration)
+                before = max((step for step in whole if step < manifest.iteration), default=None)
+                if before is None:
+                    raise
+                manifest = whole[before]
+                self._log(f"{refused.damage}; the checkpoint of iteration {before} is taken instead")
+                _require_same_model(manifest, self._config, storage)
         step_directory = storage.directory / files.tag(manifest.iteration)
-        self._load(storage, manifest, inventories)
         problem = self._collective.first_error(self._engine.first_not_finite())
         if problem is not None:
             raise TrainerError(
@@ -229,7 +241,23 @@ class Checkpoints:
                 "--iteration N`.",
                 exit_code=FAILED,
             )
+        if storage.directory == self._storage.directory:
+            self.newest = manifest.iteration
+            self._set_aside(damaged)
+            if line := storage.repair_pointers(inventories, manifest.iteration):
+                self._log(line)
         return manifest.state
+
+    def _set_aside(self, damaged: Sequence[int]) -> None:
+        if not damaged:
+            return
+        names: list[str] = []
+        directory = self._storage.directory
+        problem = self._storage.each(lambda: names.extend(files.set_aside(directory, damaged)))
+        if problem is not None:
+            self._log(f"damaged checkpoints could not be set aside: {problem}")
+        else:
+            self._log(f"damaged checkpoints are set aside in {directory}: {', '.join(names)}")
 
     def _load(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> None:
         name = files.tag(manifest.iteration)
@@ -241,9 +269,8 @@ class Checkpoints:
         self._spread(storage, name, manifest, needed, inventories)
         # Several ranks read parts of the same files.
         storage.verify(name, self._read_here(storage, manifest, needed))
-        with damage.naming(directory, needed[self._collective.rank]):
-            self._states.load(saved, manifest)
-            random, is_sound = reading.load(directory / _RANDOM)
+        self._states.load(saved, manifest)
+        random, is_sound = storage.all_or_none(name, {_RANDOM}, lambda: reading.load(directory / _RANDOM))
         storage.refuse_damaged(name, set() if is_sound else {_RANDOM})
         if len(random) == self._collective.size:
             torch.set_rng_state(random[self._collective.rank])
@@ -370,8 +397,16 @@ def _newest(
         )
     for iteration in steps:
         if newest is not None and iteration > newest:
-            log(f"the checkpoint of iteration {iteration} is not complete and is not taken")
+            parts = [inventory.steps.get(iteration) for inventory in inventories.values()]
+            log(
+                f"the checkpoint of iteration {iteration} is not complete and is not taken: "
+                f"{files.why_incomplete(parts)}"
+            )
     return None if newest is None else whole[newest]
+
+
+def _require_same_model(manifest: Manifest, config: Config, storage: Storage) -> None:
+    identity.require_same_model(manifest.model, config, storage.directory / files.tag(manifest.iteration))
 
 
 def _sound_metadata(directory: Path) -> Metadata:

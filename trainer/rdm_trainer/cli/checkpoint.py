@@ -180,7 +180,8 @@ def repair(directory: Path, as_json: bool, iteration: int | None) -> int:
     inventory = files.scan(directory)
     chosen = _newest(inventory, directory, iteration)
     with _writing(directory):
-        aside = [] if iteration is None else files.set_aside(directory, chosen)
+        later = [step for step in inventory.steps if step > chosen]
+        aside = [] if iteration is None else files.set_aside(directory, later)
         files.clear_leftovers(directory)
         files.point_to(directory, chosen)
     if as_json:

@@ -472,6 +472,95 @@ def test_a_flipped_bit_is_not_loaded(tmp_path: Path) -> None:
         assert re.search(expected, said["unreadable"])
 
 
+# What damages the newest of two checkpoints → the line that names it.
+DAMAGED: dict[str, tuple[str, str]] = {
+    "flipped": ("__1_0.distcp", "{step} is damaged in __1_0.distcp; {instead}"),
+    "metadata": (".metadata", "{step} is damaged in .metadata; {instead}"),
+    "missing": ("__1_0.distcp", "{incomplete}: __1_0.distcp is missing or has another size"),
+    "manifest": (files.MANIFEST, "{incomplete}: its manifest.json is missing or damaged"),
+}
+
+
+def spoil(name: str, step: Path) -> None:
+    """Damage a file of a checkpoint in a way of ``DAMAGED``."""
+    path = step / DAMAGED[name][0]
+    if name == "missing":
+        path.unlink()
+    elif name == "manifest":
+        path.write_text(path.read_text().replace("consumed", "consumee"))
+    else:
+        flip(path)
+
+
+def damaged_newest(root: str) -> dict[str, Any]:
+    """Resume from checkpoints of iterations 2 and 4 whose newest is damaged."""
+    every_two = training.configure(GPT, {"checkpoint.interval": 2, "optimisation.train_iterations": 4})
+    saved = Path(root) / "saved"
+    answers: dict[str, Any] = {"saved": resuming.train(every_two, saved).losses()}
+    alone(shutil.copytree, saved, Path(root) / "all")
+
+    def resume(name: str, job: Any, job_dir: Path) -> None:
+        log = resuming.train(job, job_dir)
+        answers[name] = log.losses(), log.find("iteration 4 is not") + log.find("damaged")
+
+    for name in DAMAGED:
+        alone(shutil.copytree, saved, Path(root) / name)
+        alone(spoil, name, Path(root) / name / "checkpoints/global_step4")
+        resume(name, every_two, Path(root) / name)
+    # Another job's checkpoints are only read.
+    alone(spoil, "flipped", saved / "checkpoints/global_step4")
+    resume("load", training.configure(every_two, {"checkpoint.load": str(saved)}), Path(root) / "load")
+    # Disks that the nodes do not share, with the native engine.
+    native = training.configure(every_two, NATIVE)
+    resuming.train(native, node(f"{root}/disks"))
+    alone(spoil, "flipped", Path(root) / "disks/node1/checkpoints/global_step4")
+    resume("disks", native, node(f"{root}/disks"))
+    for step in ("global_step2", "global_step4"):
+        alone(spoil, "flipped", Path(root) / "all/checkpoints" / step)
+    try:
+        resuming.train(every_two, Path(root) / "all")
+    except TrainerError as error:
+        answers["all"] = str(error)
+    return answers
+
+
+def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path: Path) -> None:
+    ranks = processes.run(2, damaged_newest, str(tmp_path))
+    found, saved = ranks[0], ranks[0]["saved"]
+
+    def line(name: str, job: str) -> str:
+        return DAMAGED[name][1].format(
+            step=tmp_path / job / "checkpoints/global_step4",
+            instead="the checkpoint of iteration 2 is taken instead",
+            incomplete="the checkpoint of iteration 4 is not complete and is not taken",
+        )
+
+    for name in DAMAGED:
+        losses, lines = found[name]
+        assert losses == {step: saved[step] for step in (3, 4)}, name
+        checkpoints = tmp_path / name / "checkpoints"
+        assert lines[0] == line(name, name)
+        aside = checkpoints / "global_step4.aside"
+        if "instead" in DAMAGED[name][1]:
+            assert lines[1:] == [f"damaged checkpoints are set aside in {checkpoints}: {aside.name}"]
+            assert (aside / DAMAGED[name][0]).exists()
+        else:
+            assert not aside.exists()
+        assert sorted(files.complete_steps([files.scan(checkpoints)])) == [2, 4]
+        assert files.scan(checkpoints).points_to(4)
+    losses, lines = found["load"]
+    assert (list(losses), lines) == ([3, 4], [line("flipped", "saved")])
+    assert sorted(files.scan(tmp_path / "saved/checkpoints").steps) == [2, 4]
+    assert list(found["disks"][0]) == [3, 4]
+    for number in range(2):
+        checkpoints = tmp_path / f"disks/node{number}/checkpoints"
+        assert (checkpoints / "global_step4.aside").is_dir()
+        assert files.scan(checkpoints).points_to(4)
+    for said in ranks:
+        assert "all/checkpoints/global_step2 is damaged in __1_0.distcp; " in said["all"]
+    assert sorted(files.scan(tmp_path / "all/checkpoints").steps) == [2, 4]
+
+
 def refused_by_one(root: str) -> str | None:
     """Let the last rank fail where the others do not."""
     collective = Collective(datetime.timedelta(minutes=5))

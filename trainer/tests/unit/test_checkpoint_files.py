@@ -192,6 +192,23 @@ def test_parts_of_different_runs_do_not_make_a_whole() -> None:
     assert files.complete_steps(inventories) == {}
 
 
+def test_why_a_step_is_not_complete_is_said() -> None:
+    manifest = Manifest(2, {"a.pt": 1, "b.pt": 1, "c.pt": 1})
+    other = Manifest(2, {"a.pt": 1})
+
+    def why(*parts: Step | None) -> str:
+        return files.why_incomplete(parts)
+
+    assert why(Step(2, None, {"a.pt": 1}), None) == "its manifest.json is missing or damaged"
+    assert why(Step(2, manifest, {"a.pt": 1}), Step(2, manifest, {"b.pt": 1, "c.pt": 2})) == (
+        "c.pt is missing or has another size"
+    )
+    assert why(Step(2, manifest, {"a.pt": 1})) == "b.pt is missing or has another size, and 1 more"
+    assert why(Step(2, manifest, {"a.pt": 1}), Step(2, other, {"b.pt": 1, "c.pt": 1})) == (
+        "its parts are of different runs"
+    )
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.sets(st.integers(1, 50), min_size=1, max_size=8), st.integers(0, 4))
 def test_pruning_keeps_the_newest(
