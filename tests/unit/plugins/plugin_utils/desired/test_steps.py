@@ -493,7 +493,6 @@ def verify(node: str = "n2", play: str = "n1 n2", /, **given: Any) -> dict[str, 
         "ansible_play_hosts": play.split(),
         "ansible_play_hosts_all": play.split(),
         "verify_nodes": LINES,
-        "verify_container": "rdm",
         **given,
     }
     entry = PlanEntry.of(given.get("preflight_plan") or {}, node)
@@ -510,30 +509,37 @@ def test_rails_are_those_of_the_plan_unless_the_user_gives_others() -> None:
     assert (found["rails"], found["timeout"]) == ({}, 10 + 60)
 
 
-def test_containers_are_measured_as_they_are_made_unless_the_user_says_otherwise() -> None:
-    made: dict[str, Any] = {"container_name": "c", "container_sshd": False, "container_ssh_port": 2222}
-    own: dict[str, Any] = {"verify_container": "d", "verify_ssh": True, "verify_ssh_port": 2}
+MADE = {"container_name": "c", "container_sshd": False, "container_ssh_port": 2222}
+
+
+@pytest.mark.parametrize(
+    ("given", "probe"),
+    [
+        ({}, ("rdm", True, 22)),
+        (MADE, ("c", False, 2222)),
+        ({**MADE, "verify_container": "d", "verify_ssh": True, "verify_ssh_port": 2}, ("d", True, 2)),
+    ],
+)
+def test_containers_are_measured_as_they_are_made_unless_the_user_says_otherwise(
+    given: dict[str, Any], probe: tuple[str, bool, int]
+) -> None:
+    found = verify(**given)["probe"]
+    assert (found["container"], found["ssh"], found["ssh_port"]) == probe
+    assert found["rails"] == {}
+
+
+def test_the_nodes_are_those_of_the_plan_unless_the_user_gives_others() -> None:
     plan = {"preflight_plan": {**PLANNED, "address_map": "n1 10.0.0.1\n"}}
-    cases: list[tuple[dict[str, Any], tuple[str, bool, int]]] = [
-        ({"verify_container": ""}, ("rdm", True, 22)),
-        ({"verify_container": "", **made}, ("c", False, 2222)),
-        ({**made, **own}, ("d", True, 2)),
-    ]
-    for given, probe in cases:
-        found = verify(**given)
-        assert tuple(found["probe"][one] for one in ("container", "ssh", "ssh_port")) == probe
-        assert found["probe"]["rails"] == {}
     assert verify(**plan, verify_nodes="")["nodes"] == "n1 10.0.0.1\n"
     assert verify(**plan)["nodes"] == LINES
 
 
 def test_what_the_measurement_depends_on_is_what_was_read_for_it() -> None:
     found = set(verify()["depends_on"])
-    assert {"container_rails", "container_sshd", "verify_all_pairs", "verify_state", "verify_tries"} <= found
+    assert {"container_name", "container_rails", "verify_all_pairs", "verify_state"} <= found
     assert {"verify_timeout", "verify_patience"} <= found
     # Only for the evaluation, which is made once.
     assert not {"rdm_cluster", "verify_slow_factor", "verify_rdma_rounds"} & found
-    assert "container_name" in verify(verify_container="")["depends_on"]
 
 
 @pytest.mark.parametrize(
