@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["GradientSum", "accumulate", "add_product", "add_weight_gradient"]
+__all__ = ["GradientSum", "accumulate", "add_embedding_gradient", "add_product", "add_weight_gradient"]
 
 _CUBLAS = torch.version.cuda is not None
 # Compiled kernels see a large gradient as rows of this many elements, so that they know its alignment.
@@ -117,4 +117,32 @@ def add_weight_gradient(total: torch.Tensor, gradient: torch.Tensor, inputs: tor
 
 @add_weight_gradient.register_fake
 def _(total: torch.Tensor, _gradient: torch.Tensor, _inputs: torch.Tensor) -> torch.Tensor:
+    return total.new_empty(())
+
+
+@torch.library.custom_op("rdm::add_embedding_gradient", mutates_args=())
+def add_embedding_gradient(total: torch.Tensor, gradient: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Add an embedding's weight gradient to its sum, and return the gradient of the sum's token.
+
+    Only rows of tokens are read and written. Results are deterministic, and shapes depend on no values.
+
+    Args:
+        total: The sum, float32 [vocabulary, features].
+        gradient: The gradient of the embedding's output [..., features].
+        tokens: int64 [...].
+    """
+    tokens = tokens.flatten()
+    places = torch.arange(len(tokens), device=tokens.device)
+    first = tokens.new_full((len(total),), len(tokens)).scatter_reduce_(0, tokens, places, "amin")
+    # A token's gradients are summed at its first place. Its other places are zero, so that the order of the
+    # additions below does not matter. Additions of the gradients themselves would be in any order.
+    sums = torch.ops.aten.embedding_dense_backward(
+        gradient.flatten(0, -2), first[tokens], len(tokens), -1, False
+    )
+    total.data.index_add_(0, tokens, sums.to(total.dtype))
+    return total.new_empty(())
+
+
+@add_embedding_gradient.register_fake
+def _(total: torch.Tensor, _gradient: torch.Tensor, _tokens: torch.Tensor) -> torch.Tensor:
     return total.new_empty(())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rdm_trainer.distributed.gradient_sum import GradientSum
+from rdm_trainer.distributed.gradient_sum import GradientSum, add_embedding_gradient
 from rdm_trainer.distributed.parameters import initialise
 from rdm_trainer.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
@@ -33,7 +33,8 @@ class _Model(nn.Module):
         self.requires_grad_()
         initialise(self, "", seed=3)
 
-    def body(self, states: torch.Tensor) -> torch.Tensor:
+    def body(self, tokens: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.embedding(tokens)
         update: torch.Tensor = self.narrow(torch.tanh(self.wide(states)))
         return states + update
 
@@ -43,7 +44,7 @@ class _Model(nn.Module):
         found = []
         for tokens in (_TOKENS, _TOKENS.flip(0)):
             labels = tokens.roll(1, dims=1), torch.ones(tokens.shape)
-            found.append(self.embedding(body(self.embedding(tokens)), labels))
+            found.append(self.embedding(body(tokens), labels))
         return found
 
 
@@ -83,6 +84,22 @@ def test_sums_are_those_of_the_gradients(dtype: torch.dtype, compiled: bool) -> 
     assert summed.wide.bias is not None
     assert plain.wide.bias is not None
     assert torch.equal(_gradient(summed.wide.bias), _gradient(plain.wide.bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("frequent", [0.0, 0.5, 1.0])
+def test_an_embedding_adds_its_dense_gradient(frequent: float, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(40, (3, 30), generator=generator)
+    tokens[torch.rand(tokens.shape, generator=generator) < frequent] = 7
+    gradient = torch.randn(3, 30, 16, generator=generator).to(dtype)
+    total = torch.randn(50, 16, generator=generator)
+    dense = torch.ops.aten.embedding_dense_backward(gradient, tokens, 50, -1, False)
+    expected = total + dense.float()
+
+    add_embedding_gradient(total, gradient, tokens)
+
+    torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_sum_is_that_of_its_memory() -> None:

@@ -79,7 +79,8 @@ def linear_cross_entropy(
             compiled,
             chunk_elements,
             torch.is_grad_enabled(),
-            None if gradient_sum is None else gradient_sum.total,
+            # An embedding that shares the sum has saved it, so no change may be counted.
+            None if gradient_sum is None else gradient_sum.total.data,
         ),
     )
     return loss
