@@ -24,10 +24,10 @@ _TOKENS = torch.tensor([[1, 4, 4, 0], [6, 1, 2, 4]])
 class _Model(nn.Module):
     """Layers of all kinds that can add to sums; the head shares the embedding's weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 8) -> None:
         super().__init__()
         topology = Topology.single()
-        self.embedding = VocabParallelEmbedding(7, 8, 16, topology, 0.5)
+        self.embedding = VocabParallelEmbedding(7, rows, 16, topology, 0.5)
         self.wide = ColumnParallelLinear(16, 24, topology, 0.5, stacked=2)
         self.narrow = RowParallelLinear(48, 16, topology, 0.5)
         self.requires_grad_()
@@ -59,9 +59,10 @@ def _gradient(weight: nn.Parameter) -> torch.Tensor:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_are_those_of_the_gradients(dtype: torch.dtype, compiled: bool) -> None:
+@pytest.mark.parametrize("rows", [8, 4 * _TOKENS.numel()])  # with a dense gradient and row by row
+def test_sums_are_those_of_the_gradients(rows: int, dtype: torch.dtype, compiled: bool) -> None:
     torch._dynamo.reset()
-    plain, summed = _Model().to(dtype), _Model().to(dtype)
+    plain, summed = _Model(rows).to(dtype), _Model(rows).to(dtype)
     for loss in plain.losses(compiled=False):
         loss.backward()
     added: list[nn.Module] = []
