@@ -32,8 +32,9 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help demo demo-down test test-long test-times test-gpu test-stress lint lint-trainer unit unit-ansible trainer integration molecule e2e machines \
-	bench docs lock wheel packages setup setup-dev setup-trainer clean
+.PHONY: help demo demo-down test test-long test-times test-gpu test-stress lint lint-python lint-ansible lint-trainer \
+	unit unit-ansible trainer integration molecule e2e machines bench docs lock wheel packages setup setup-dev \
+	setup-trainer clean
 
 help: ## list these verbs
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -51,8 +52,8 @@ demo-down: setup ## take the demo's cluster away
 	@rdm-provision lab down --name $(LAB)
 
 test: packages ## everything that CI runs
-	@# One environment is made beside the other; it is ready when its lint begins.
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint lint-trainer
+	@# One environment is made beside the other; it is ready when its lint begins. The longest first.
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint-python lint-trainer lint-ansible
 	@# Four at a time on two cores, since those that drive nodes compute for a third of their time. Each that ends makes room
 	@# for the next, the longest first: several short ones at the end leave neither core idle for long.
 	@# Two virtual machines need both cores: alone, and also where something else was red.
@@ -120,13 +121,17 @@ suite-unit: SUITE = pytest tests/unit --ignore=tests/unit/plugins
 suite-%: setup-dev setup-trainer
 	@set -o pipefail; $(SUITE) --junit-xml=$(TIMES)/$*.xml 2>&1 | (trap '' INT; sed -u 's/^/$*: /')
 
-lint: setup-dev ## style, types and Ansible rules
+lint: lint-python lint-ansible ## style, types and Ansible rules
+
+lint-python: setup-dev
 	ruff check .
 	ruff format --check .
 	mypy rdm_provision rdm_lab rdm_sriov plugins tests benchmarks
 	@# Programs of lab nodes. Each call may have one rdm-lab.
 	mypy --scripts-are-modules $(addprefix roles/lab/files/,podman-runtime rdm-lab sriov-plugin)
 	mypy --scripts-are-modules roles/lab/files/vm/rdm-lab
+
+lint-ansible: setup-dev
 	yamllint --strict .
 	ansible-lint --profile production --offline
 
