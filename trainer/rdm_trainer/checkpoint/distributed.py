@@ -110,11 +110,15 @@ _METADATA = (
     *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
     *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
 )
+# Megatron-core adds the plans of all ranks.
+_PLANS = ("BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")
+# Its own classes only add an attribute.
+_MEGATRONS = {"MCoreMetadata": Metadata, "MCoreSavePlan": SavePlan}
 
 
-def _memory_format(kind: Any, name: str) -> Any:
-    """Return a memory format by its name; Python 3.11.0 to 3.11.3 pickle it as ``getattr`` of its class."""
-    if kind is not _MEM_FORMAT_ENCODING or name not in kind.__members__:
+def _member(kind: Any, name: str) -> Any:
+    """Return an enumeration's member by its name; Python 3.11.0 to 3.11.3 pickle it as ``getattr``."""
+    if kind not in (_MEM_FORMAT_ENCODING, WriteItemType) or name not in kind.__members__:
         raise pickle.UnpicklingError(f"attribute {name} of {kind!r} is not read from a checkpoint")
     return kind[name]
 
@@ -125,6 +129,7 @@ class _Unpickler(pickle.Unpickler):
     _NAMES = frozenset(
         {
             *(f"torch.distributed.checkpoint.metadata.{name}" for name in _METADATA),
+            *(f"torch.distributed.checkpoint.planner.{name}" for name in _PLANS),
             "torch.distributed.checkpoint.filesystem._StorageInfo",
             "torch.Size",
             "pathlib.PosixPath",
@@ -135,11 +140,10 @@ class _Unpickler(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
-        if name == "MCoreMetadata" and module.partition(".")[0] == "megatron":
-            # Megatron-core's class only adds an attribute.
-            return Metadata
+        if name in _MEGATRONS and module.partition(".")[0] == "megatron":
+            return _MEGATRONS[name]
         if (module, name) == ("builtins", "getattr"):
-            return _memory_format
+            return _member
         if f"{module}.{name}" not in self._NAMES:
             raise pickle.UnpicklingError(f"{module}.{name} is not read from a checkpoint")
         return super().find_class(module, name)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+from torch.distributed.checkpoint.planner import WriteItemType
 
 from rdm_trainer.checkpoint import damage, distributed
 from rdm_trainer.checkpoint.boxes import boxes
@@ -47,12 +48,11 @@ class _ByName:
         return getattr, self._attribute
 
 
-def test_a_memory_format_is_read_as_early_python_3_11_writes_it(tmp_path: Path) -> None:
-    (tmp_path / distributed.METADATA).write_bytes(
-        pickle.dumps(_ByName(_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST"))
-    )
+@pytest.mark.parametrize("member", [_MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST, WriteItemType.SHARD])
+def test_an_enumeration_is_read_as_early_python_3_11_writes_it(member: Any, tmp_path: Path) -> None:
+    (tmp_path / distributed.METADATA).write_bytes(pickle.dumps(_ByName(type(member), member.name)))
     found: Any = distributed.read_metadata(tmp_path)
-    assert found is _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
+    assert found is member
 
 
 @pytest.mark.parametrize(

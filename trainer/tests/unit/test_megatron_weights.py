@@ -11,6 +11,7 @@ import json
 import pickle
 import re
 import sys
+import tarfile
 import types
 import zipfile
 from pathlib import Path
@@ -414,6 +415,24 @@ def test_a_distributed_checkpoint_is_read(name: str, form: dict[str, Any], tmp_p
     source = shaken(MODELS[name])
     torch_dist(source, tmp_path / "iter_0000007", **form)
     same(tmp_path, source)
+
+
+# The logits of the last of the tokens 0 to 7, computed by megatron-core's model.
+LOGITS = (
+    *(-0.04846, -0.40803, -0.26097, 0.67552, 0.551, -0.25298),
+    *(0.16004, 0.51352, -0.23555, 0.52315, 0.26494, -0.03413),
+)
+
+
+@pytest.mark.parametrize("form", ["torch", "torch_dist"])
+@torch.no_grad()
+def test_what_megatron_core_saved_computes_what_it_computed(form: str, tmp_path: Path) -> None:
+    """``megatron-core-0.16.tar.xz`` has a model of megatron-core 0.16.1, saved by its own code."""
+    with tarfile.open(Path(__file__).with_name("megatron-core-0.16.tar.xz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    found: Any = open_source(tmp_path / form)
+    logits = build(found.model, fill=fill(found))(torch.arange(8)[None])
+    torch.testing.assert_close(logits[0, -1], torch.tensor(LOGITS), atol=1e-4, rtol=1e-4)
 
 
 class Evil:
