@@ -10,6 +10,7 @@ from ansible_collections.rdm.provision.plugins.modules.image_distribution import
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
     RemoteExecutor,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.archive_files import other_images, refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
     Decision,
     documented_options,
@@ -28,6 +29,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_tran
     remove_left,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.image_pull import pull_problem
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 Item = Mapping[str, Any]
@@ -55,7 +57,13 @@ class ActionModule(Decision):
                 server = on_file_server(hosts.values())
                 transfer = Transfer(self, executor, options, variables, item, hosts)
                 chosen = options["distribution"]
-                if distribution(chosen, len(hosts), size, on_controller, server) == "peers":
+                way = distribution(chosen, len(hosts), size, on_controller, server)
+                if way == "peers" and (why := other_images(hosts)):
+                    if chosen == "peers":
+                        raise PreconditionFailed(refused(str(item["path"]), hosts), "an archive was loaded")
+                    self._display.warning(f"{item['path']} {why}: each node reads its own")
+                    way = "direct"
+                if way == "peers":
                     transfer.run(result)
                 elif distribution(chosen, FEWEST_READERS, size, on_controller, server) == "peers":
                     # An earlier run, in which more nodes lacked the archive, may have left parts of it.

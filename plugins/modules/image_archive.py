@@ -198,7 +198,7 @@ present_members:
 storage:
   description:
     - Of an archive on the node that is to be loaded, the type of its file system (C(file_system)) and the
-      nanosecond of its last change (C(modified)).
+      digests of all images in it (C(images)).
     - Of O(cache_dir), the type (C(cache_file_system)) and the free bytes (C(cache_free)) of its file system.
     - Empty if there is no such archive.
   returned: for O(state=inspected)
@@ -388,7 +388,7 @@ class Images:
         mounts = read_text("/proc/self/mountinfo")
         return {
             "file_system": file_system_type(os.path.realpath(self.path), mounts),
-            "modified": os.stat(self.path).st_mtime_ns,
+            "images": sorted(image.ids[0] for image in self.index.images),
             "cache_file_system": file_system_type(os.path.realpath(self.cache_dir), mounts),
             "cache_free": disk(self.cache_dir)["free"],
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.product import NODES, Lab, Product
+from tests.image_archives import MadeImage, layer, saved
 
 
 def inventory(master: dict[str, Any], workers: dict[str, Any], **variables: Any) -> dict[str, Any]:
@@ -85,7 +87,7 @@ def variables(lab: Lab, **values: Any) -> Iterator[None]:
 
 
 def failed_up(lab: Lab) -> dict[str, list[str]]:
-    """Run up, expect a refusal by the nodes, and return its problems as sentences by node."""
+    """Run up, expect a refusal by the nodes, and return its problems as sentences by node ("" for all)."""
     done = lab.rdm("up", "--json", expect=2)
     result = json.loads(done.stdout)
     assert result["refused"] == "nodes"
@@ -93,7 +95,7 @@ def failed_up(lab: Lab) -> dict[str, list[str]]:
     for problem in result["problems"]:
         assert problem["hint"], problem
         sentence = f"{problem['value']} {problem['reason']}: {problem['hint']}"
-        messages.setdefault(problem["node"], []).append(sentence)
+        messages.setdefault(problem["node"] or "", []).append(sentence)
     return messages
 
 
@@ -144,14 +146,19 @@ def test_settings_that_the_nodes_do_not_allow_are_refused_in_one_report(bare: La
             "remote_src": True,
             "sha256": "0" * 64,
         },
+        {"name": "x:5", "source": "archive", "path": "/tmp/own.tar", "remote_src": True},
     ]
     for node in NODES:
+        own = saved(MadeImage([layer("of n2" if node == "n2" else "of others")], ["x:5"]))
+        bare.on(node, "sh", "-ec", f"echo {base64.b64encode(own).decode()} | base64 -d >/tmp/own.tar")
         bare.on(
             node, "dd", "if=/srv/rdm/images/cpu.tar", "of=/tmp/cut.tar", "bs=1M", "count=8", "status=none"
         )
     settings = {"network_parent": "ib7", "rdm_subnet": "172.17.0.0/16", "container_image": "x:1"}
+    settings["images_distribution"] = "peers"
     with ranges_in_use(bare), variables(bare, **settings, images_list=images):
         problems = failed_up(bare)
+    assert find(problems.pop(""), "/tmp/own.tar has other images on n2 than on n1")
     assert list(problems) == list(NODES)
     assert find(problems["n2"], "172.17.0.0/16 overlaps", "ib0", "172.17.4.5/24")
     assert find(problems["n3"], "172.17.0.0/16 overlaps", "172.17.64.0/20")

@@ -16,6 +16,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision 
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import fleet as fleet_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import sriov as sriov_checks
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.archive_files import archive_files
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.devices import rdma_interfaces
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.existing import (
     addresses_of,
@@ -147,6 +148,7 @@ def plan_nodes(
         problems += wire_problems(want, found, ours)
         warnings += findings.warnings
         nodes[node] = _checked(want, found, config_dir)
+    problems += archive_files(wants, facts)
     warnings += fleet_checks.differences(facts)
     with_network = {node for node, planned in nodes.items() if planned.network_present}
     if not bare:

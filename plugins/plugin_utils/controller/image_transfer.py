@@ -61,22 +61,21 @@ def distribution(chosen: str, nodes: int, size: int, on_controller: bool, file_s
 def on_file_server(inspections: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether nodes read an archive from a file server, and could get it from one another instead.
 
-    Then it is the same file for all of them, and each has room on a local disk for a copy and for what the
-    engine makes of it, even if that is on the same disk.
+    Then each has room on a local disk for a copy and for what the engine makes of it, even if that is on the
+    same disk.
 
     Args:
         inspections: results of the module image_archive.
     """
-    files = set()
-    for one in inspections:
+    found = list(inspections)
+    for one in found:
         storage = one.get("storage") or {}
         local = storage.get("cache_file_system") in LOCAL_DISKS
         if storage.get("file_system") not in FILE_SERVERS or not local:
             return False
         if storage["cache_free"] < one["size"] + 2 * one["unpacked"]:
             return False
-        files.add((one["size"], storage["modified"]))
-    return len(files) == 1
+    return bool(found)
 
 
 class Shared(NamedTuple):

@@ -137,6 +137,7 @@ class RunOptions(NamedTuple):
         protect_jobs: whether to refuse what would end a running job.
         memlock_required: whether to refuse if containers cannot lock all memory.
         min_free_bytes: free space that images need; 0 for no check.
+        distribution: `images_distribution`.
         repair_strays: whether to comment out others' lines that set another MY_IP in shells.
     """
 
@@ -145,6 +146,7 @@ class RunOptions(NamedTuple):
     protect_jobs: bool = True
     memlock_required: bool = True
     min_free_bytes: int = 0
+    distribution: str = "auto"
     repair_strays: bool = False
 
 
@@ -321,6 +323,7 @@ def _run(variables: NodeVariables) -> RunOptions:
         protect_jobs=variables.true("container_protect_jobs", otherwise=True),
         memlock_required=variables.true("container_memlock_required", otherwise=True),
         min_free_bytes=variables.number("images_min_free_bytes"),
+        distribution=variables.text("images_distribution"),
         repair_strays=variables.true("my_ip_repair_strays"),
     )
 

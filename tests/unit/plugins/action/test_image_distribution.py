@@ -11,6 +11,7 @@ from ansible_collections.rdm.provision.plugins.action import image_distribution
 from ansible_collections.rdm.provision.plugins.action.image_distribution import ActionModule
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import image_transfer, peer_transfer
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 
 from tests.unit.plugins.peer_nodes import ALL, NODES, Nodes
 
@@ -180,7 +181,7 @@ def test_one_node_reads_an_archive_of_a_file_server_for_many(
 ) -> None:
     monkeypatch.setattr(image_transfer, "FEWEST_READERS", 3)
     item = {"name": "a:1", "path": "/shared/a.tar"}
-    storage = {"modified": 7, "cache_file_system": "xfs", "cache_free": 1 << 40}
+    storage = {"images": ["sha256:1"], "cache_file_system": "xfs", "cache_free": 1 << 40}
     archive = {"item": item, "load": True, "size": 1 << 30, "unpacked": 1 << 30}
     hostvars = {
         name: {"images_inspection": {"results": [{**archive, "storage": {**storage, "file_system": kind}}]}}
@@ -193,3 +194,26 @@ def test_one_node_reads_an_archive_of_a_file_server_for_many(
     # The source loads the archive from where it is.
     assert sorted(result["nodes"]) == NODES[1 : 1 + states.count("joined")]
     assert not nodes.warnings
+
+
+@pytest.mark.parametrize("distribution", ["auto", "peers"])
+def test_an_archive_with_other_images_on_a_node_goes_to_no_other(
+    nodes: Nodes, distribution: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_transfer, "FEWEST_READERS", 3)
+    item = {"name": "a:1", "path": "/shared/a.tar"}
+    storage = {"file_system": "nfs4", "cache_file_system": "xfs", "cache_free": 1 << 40}
+    archive = {"item": item, "load": True, "size": 1 << 30, "unpacked": 1 << 30}
+    hostvars = {
+        name: {"images_inspection": {"results": [{**archive, "storage": {**storage, "images": [image]}}]}}
+        for name, image in zip(NODES, ["sha256:1", "sha256:2", "sha256:1", "sha256:3"], strict=True)
+    }
+    why = "/shared/a.tar has other images on n2, n4 than on n1"
+    if distribution == "peers":
+        with pytest.raises(PreconditionFailed, match=f"before an archive was loaded, (?s:.*){why}"):
+            decide_archives(nodes, distribution, hostvars)
+        assert not nodes.calls
+    else:
+        assert decide_archives(nodes, distribution, hostvars)["nodes"] == {}
+        assert nodes.warnings == [f"{why}: each node reads its own"]
+        assert set(nodes.states()) == {"absent"}

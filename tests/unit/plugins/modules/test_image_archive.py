@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,13 +23,15 @@ def test_where_an_archive_and_the_cache_are(monkeypatch: pytest.MonkeyPatch, tmp
     archive = root / "export" / "a.tar"
     archive.parent.mkdir()
     archive.touch()
-    os.utime(archive, ns=(1_000, 1_700_000_000_000_000_000))
     (root / "shared").symlink_to(archive.parent)
     images: Any = image_archive.Images.__new__(image_archive.Images)
+    images.index = SimpleNamespace(
+        images=[SimpleNamespace(ids=[one, "sha256:3"]) for one in ("sha256:2", "sha256:1")]
+    )
     images.path, images.cache_dir = str(root / "shared" / "a.tar"), str(root / "cache")
     assert images._storage() == {
         "file_system": "nfs4",
-        "modified": 1_700_000_000_000_000_000,
+        "images": ["sha256:1", "sha256:2"],
         "cache_file_system": "xfs",
         "cache_free": 5,
     }

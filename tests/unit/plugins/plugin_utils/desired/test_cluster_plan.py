@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import inspection
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.cluster import (
     plan_nodes,
     problems_of_nodes,
@@ -169,6 +170,25 @@ def test_a_node_whose_fabric_differs_from_the_others_is_a_warning() -> None:
     assert warning.startswith(
         "w1: driver: the mode of RDMA devices in network namespaces is exclusive, and the 2"
     )
+
+
+def test_an_archive_that_nodes_pass_on_must_have_the_same_images_on_all() -> None:
+    plan = planned()
+    facts = {
+        name: {**report(), "archives": [{**inspection("/a.tar"), "storage": {"images": images}}]}
+        for name, images in {"m": ["sha256:1"], "w1": ["sha256:2"], "w2": ["sha256:1"]}.items()
+    }
+    peers = wants(plan, images_distribution="peers")
+    with pytest.raises(PreconditionFailed) as refused:
+        plan_nodes(plan, peers, facts)
+    [problem] = refused.value.problems
+    assert str(problem) == (
+        "/a.tar has other images on w1 than on m, and with images_distribution peers all would get the file "
+        "of one node: put the same file on all of them, or set images_distribution to direct"
+    )
+    assert plan_nodes(plan, wants(plan), facts).nodes, "with auto, each node reads its own"
+    facts["w1"]["archives"] = [inspection("/a.tar")]
+    assert plan_nodes(plan, peers, facts).nodes, "w1 has its image"
 
 
 def test_a_plan_that_ends_a_job_is_refused_before_a_change_and_else_reported() -> None:
