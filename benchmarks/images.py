@@ -4,14 +4,17 @@
 Run `.venv/bin/python benchmarks/images.py` as root; it prints tables for docs/images.md. Nodes are network
 namespaces on one switch, whose links are limited by traffic control. Each runs the product's own peer as a
 process. The transfer is measured, not the load. `--aria2c`, `--udpcast` and `--docker-registry` name programs
-to compare with.
+to compare with. `--ways chain` measures the cost of a hop, `--ways job` what a transfer costs a running job,
+and `--only-simulate` prints the curve for more nodes.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -19,6 +22,7 @@ import shutil
 import signal
 import socket
 import socketserver
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,6 +32,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -35,13 +40,28 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.tables import markdown  # noqa: E402
 from rdm_provision import environment  # noqa: E402
 
-PREFIX = "rdm-images"
+PREFIX = f"rdm-images-{os.getpid()}-"
 PORT = 7077
 TOKEN = "benchmark"  # noqa: S105
 SOURCE = "10.77.0.1"
 NEVER_S = 900.0
+ALONE_S = 15.0
+"""Seconds that a job runs before a transfer."""
+COMPUTED_BYTES, EXCHANGED_BYTES = 8 * 10**6, 10**6
+"""What a member of the job hashes, and sends, in a step: about 40 ms each at 200 Mb/s."""
 TURN = 16
 """Steps of a simulation after which a few nodes get other neighbours; many do later."""
+HOP_S, HOP_PIECES = 0.08, 1.64
+"""From a piece's arrival at a node to its arrival at the next: seconds, and times of a piece on the link.
+
+`.venv/bin/python benchmarks/images.py --ways chain`.
+"""
+CALL_S = 0.024
+"""Seconds of the controller for a module call on one of many nodes.
+
+`benchmarks/scale.py --sizes 1000 --ways second`: its wall time, divided by its two calls per node, and 0.005
+for a warm ssh connection.
+"""
 UDPCAST = ("--interface=eth0", "--nokbd", "--mcast-rdv-address=224.0.0.1")
 
 
@@ -49,16 +69,40 @@ class Way(NamedTuple):
     """One measurement.
 
     Attributes:
-        name: `peers`, `direct`, `aria2`, `udpcast` or `registry`.
+        name: `peers`, `chain`, `direct`, `aria2`, `udpcast` or `registry`.
         nodes: the number of nodes.
         present: the share of the archive that they have already.
         killed: whether one more node is killed at about half of the transfer.
+        bandwidth: Mb/s that each node sends at most; 0 means no limit.
+        job: whether a job runs on the first two nodes meanwhile.
+        piece: bytes of a piece; the product's choice for archives below 512 MiB by default.
     """
 
     name: str
     nodes: int
     present: float = 0
     killed: bool = False
+    bandwidth: float = 0
+    job: bool = False
+    piece: int = 1 << 19
+
+
+class Outcome(NamedTuple):
+    """What one measurement found.
+
+    Attributes:
+        seconds: until the last node has everything.
+        sent: bytes that the source has sent.
+        cpu: CPU seconds of all programs.
+        lines: the last line of each node.
+        job: mean seconds of a step of the job, and of its computation, before and during the transfer.
+    """
+
+    seconds: float
+    sent: int
+    cpu: float
+    lines: list[str]
+    job: list[tuple[float, float]]
 
 
 def main() -> None:
@@ -78,7 +122,7 @@ def main() -> None:
     if options.part:
         take_part(*options.part)
     elif options.only_simulate:
-        print(curve((1, 8, 100, 1000, 2000, 5000)))
+        print(curve((1, 8, 100, 1000, 2000, 5000), options.size * 10**6, options.rate * 1e6))
     else:
         measure(options)
 
@@ -92,6 +136,9 @@ def measure(options: argparse.Namespace) -> None:
             for _number in range(options.size):
                 file.write(random.randbytes(10**6))  # noqa: S311
         many = options.nodes
+        for name, table in (("chain", chain_table), ("job", job_table)):
+            if name in options.ways:
+                print(table(lambda way: run(way, archive, directory, options), options))
         ways = [Way("peers", 1), Way("peers", many), Way("direct", 1), Way("direct", many)]
         ways += [Way("peers", many, present=0.95), Way("peers", many, killed=True)]
         others = {"aria2": options.aria2c, "udpcast": options.udpcast, "registry": options.docker_registry}
@@ -100,7 +147,7 @@ def measure(options: argparse.Namespace) -> None:
         rows = [["way", "nodes", "seconds", "of one node", "sent by the source / size", "CPU s"]]
         alone: dict[str, float] = {}
         for way in ways:
-            seconds, sent, processors = run(way, archive, directory, options)
+            seconds, sent, processors, *_rest = run(way, archive, directory, options)
             alone.setdefault(way.name, seconds)
             words = (
                 f"{way.nodes}" + (", have 95 %" if way.present else "") + (", one more killed" * way.killed)
@@ -109,11 +156,44 @@ def measure(options: argparse.Namespace) -> None:
             ratio = f"{seconds / alone[way.name]:.2f}"
             rows.append([way.name, words, f"{seconds:.1f}", ratio, f"{share:.2f}", f"{processors:.1f}"])
             print(rows[-1], file=sys.stderr)
-        print(markdown(rows, 2))
+        if ways:
+            print(markdown(rows, 2))
 
 
-def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -> tuple[float, int, float]:
-    """Return the seconds until the last node has everything, the source's bytes, and CPU seconds of all."""
+def chain_table(measured: Callable[[Way], Outcome], options: argparse.Namespace) -> str:
+    """Return the cost of a hop for two sizes of pieces: each node fetches only from the one before it."""
+    rows = [["MiB of a piece", "s on a link", "s of a hop, median", "90 % within s"]]
+    medians = []
+    for piece in (1 << 19, 1 << 22):
+        lines = measured(Way("chain", options.nodes, piece=piece)).lines
+        # The nodes have a common clock. They are in the order in which they announced themselves.
+        arrivals = sorted((json.loads(line) for line in lines), key=sum)
+        hops = [
+            late - soon
+            for before, after in itertools.pairwise(arrivals)
+            for soon, late in zip(before, after, strict=True)
+        ]
+        medians.append((piece * 8 / options.rate / 1e6, statistics.median(hops)))
+        last = statistics.quantiles(hops, n=10)[-1]
+        rows.append([f"{piece / 2**20}", *(f"{one:.3f}" for one in (*medians[-1], last))])
+    slope, fixed = statistics.linear_regression(*zip(*medians, strict=True))
+    return markdown(rows, 0) + f"\nHOP_S, HOP_PIECES = {fixed:.3f}, {slope:.2f}"
+
+
+def job_table(measured: Callable[[Way], Outcome], options: argparse.Namespace) -> str:
+    """Return how much longer a job's steps take during a transfer, by the nodes' bandwidth."""
+    rows = [["images_bandwidth", "seconds", "step / alone", "computation / alone", "exchange / alone"]]
+    for share in (0, 0.5, 0.25, 0.1):
+        outcome = measured(Way("peers", options.nodes, bandwidth=share * options.rate, job=True))
+        alone, during = ((step, computed, step - computed) for step, computed in outcome.job)
+        ratios = [f"{one / base:.2f}" for one, base in zip(during, alone, strict=True)]
+        rows.append([f"{share * options.rate:.0f}" if share else "none", f"{outcome.seconds:.1f}", *ratios])
+        print(rows[-1], alone, file=sys.stderr)
+    return markdown(rows, 1)
+
+
+def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -> Outcome:
+    """Measure one way."""
     count = way.nodes + way.killed
     with network(count, options.rate):
         for old in directory.glob("n*"):
@@ -122,7 +202,7 @@ def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -
         try:
             source = start(0, source_command(way, archive, directory, options))
             processes.append(source)
-            if way.name in ("peers", "direct"):
+            if way.name in ("peers", "chain", "direct"):
                 wait_for_line(source)
             nodes = []
             for number in range(1, count + 1):
@@ -132,6 +212,9 @@ def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -
             # The start of Python is not measured.
             for node in nodes if way.name != "aria2" else ():
                 wait_for_line(node)
+            job = [start(number, me("job", "exchange", str(number))) for number in (1, 2) if way.job]
+            processes += job
+            steps = [steps_of(job[0], ALONE_S)] if job else []
             cpu, before, began = cpu_s(processes), sent_bytes(), time.monotonic()
             for node in nodes:
                 assert node.stdin is not None
@@ -141,9 +224,10 @@ def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -
                 victim = nodes.pop()
                 time.sleep(options.size * 8 / options.rate / 2 + 1)
                 victim.kill()
-            for node in nodes:
-                wait_for_line(node)
-            return time.monotonic() - began, sent_bytes() - before, cpu_s(processes) - cpu
+            lines = [wait_for_line(node) for node in nodes]
+            seconds, sent, used = time.monotonic() - began, sent_bytes() - before, cpu_s(processes) - cpu
+            steps += [steps_of(job[0])] if job else []
+            return Outcome(seconds, sent, used, lines, steps)
         finally:
             for process in processes:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -164,7 +248,7 @@ def source_command(way: Way, archive: Path, directory: Path, options: argparse.N
         ]
     if way.name == "udpcast":
         sender = [f"{options.udpcast}/udp-sender", f"--file={archive}", f"--min-receivers={way.nodes}"]
-        return [*sender, *UDPCAST, "--full-duplex", f"--max-bitrate={options.rate:.0f}m"]
+        return [*sender, *UDPCAST, "--full-duplex", f"--max-bitrate={0.9 * options.rate:.0f}m"]
     if way.name == "registry":
         shutil.rmtree(directory / "registry", ignore_errors=True)
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -176,7 +260,7 @@ def source_command(way: Way, archive: Path, directory: Path, options: argparse.N
         blob.hardlink_to(archive)
         link.write_text(f"sha256:{digest}")
         return registry(options.docker_registry, SOURCE, directory / "registry")
-    return me("source", way.name, str(archive), str(way.present))
+    return me("source", way.name, str(archive), str(way.present), str(way.bandwidth), str(way.piece))
 
 
 def node_command(
@@ -192,7 +276,8 @@ def node_command(
         done = f"--on-bt-download-complete={hook}"
         return [*aria2(options), "--seed-ratio=0", done, f"--dir={own}", str(directory / "archive.torrent")]
     what = {"udpcast": options.udpcast, "registry": options.docker_registry}.get(way.name, way.present)
-    return me("node", way.name, str(number), str(own / "archive"), str(archive), str(what))
+    words = (number, own / "archive", archive, what, way.bandwidth, way.piece)
+    return me("node", way.name, *map(str, words))
 
 
 def me(*words: str) -> list[str]:
@@ -287,8 +372,8 @@ def start(number: int, command: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(inside, stdin=pipe, stdout=pipe, stderr=quiet, text=True, start_new_session=True)
 
 
-def wait_for_line(process: subprocess.Popen[str]) -> None:
-    """Wait until a program prints a line."""
+def wait_for_line(process: subprocess.Popen[str]) -> str:
+    """Wait until a program prints a line, and return it."""
     assert process.stdout is not None
     timer = threading.Timer(NEVER_S, process.kill)
     timer.daemon = True
@@ -296,6 +381,15 @@ def wait_for_line(process: subprocess.Popen[str]) -> None:
     line = process.stdout.readline()
     timer.cancel()
     assert line, "a program has ended"
+    return line
+
+
+def steps_of(job: subprocess.Popen[str], after_s: float = 0) -> tuple[float, float]:
+    """Return the mean seconds of the job's steps since the last call, and of their computation."""
+    time.sleep(after_s)
+    job.send_signal(signal.SIGUSR1)
+    step, computed = json.loads(wait_for_line(job))
+    return step, computed
 
 
 def cpu_s(processes: Sequence[subprocess.Popen[str]]) -> float:
@@ -324,6 +418,9 @@ def take_part(part: str, way: str, *rest: str) -> None:
     parts: dict[tuple[str, str], Callable[..., None]] = {
         ("source", "peers"): peers_source,
         ("node", "peers"): peers_node,
+        ("source", "chain"): chain_source,
+        ("node", "chain"): peers_node,
+        ("job", "exchange"): exchange,
         ("source", "direct"): direct_source,
         ("node", "direct"): direct_node,
         ("node", "udpcast"): udpcast_node,
@@ -332,43 +429,67 @@ def take_part(part: str, way: str, *rest: str) -> None:
     parts[part, way](*rest)
 
 
-def pieces_of(archive: str, present: str) -> tuple[Any, tuple[str, ...]]:
+def pieces_of(archive: str, present: str, piece: str) -> tuple[Any, tuple[str, ...]]:
     """Return the pieces of an archive, and the layers that a node already has."""
     environment.make_importable()
+    from ansible_collections.rdm.provision.plugins.module_utils.images import pieces as module
     from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
-    from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import read_pieces
 
     size = Path(archive).stat().st_size
-    pieces = read_pieces(archive, ArchiveIndex("gzip", size, "", 0, True, []))
+    with mock.patch.object(module, "SMALLEST", int(piece)):
+        pieces = module.read_pieces(archive, ArchiveIndex("gzip", size, "", 0, True, []))
     return pieces._replace(layers={"old": (0, int(size * float(present)), "")}), ("old",) if float(
         present
     ) else ()
 
 
-def peers_source(archive: str, present: str) -> None:
+def peers_source(archive: str, present: str, bandwidth: str, piece: str) -> None:
     """Serve an archive as the source."""
-    pieces, _left_out = pieces_of(archive, present)
+    pieces, _left_out = pieces_of(archive, present, piece)
     from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
 
-    peer = Peer(Settings("source", SOURCE, PORT, TOKEN, None, 0, NEVER_S), pieces.digest, archive, pieces)
+    settings = Settings("source", SOURCE, PORT, TOKEN, None, float(bandwidth) * 1e6 / 8, NEVER_S)
+    peer = Peer(settings, pieces.digest, archive, pieces)
     signal.signal(signal.SIGTERM, lambda _number, _frame: peer.ended.set())
     print("ready", flush=True)
     peer.run()
 
 
-def peers_node(number: str, path: str, archive: str, present: str) -> None:
-    """Fetch an archive as a node."""
-    pieces, left_out = pieces_of(archive, present)  # only for its digest
+def chain_source(*words: str) -> None:
+    """Serve an archive to the first node only; each other node gets the one before it as its neighbour."""
+    environment.make_importable()
+    from ansible_collections.rdm.provision.plugins.module_utils.images import peer
+
+    def before(names: Sequence[str], own: str, _turn: int) -> list[str]:
+        at = names.index(own)
+        return list(names[max(at - 1, 0) : at])
+
+    with mock.patch.object(peer, "DIRECT", 1), mock.patch.object(peer, "neighbours", before):
+        peers_source(*words)
+
+
+def peers_node(number: str, path: str, archive: str, present: str, bandwidth: str, piece: str) -> None:
+    """Fetch an archive as a node, and print when each piece has arrived."""
+    pieces, left_out = pieces_of(archive, present, piece)  # only for its digest
     from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
 
     address = f"10.77.0.{int(number) + 1}"
-    settings = Settings(f"n{number}", address, PORT, TOKEN, (SOURCE, PORT), 0, NEVER_S)
+    sends = float(bandwidth) * 1e6 / 8
+    settings = Settings(f"n{number}", address, PORT, TOKEN, (SOURCE, PORT), sends, NEVER_S)
     wait_for_go()
     peer = Peer(settings, pieces.digest, path, left_out=left_out)
+    arrived: dict[int, float] = {}
+    write = peer.file.write
+
+    def timed(number: int, data: bytes) -> None:
+        write(number, data)
+        arrived.setdefault(number, time.monotonic())
+
+    peer.file.write = timed  # type: ignore[method-assign,assignment]
     threading.Thread(target=peer.run, daemon=True).start()
     while peer.missing:
         time.sleep(0.02)
-    print("done", flush=True)
+    print([at for _number, at in sorted(arrived.items())], flush=True)
     signal.pause()
 
 
@@ -386,7 +507,7 @@ class _Whole(socketserver.BaseRequestHandler):
             self.request.sendfile(file)
 
 
-def direct_source(archive: str, _present: str) -> None:
+def direct_source(archive: str, *_settings: str) -> None:
     """Send the whole archive to every node that connects."""
     _Whole.archive = archive
     with socketserver.ThreadingTCPServer((SOURCE, PORT), _Whole) as server:
@@ -394,7 +515,7 @@ def direct_source(archive: str, _present: str) -> None:
         server.serve_forever()
 
 
-def direct_node(_number: str, path: str, _archive: str, _present: str) -> None:
+def direct_node(_number: str, path: str, *_settings: str) -> None:
     """Receive the whole archive."""
     wait_for_go()
     with socket.create_connection((SOURCE, PORT)) as connection, Path(path).open("wb") as file:
@@ -403,7 +524,7 @@ def direct_node(_number: str, path: str, _archive: str, _present: str) -> None:
     print("done", flush=True)
 
 
-def udpcast_node(_number: str, path: str, _archive: str, programs: str) -> None:
+def udpcast_node(_number: str, path: str, _archive: str, programs: str, *_settings: str) -> None:
     """Receive the archive that is sent to all at the same time."""
     wait_for_go()
     command = [f"{programs}/udp-receiver", f"--file={path}", *UDPCAST]
@@ -412,7 +533,7 @@ def udpcast_node(_number: str, path: str, _archive: str, programs: str) -> None:
     signal.pause()
 
 
-def registry_node(number: str, path: str, archive: str, program: str) -> None:
+def registry_node(number: str, path: str, archive: str, program: str, *_settings: str) -> None:
     """Pull the archive, as a blob, through this node's registry from the one above it in a tree.
 
     It waits until that one has all of it: a registry that has not passes every request on.
@@ -439,26 +560,86 @@ def registry_node(number: str, path: str, archive: str, program: str) -> None:
     signal.pause()
 
 
+def exchange(number: str) -> None:
+    """Run steps of a job of two members: each computes, then they exchange data, as for a mean of gradients.
+
+    SIGUSR1 makes the first member print the mean seconds of its steps since the last signal, and of their
+    computation.
+    """
+    data = bytes(COMPUTED_BYTES)
+    if number == "1":
+        with socket.create_server(("10.77.0.2", PORT + 1)) as server:
+            other = server.accept()[0]
+    else:
+        while True:
+            with contextlib.suppress(ConnectionError):
+                other = socket.create_connection(("10.77.0.2", PORT + 1))
+                break
+            time.sleep(0.05)
+    times: list[tuple[float, float]] = []
+
+    def report(_number: int, _frame: object) -> None:
+        print([statistics.fmean(column) for column in zip(*times, strict=True)], flush=True)
+        times.clear()
+
+    signal.signal(signal.SIGUSR1, report)
+    while True:
+        began = time.monotonic()
+        hashlib.sha256(data).digest()
+        computed = time.monotonic() - began
+        sender = threading.Thread(target=other.sendall, args=(data[:EXCHANGED_BYTES],), daemon=True)
+        sender.start()
+        left = EXCHANGED_BYTES
+        while left:
+            left -= len(other.recv(min(left, 1 << 18)))
+        sender.join()
+        times.append((time.monotonic() - began, computed))
+
+
 # ---- more nodes than one machine has
 
 
-def curve(counts: Sequence[int], pieces: int = 256) -> str:
-    """Return a table of simulated transfers, by the number of nodes."""
+def curve(counts: Sequence[int], size: int, rate: float) -> str:
+    """Return a table of simulated transfers, by the number of nodes.
+
+    Args:
+        counts: numbers of nodes.
+        size: bytes of the archive.
+        rate: bits per second of each link.
+    """
     environment.make_importable()
     from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import (
         TURN_S,
         announce_every_s,
     )
+    from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import piece_size
 
-    rows = [["nodes", "time / one node", "sent by the source / size"]]
+    piece_s = piece_size(size) * 8 / rate
+    pieces = -(-size // piece_size(size))
+    hop = round(HOP_S / piece_s + HOP_PIECES - 1)
+    rows = [["nodes", "all have joined s", "all have it s", "/ one node", "all loads begin s", "sent / size"]]
     for nodes in counts:
-        turn = round(TURN * max(TURN_S, announce_every_s(nodes)) / TURN_S)
-        steps, sent = simulated(nodes, pieces, turn)
-        rows.append([f"{nodes:,}", f"{steps / pieces:.2f}", f"{sent / pieces:.2f}"])
+        every_s = announce_every_s(nodes)
+        turn, announce = (max(1, round(one / piece_s)) for one in (max(TURN_S, every_s), every_s))
+        steps, sent = simulated(nodes, pieces, turn, hop=hop, join=CALL_S / piece_s, announce=announce)
+        seconds = steps * piece_s
+        calls = nodes * CALL_S
+        ratio = f"{seconds / (pieces * piece_s):.2f}"
+        times = [f"{calls:.0f}", f"{seconds:.0f}", ratio, f"{seconds + calls:.0f}"]
+        rows.append([f"{nodes:,}", *times, f"{sent / pieces:.2f}"])
+        print(rows[-1], file=sys.stderr)
     return markdown(rows, 0)
 
 
-def simulated(nodes: int, pieces: int, turn: int = TURN, seed: int = 1) -> tuple[int, int]:
+def simulated(
+    nodes: int,
+    pieces: int,
+    turn: int = TURN,
+    seed: int = 1,
+    hop: int = 0,
+    join: float = 0,
+    announce: int = TURN,
+) -> tuple[int, int]:
     """Return the steps until all nodes have all pieces, and the pieces that the source has sent.
 
     In a step, the time of one piece on one link, each sends at most one piece and receives at most one.
@@ -469,6 +650,9 @@ def simulated(nodes: int, pieces: int, turn: int = TURN, seed: int = 1) -> tuple
         pieces: of the archive.
         turn: steps after which nodes get other neighbours.
         seed: of what is left to chance.
+        hop: steps after which a piece that has arrived can be passed on.
+        join: steps from one node's start to the next one's.
+        announce: steps between two announcements of a node; the answers have the nodes that have started.
     """
     environment.make_importable()
     from ansible_collections.rdm.provision.plugins.module_utils.images.peer import DIRECT
@@ -477,17 +661,24 @@ def simulated(nodes: int, pieces: int, turn: int = TURN, seed: int = 1) -> tuple
     chance = random.Random(seed)  # noqa: S311
     full = (1 << pieces) - 1
     have = [0] * nodes
-    names = [str(number) for number in range(nodes)]
-    lacking = list(range(nodes))
+    # What can be passed on now comes first.
+    known = collections.deque([list(have)] * (hop + 1), maxlen=hop + 1)
+    names: list[str] = []
+    others: dict[int, list[int]] = {}
+    lacking: list[int] = []
     sent = step = 0
-    while lacking:
-        if step % turn == 0:
-            others = [[int(name) for name in neighbours(names, own, step // turn)] for own in names]
+    while lacking or len(names) < nodes:
+        started = range(len(names), min(nodes, int(step / join) + 1) if join else nodes)
+        names += map(str, started)
+        lacking += started
+        # A node that starts announces itself at once.
+        for own in range(len(names)) if step % announce == 0 else started:
+            others[own] = [int(name) for name in neighbours(names, str(own), step // turn)]
         step += 1
-        before = list(have)
+        before = known[0]
         busy: set[int] = set()
         fed = -1
-        if sent < pieces:
+        if sent < pieces and lacking:
             fed = chance.choice(lacking[:DIRECT])
             have[fed] |= 1 << sent
             sent += 1
@@ -499,6 +690,7 @@ def simulated(nodes: int, pieces: int, turn: int = TURN, seed: int = 1) -> tuple
             if number is not None:
                 busy.add(chance.choice([other for other in free if before[other] >> number & 1]))
                 have[node] |= 1 << number
+        known.append(list(have))
         lacking = [node for node in lacking if have[node] != full]
     return step, sent
 
