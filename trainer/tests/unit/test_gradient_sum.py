@@ -103,6 +103,22 @@ def test_an_embedding_adds_its_dense_gradient(frequent: float, dtype: torch.dtyp
     torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_few_and_many_tokens_add_to_one_sum(compiled: bool) -> None:
+    """A T5's encoder and decoder may embed numbers of tokens that have different kernels."""
+    torch._dynamo.reset()
+    plain, summed = _Model(20), _Model(20)
+    total = torch.zeros(summed.embedding.weight.shape)
+    summed.embedding.gradient_sum = GradientSum(total, lambda: None)
+    for model in (plain, summed):
+        embed = torch.compile(model.embedding, backend="aot_eager") if compiled else model.embedding
+        few, many = embed(_TOKENS[:1]), embed(_TOKENS)
+        many.square().sum().backward()
+        few.square().sum().backward()
+
+    torch.testing.assert_close(total, _gradient(plain.embedding.weight))
+
+
 def test_a_sum_is_that_of_its_memory() -> None:
     buffer = torch.zeros(2, 8, 16)
     model = _Model()

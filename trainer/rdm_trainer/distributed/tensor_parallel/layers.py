@@ -418,13 +418,15 @@ class _SparseEmbedding(torch.autograd.Function):
     def forward(
         ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, total: torch.Tensor, _token: torch.Tensor
     ) -> torch.Tensor:
-        ctx.save_for_backward(tokens, total)
+        # It is not saved: the other one may change it before this backward pass.
+        ctx.total = total
+        ctx.save_for_backward(tokens)
         return functional.embedding(tokens, weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        tokens, total = ctx.saved_tensors
-        return *(None,) * 3, add_embedding_gradient(total, gradients[0], tokens)
+        (tokens,) = ctx.saved_tensors
+        return *(None,) * 3, add_embedding_gradient(ctx.total, gradients[0], tokens)
 
 
 class VocabParallelEmbedding(nn.Module):
