@@ -2,8 +2,9 @@
 """Checkpoints of earlier releases: a training resumes from them as that release's code did.
 
 ``checkpoints-0.1.tar.xz`` holds four steps of the two jobs below, written by 0.1.0 before parameters had
-their current names: a GPT on one rank, a T5 in two stages. ``LOSSES`` are those of an uninterrupted training
-with that code.
+their current names: a GPT on one rank, a T5 in two stages. ``checkpoints-0.5.tar.xz`` holds those of the GPT
+on two tensor ranks, written by 0.5.0, with the copy in DeepSpeed's universal form that it made for other
+layouts. ``LOSSES`` are those of an uninterrupted training with that code.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from rdm_trainer.models import t5
 from tests.distributed import processes, resuming, training
 from tests.distributed.resuming import parallel
 
-ARCHIVE = Path(__file__).with_name("checkpoints-0.1.tar.xz")
+RELEASES = {"gpt": "0.1", "t5": "0.1", "universal": "0.5"}
 LOSSES = {
     "gpt": {5: 2.627811, 6: 2.627475, 7: 2.627296, 8: 2.624238},
     "t5": {5: 2.684708, 6: 2.673787, 7: 2.665729, 8: 2.664768},
+    "universal": {5: 2.627886, 6: 2.627821, 7: 2.625874, 8: 2.623476},
 }
 
 
@@ -48,6 +50,9 @@ CASES = {
     "gpt-tensor": ("gpt", GPT, parallel(tensor=2)),
     "t5": ("t5", T5, parallel(pipeline=2)),
     "t5-stage-two": ("t5", T5, parallel(zero_stage=2)),
+    "universal": ("universal", GPT, parallel(tensor=2)),
+    "universal-pipeline": ("universal", GPT, {"engine": "native", **parallel(pipeline=2)}),
+    "universal-alone": ("universal", GPT, parallel()),
 }
 
 
@@ -66,12 +71,14 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, floa
     """The losses of the steps after the checkpoint, by case."""
     root = tmp_path_factory.mktemp("jobs")
     for name, (kind, _, _) in CASES.items():
-        with tarfile.open(ARCHIVE) as archive:
+        file = Path(__file__).with_name(f"checkpoints-{RELEASES[kind]}.tar.xz")
+        with tarfile.open(file) as archive:
             archive.extractall(root / f".{name}", filter="data")
         (root / f".{name}" / kind).rename(root / name)
-    alone: dict[str, dict[int, float]] = processes.run(1, go_on, ["gpt"], str(root))[0]
-    others = [name for name in CASES if name != "gpt"]
-    return alone | dict(processes.run(2, go_on, others, str(root))[0])
+    alone = ["gpt", "universal-alone"]
+    found: dict[str, dict[int, float]] = processes.run(1, go_on, alone, str(root))[0]
+    others = [name for name in CASES if name not in alone]
+    return found | dict(processes.run(2, go_on, others, str(root))[0])
 
 
 @pytest.mark.parametrize("name", CASES)
