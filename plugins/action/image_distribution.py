@@ -22,6 +22,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_tra
     on_file_server,
     progress_line,
     shared_images,
+    unpacks,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import (
     Transfer,
@@ -55,7 +56,8 @@ class ActionModule(Decision):
                 size = max(int(one.get("size") or 0) for one in hosts.values())
                 on_controller = not item.get("remote_src", True)
                 server = on_file_server(hosts.values())
-                transfer = Transfer(self, executor, options, variables, item, hosts)
+                unpack = not on_controller and unpacks(hosts.values())
+                transfer = Transfer(self, executor, options, variables, item, hosts, unpack=unpack)
                 chosen = options["distribution"]
                 way = distribution(chosen, len(hosts), size, on_controller, server)
                 if way == "peers" and (why := other_images(hosts)):
@@ -125,6 +127,7 @@ class ActionModule(Decision):
                     if other := hosts.get(str(name)):
                         # Several images of one archive: what one of them needs is fetched.
                         present = set(one.get("present_members") or []) & set(other["present_members"])
-                        one = {**one, "present_members": sorted(present)}
+                        new = sum(int(each.get("new_bytes") or 0) for each in (one, other))
+                        one = {**one, "present_members": sorted(present), "new_bytes": new}
                     hosts[str(name)] = {"present_members": [], **one}
         return list(archives.values())

@@ -195,6 +195,10 @@ present_members:
   description: The members of the archive that the engine would not open, since it has what they hold.
   returned: for O(state=inspected)
   type: list
+new_bytes:
+  description: Bytes of the uncompressed archive without the layers that the engine would not open.
+  returned: for O(state=inspected)
+  type: int
 storage:
   description:
     - Of an archive on the node that is to be loaded, the type of its file system (C(file_system)) and the
@@ -382,7 +386,15 @@ class Images:
             "new_layers": new,
             "size": self.index.size,
             "present_members": sorted(self._skippable(new)),
+            "new_bytes": self._new_bytes(new),
         }
+
+    def _new_bytes(self, new: dict[str, int]) -> int:
+        wanted = [image for image, _tags in self.wanted]
+        plain = self.index._replace(compression="plain", images=wanted)
+        present = present_members(self.api, plain, new)
+        sizes = {path: size for image in wanted for path, size in zip(image.layer_paths, image.layer_sizes)}
+        return self.index.unpacked - sum(sizes[path] for path in present)
 
     def _storage(self) -> dict[str, Any]:
         mounts = read_text("/proc/self/mountinfo")

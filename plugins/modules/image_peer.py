@@ -38,6 +38,12 @@ options:
       - With O(state=stopped), its archive is removed even if the process was killed.
     type: str
     default: ""
+  unpack:
+    description:
+      - Whether the source serves a decompressed copy of O(path), so that nodes can leave out layers. If there
+        is no room for it, it serves O(path).
+    type: bool
+    default: false
   sha256:
     description: What the digest of the archive must be, where the source reads it.
     type: str
@@ -149,8 +155,8 @@ complete:
   returned: for O(state=stopped)
   type: bool
 path:
-  description: The file with the pieces.
-  returned: for O(state=joined) and O(state=stopped)
+  description: The file with the pieces, or the decompressed copy that the source serves.
+  returned: for O(state=joined) and O(state=stopped), and by a source with such a copy
   type: str
 """
 
@@ -164,7 +170,7 @@ import signal
 import socket
 import stat
 import time
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Tuple
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
@@ -184,6 +190,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache
     default_cache_dir,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_stream import (
+    Hashing,
+    chunks,
+    decompressed,
+    explained,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.images.engine_layers import (
     lacking_layers,
     present_members,
@@ -216,6 +228,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "cache_dir": {"type": "str", "default": ""},
     "path": {"type": "path"},
     "image": {"type": "str", "default": ""},
+    "unpack": {"type": "bool", "default": False},
     "sha256": {"type": "str", "default": ""},
     # It is not secret, but too long for the system log, where Ansible writes the arguments.
     "pieces": {"type": "str", "no_log": True},
@@ -295,12 +308,14 @@ def source(params: Dict[str, Any]) -> Dict[str, Any]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
     forget_old(os.path.dirname(base))
-    if not params["image"]:
-        return serve(params, base)
     saved = base + ".tar"
     try:
-        save(params["image"], saved)
-        return serve({**params, "path": saved}, base)
+        if params["image"]:
+            save(params["image"], saved)
+            return serve({**params, "path": saved}, base)
+        if params["unpack"] and unpack(params, saved):
+            return {**serve({**params, "path": saved, "sha256": ""}, base), "path": saved}
+        return serve(params, base)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(saved)
@@ -319,9 +334,43 @@ def save(image: str, path: str) -> None:
     name = quote(image, safe="/:@")
     size = int(api.get("/images/{0}/json".format(name))["Size"])
     _require_room(size, os.path.dirname(path), api.get("/info"))
+    _write(path, api.get_stream("/images/{0}/get".format(name)))
+
+
+def unpack(params: Dict[str, Any], path: str) -> bool:
+    """Decompress the archive into a file, if there is room for it twice, and return whether there is.
+
+    An engine on the same disk may need as much again while it loads the archive.
+
+    Raises:
+        NodeError: as `cached_index`, or it has changed since then.
+        OSError: the file cannot be written.
+    """
+    archive = params["path"]
+    index = cached_index(archive, params["sha256"], params["cache_dir"] or default_cache_dir())
+    if disk(os.path.dirname(path))["free"] < 2 * index.unpacked:
+        return False
+    _write(path, _decompress(archive, index))
+    return True
+
+
+def _decompress(path: str, index: ArchiveIndex) -> Iterator[bytes]:
+    hasher = hashlib.sha256()
+    with (
+        explained(path),
+        open(path, "rb") as raw,
+        decompressed(Hashing(raw, hasher), index.compression, path) as stream,
+    ):
+        yield from chunks(stream)
+    if hasher.hexdigest() != index.sha256:
+        raise NodeError("{0} was changed while it was read".format(path))
+
+
+def _write(path: str, parts: Iterable[bytes]) -> None:
+    """Write a file that is private to the user."""
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            for part in api.get_stream("/images/{0}/get".format(name)):
+            for part in parts:
                 file.write(part)
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from None

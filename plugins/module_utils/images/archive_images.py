@@ -265,4 +265,5 @@ def inspection(path: str, problem: str = "", hint: str = "") -> Json:
         "new_layers": {},
         "size": 0,
         "present_members": [],
+        "new_bytes": 0,
     }

@@ -78,6 +78,18 @@ def on_file_server(inspections: Iterable[Mapping[str, Any]]) -> bool:
     return bool(found)
 
 
+def unpacks(inspections: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether the source sends an archive decompressed, without the layers that the nodes have.
+
+    The parts of a compressed one cannot be left out. What every node lacks, uncompressed, must be less than
+    half of it: decompressing takes time, too.
+
+    Args:
+        inspections: results of the module image_archive, of all nodes that lack the archive.
+    """
+    return all(2 * one.get("new_bytes", one["size"]) < one["size"] < one["unpacked"] for one in inspections)
+
+
 class Shared(NamedTuple):
     """An image of a registry that one node pulls for others.
 

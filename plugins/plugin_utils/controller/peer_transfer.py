@@ -63,6 +63,7 @@ class Transfer:
             name of an image in the engine of the first host as `path`.
         hosts: node that lacks the file -> its `size`, and `present_members`, which are not sent.
         index: the index of a file on the controller; None to read it from an archive.
+        unpack: whether the source sends an archive that it has decompressed.
 
     Attributes:
         sha256: of a file with an index, once it has been read.
@@ -77,6 +78,7 @@ class Transfer:
         item: Mapping[str, Any],
         hosts: Mapping[str, Mapping[str, Any]],
         index: ArchiveIndex | None = None,
+        unpack: bool = False,
     ) -> None:
         self._action = action
         self._executor = executor
@@ -84,6 +86,7 @@ class Transfer:
         self._threads = max(1, int(variables["ansible_forks"]))
         self._hosts = hosts
         self._index = index
+        self._unpack = unpack
         self._run = os.getppid()
         self._upload: _Upload | None = None
         self.sha256 = ""
@@ -108,13 +111,13 @@ class Transfer:
         """Run the transfer to its end, and add each node's outcome to `result`."""
         first, *others = self._hosts
         upload: _Upload | None = None
-        reads = "saves" if self._image else "reads"
+        reads = "saves" if self._image else "decompresses" if self._unpack else "reads"
         self._show(f"{self._name}: {'the controller' if self._here else first} {reads} it")
         try:
             source = {
                 "state": "source",
                 "name": first,
-                **({"image": self._name} if self._image else {"path": self._path}),
+                **({"image": self._name} if self._image else {"path": self._path, "unpack": self._unpack}),
                 "sha256": self._sha256,
                 "network": self._options["network"],
             }
@@ -133,13 +136,14 @@ class Transfer:
                 self._end_upload(first, upload, result)
             return
         at = [started["address"], str(started["port"])]
+        unpacked = str(started.get("path") or "")
         joining: dict[str, dict[str, Any]] = {
             name: {
                 "state": "joined",
                 "digest": started["digest"],
                 "left_out": self._hosts[name].get("present_members") or [],
-                # Nobody has compared a saved image with the nodes' engines yet.
-                **({"index": started["index"]} if self._image else {}),
+                # Nobody has compared a saved image, or a decompressed archive, with the nodes' engines yet.
+                **({"index": started["index"]} if self._image or unpacked else {}),
                 "name": name,
                 "source": at,
             }
@@ -163,12 +167,14 @@ class Transfer:
         if not lost:  # else a later run may have taken over, and its files have the same names
             left = {name: ends[name]["path"] for name in problems if "path" in ends.get(name, {})}
             remove_left(self._executor, left, self._threads)
+            if unpacked:
+                self._note(result, first, {"copy": unpacked, "whole": "yes"})
         result["indexes"][self._name] = started["index"]
         for name in joined:
             end = ends.get(name, {})
             if end.get("complete"):
                 copy = {"copy": end["path"]}
-                if self._sha256 and not self._here and not joining[name]["left_out"]:
+                if self._sha256 and not self._here and not unpacked and not joining[name]["left_out"]:
                     # The list of pieces came from a node, and not from the controller.
                     copy["sha256"] = self._sha256.lower()
                 self._note(result, name, copy)

@@ -65,6 +65,7 @@ class Nodes:
         remote_src: bool,
         sha256: str = "",
         present: Mapping[str, list[str]] = MappingProxyType({}),
+        unpack: bool = False,
     ) -> dict[str, Any]:
         """Transfer an archive to all nodes; return the action's result."""
         display = SimpleNamespace(
@@ -78,5 +79,5 @@ class Nodes:
         executor: Any = self
         variables = {"ansible_forks": 5}
         hosts = {name: {"size": 3, "present_members": present.get(name, [])} for name in NODES}
-        Transfer(action, executor, options, variables, item, hosts).run(result)
+        Transfer(action, executor, options, variables, item, hosts, unpack=unpack).run(result)
         return result

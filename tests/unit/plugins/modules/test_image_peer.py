@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import os
 import signal
 import socket
@@ -144,6 +145,35 @@ def test_the_engine_has_room_for_its_own_copy_of_an_image_that_is_saved(
     monkeypatch.setattr(image_peer, "disk", lambda path: {"free": 1 if path == "/proc" else 3 << 20})
     with pytest.raises(NodeError, match=r"/proc has 1 B free: free some space there$"):
         image_peer.source(there)
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_source_decompresses_an_archive_if_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    plain = saved(MadeImage([layer("one", 3_000_000)], ["test:1"]))
+    archive = tmp_path / "image.tar.gz"
+    archive.write_bytes(gzip.compress(plain))
+    monkeypatch.setattr(image_peer, "disk", lambda _path: {"free": 2 * len(plain) if room else len(plain)})
+    source = serve(archive, unpack=True)
+    assert source["index"]["compression"] == ("plain" if room else "gzip")
+    image_peer.stopped(parameters(tmp_path, key="s"))
+    copies = [path for path in (tmp_path / "cache" / "peers").iterdir() if path.suffix == ".tar"]
+    assert [str(path) for path in copies] == ([source["path"]] if room else [])
+    assert [path.read_bytes() for path in copies] == ([plain] if room else [])
+    assert all(path.stat().st_mode & 0o077 == 0 for path in copies)
+
+
+def test_of_an_archive_that_changes_while_it_is_decompressed_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "image.tar.gz"
+    archive.write_bytes(gzip.compress(saved(MadeImage([layer("one")], ["test:1"]))))
+    index = index_archive(str(archive))._replace(sha256=64 * "0")
+    monkeypatch.setattr(image_peer, "cached_index", lambda *_arguments: index)
+    with pytest.raises(NodeError, match="was changed while it was read"):
+        serve(archive, unpack=True)
+    assert not list((tmp_path / "cache" / "peers").glob("*.tar"))
 
 
 def test_a_node_leaves_out_the_layers_that_its_engine_has(

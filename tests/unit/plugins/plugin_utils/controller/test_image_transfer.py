@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_tra
     progress_line,
     progress_of,
     shared_images,
+    unpacks,
 )
 
 MIB = 1 << 20
@@ -79,6 +80,17 @@ def test_nodes_share_an_archive_only_if_all_read_it_from_a_server_and_have_room(
     for nodes in ([inspected(), other], [other, inspected()]):
         assert on_file_server(nodes) is expected
     assert not on_file_server([])
+
+
+@pytest.mark.parametrize(
+    ("new", "unpacked", "expected"),
+    [([4, 0], 20, True), ([4, 5], 20, False), ([20, 0], 20, False), ([4, 4], 10, False)],
+    ids=["little is new", "half is new", "a node has nothing", "it is not compressed"],
+)
+def test_an_archive_is_decompressed_if_the_nodes_have_most_of_it(
+    new: list[int], unpacked: int, expected: bool
+) -> None:
+    assert unpacks({"size": 10, "unpacked": unpacked, "new_bytes": each} for each in new) is expected
 
 
 def lacking(*names: str, architecture: str = "x86_64", **entry: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import image_transfer, peer_transfer
 
 from tests.image_archives import MadeImage, layer, saved
-from tests.unit.plugins.peer_nodes import ALL, COPY, NODES, Nodes
+from tests.unit.plugins.peer_nodes import ALL, COPY, NODES, SOURCE, Nodes
 
 HANGS_S = 240
 
@@ -217,6 +217,21 @@ def test_what_a_node_has_listed_is_verified_as_a_whole(
     copies = {name: one[str(archive)] for name, one in result["nodes"].items() if name != "n1"}
     assert [name for name, copy in copies.items() if copy.get("sha256") == own] == verified
     assert len(copies) == 3
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_source_loads_what_it_has_decompressed(nodes: Nodes, archive: Path, lost: bool) -> None:
+    nodes.answers["source"] = lambda _name: {**SOURCE, "path": "/cache/n1.tar"}
+    if lost:
+        nodes.answers["reported"] = lambda _name: {"problem": "it has ended"}
+    result = nodes.transfer(archive, remote_src=True, sha256=64 * "0", unpack=True)
+    own = {"copy": "/cache/n1.tar", "whole": "yes"}
+    assert result["nodes"].pop("n1", {}) == ({} if lost else {str(archive): own})
+    # What is in the listed archive is not what arrives.
+    assert result["nodes"] == {name: {str(archive): {"copy": f"/cache/{name}.tar"}} for name in NODES[1:]}
+    given = {name: one for name, one in nodes.calls if one["state"] in ("source", "joined")}
+    assert given["n1"]["unpack"] is True
+    assert [given[name]["index"] for name in NODES[1:]] == 3 * [{"size": 3}]
 
 
 def test_a_copy_that_breaks_off_is_named(nodes: Nodes, archive: Path) -> None:
