@@ -40,6 +40,7 @@ __all__ = [
     "Throughput",
     "Timer",
     "loss_name",
+    "of_steps",
     "parse",
 ]
 
@@ -189,12 +190,13 @@ Record = (
     | Argument
 )
 
-# Every line that matters contains one of these; all others are skipped. Each is searched for in the whole
-# log, so there are few: ``time`` covers five kinds of lines, among them the heading of all ranks' timers.
+# Every line that matters contains ``_STEP_WORD`` or one of the needles; all others are skipped. Each is
+# searched for in the whole log, so there are few: ``time`` covers five kinds of lines, among them the heading
+# of all ranks' timers.
 TIME = re.compile(rb"time(?:: | \(|s a)")
 _SETUP = b"done with setup ..."
+_STEP_WORD = b"iteration"
 NEEDLES: tuple[bytes | re.Pattern[bytes], ...] = (
-    b"iteration",
     TIME,
     b" ........",
     b"loss",
@@ -279,7 +281,7 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
     >>> parse(b" iteration        2/       6 | lm loss: 9.9E+00 | TFLO")
     [Step(iteration=2, train_iterations=6, values={'lm loss': 9.9}, tag='', time='', is_cut=False)]
     """
-    if whole and (known := _of_layout(line)):
+    if whole and (at := line.find(_STEP_WORD)) >= 0 and (known := _of_layout(line, 0, at, len(line))):
         return [known]
     if whole and (table := _OF_TABLE.fullmatch(line)):
         return [Timer(_text(table[1]), float(table[3]), least=float(table[2]))]
@@ -327,24 +329,45 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
     return found
 
 
-def _of_layout(line: bytes) -> Step | None:
-    """Return the training line in a line, if an earlier one had the same fields; else None."""
-    start = line.find(b"iteration ")
-    if start < 0 or b"|" in line[:start]:
-        return None
+def of_steps(data: bytes, *, whole: bool) -> Iterator[tuple[int, int, Step | None]]:
+    """Yield the begin and the end of each line with ``_STEP_WORD``, and its record if its layout is known.
+
+    Args:
+        data: Lines.
+        whole: The last one has its newline.
+    """
+    end = 0
+    while (position := data.find(_STEP_WORD, end)) >= 0:
+        start = data.rfind(b"\n", end, position) + 1
+        end = data.find(b"\n", position)
+        if end < 0:
+            end = len(data)
+        yield start, end, _of_layout(data, start, position, end) if whole or end < len(data) else None
+
+
+def _of_layout(data: bytes, start: int, position: int, end: int) -> Step | None:
+    """Return the training line between two positions, if an earlier one had the same fields; else None.
+
+    Args:
+        data: Lines.
+        start: Where the line begins.
+        position: Where its first ``iteration`` is.
+        end: Where it ends.
+    """
     for pattern, names in _layouts:
-        match = pattern.fullmatch(line, start)
+        match = pattern.fullmatch(data, position, end)
         if match is None:
             continue
         number, total, *texts = match.groups()
         iteration, train_iterations = int(number), 0 if total == b"infinity" else int(total)
-        if iteration > (train_iterations or iteration):
+        head = data[start:position]
+        if iteration > (train_iterations or iteration) or b"|" in head:
             return None
         try:
             values = dict(zip(names, map(float, texts), strict=True))
         except ValueError:
             return None
-        tag, time = _prefix(line[:start]) if start > 1 else ("", "")
+        tag, time = _prefix(head) if len(head) > 1 else ("", "")
         return Step(iteration, train_iterations, values, tag, time)
     return None
 

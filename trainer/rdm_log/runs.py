@@ -284,12 +284,10 @@ class Run:
             if self._line_counts.pop(oldest, 1) < self._ranks:
                 # The first step was logged twice because it ran twice, not because several ranks log steps.
                 self._ranks = 1
-        self._note(iteration, values)
-        if not step.is_cut and MILLISECONDS in values:
-            self.marks.add(iteration, values[MILLISECONDS], values.get(loss_name(values)))
+        self._note(iteration, values, is_cut=step.is_cut)
 
-    def _note(self, iteration: int, values: dict[str, float]) -> None:
-        """Add the values that are summed up over all steps."""
+    def _note(self, iteration: int, values: dict[str, float], *, is_cut: bool) -> None:
+        """Add the values that are summed up over all steps, and a mark unless some values may be missing."""
         if self.series is not None:
             for key, value in values.items():
                 self.series.setdefault(key, Series()).add(iteration, value)
@@ -304,8 +302,11 @@ class Run:
                 self.times.add(milliseconds)
                 self.recent_times.append(milliseconds)
                 self.slowest.add(milliseconds, iteration)
+            if not is_cut:
+                self.marks.add(iteration, milliseconds, values.get(name))
         for key in _SUMS:
-            self.sums[key] += values.get(key, 0.0)
+            if number := values.get(key):
+                self.sums[key] += number
         norm = values.get(GRAD_NORM)
         if norm is not None and (self.highest_grad_norm is None or norm > self.highest_grad_norm):
             self.highest_grad_norm = norm
@@ -383,17 +384,15 @@ class Run:
         if known is not None:
             # The engine logs two lines for a step, each with some of the values.
             known.values.update(values)
-            engine._note(iteration, values)
+            engine._note(iteration, values, is_cut=True)
         else:
             # The next lines may add values.
             engine.add_step(Step(iteration, 0, values, is_cut=True))
 
 
 def _begins_run(run: Run, record: Record) -> bool:
-    """Whether a record belongs to a new run."""
+    """Whether a record other than a training line belongs to a new run."""
     match record:
-        case Step(iteration=iteration):
-            return run.lines > 0 and iteration <= run.last_iteration and not run.repeats(record)
         case EngineStep(iteration=iteration):
             return not run.lines and run.engine is not None and iteration < run.engine.last_iteration
         case Milestone(name=name):
@@ -422,17 +421,23 @@ def runs(records: Iterable[Record], file: str = "", *, series: bool = False) -> 
 
 def add_record(run: Run, record: Record) -> Run:
     """Add the next record of a log; return the run that it belongs to, this one or a new one."""
-    if isinstance(record, Step) and not record.is_numbered:
-        record = run.numbered(record)
-    if _begins_run(run, record):
-        run = Run(run.file, times=Sample(run.times.most), series=None if run.series is None else {})
     if not isinstance(record, Step):
+        run = _next(run) if _begins_run(run, record) else run
         run.add(record)
-    elif run.repeats(record):
-        run.add_repeated(record)
-    else:
-        run.add_step(record)
+        return run
+    step = record if record.is_numbered else run.numbered(record)
+    if run.lines and step.iteration <= run.last_iteration:
+        if run.repeats(step):
+            run.add_repeated(step)
+            return run
+        run = _next(run)
+    run.add_step(step)
     return run
+
+
+def _next(run: Run) -> Run:
+    """Return an empty run that comes after a run of the same log."""
+    return Run(run.file, times=Sample(run.times.most), series=None if run.series is None else {})
 
 
 def with_engine(run: Run) -> Run:

@@ -11,6 +11,7 @@ import errno
 import functools
 import itertools
 import math
+import operator
 import os
 import re
 import stat
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rdm_log.grammars import BAR
-from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, RankTimes, Record, Step, parse
+from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, RankTimes, Record, Step, of_steps, parse
 
 __all__ = [
     "BLOCK",
@@ -176,24 +177,40 @@ def _of(data: bytes, timers: RankTimers, *, whole: bool, above: bytes) -> Iterat
     """
     if timers.are_open:
         data = b"\n" + data
-    lines: dict[int, int] = {}
+    found: list[tuple[int, Step | None]] = []
+    others: dict[int, int] = {}
+    gaps: list[tuple[int, int]] = []
+    begin = 0
+    for start, end, step in of_steps(data, whole=whole):
+        if step is None:
+            others[start] = end
+            continue
+        found.append((start, step))
+        if begin < start:
+            gaps.append((begin, start))
+        begin = end + 1
+    gaps.append((begin, len(data)))
     headers: list[int] = []
-    for needle in NEEDLES:
-        position = _next(needle, data, 0)
+    for needle, (begin, stop) in itertools.product(NEEDLES, gaps):
+        position = _next(needle, data, begin, stop)
         while position >= 0:
             end = data.find(b"\n", position)
             if end < 0:
                 end = len(data)
             start = data.rfind(b"\n", 0, position) + 1
-            lines[start] = end
+            others[start] = end
             if needle is TIME and TIMERS in data[start:end]:
                 headers.append(start)
-            position = _next(needle, data, end)
-    starts = sorted(lines)
+            position = _next(needle, data, end, stop)
     ends = iter([*headers, len(data)])
     yield from timers.go_on(data, 0, next(ends))
-    for start in starts:
-        end = lines[start]
+    found += zip(others, itertools.repeat(None))
+    found.sort(key=operator.itemgetter(0))
+    for start, step in found:
+        if step is not None:
+            yield step
+            continue
+        end = others[start]
         line = data[start:end]
         if headers and TIMERS in line:
             timers.begin(line)
@@ -226,11 +243,11 @@ def _last_bar(text: bytes) -> re.Match[bytes] | None:
     return None
 
 
-def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int) -> int:
-    """Return the next position of a needle; -1 if there is none."""
+def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int, end: int) -> int:
+    """Return the next position of a needle before an end; -1 if there is none."""
     if isinstance(needle, bytes):
-        return data.find(needle, position)
-    found = needle.search(data, position)
+        return data.find(needle, position, end)
+    found = needle.search(data, position, end)
     return found.start() if found else -1
 
 

@@ -239,6 +239,24 @@ def test_only_whole_lines_of_a_known_layout_are_taken_as_such(monkeypatch: pytes
     assert len(layouts) == 1
 
 
+def test_lines_of_a_known_layout_keep_their_order_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_layouts", [])
+    text = (
+        " iteration 1/6 | lm loss: 5.0 |\nn1: iteration 2/6 | lm loss: 4.0 |\nafter 2 iterations\n"
+        "time (ms) | optimizer: 1.0\n iteration 3/6 | lm loss: 3.0 |\n iteration 7/6 | lm loss: 2.0 |\n"
+        " iteration 4/6 | lm loss: 2.0\n|\n iteration 5/6 | lm loss: 1.0 |"
+    )
+    for _ in range(2):
+        assert read(text) == [
+            Step(1, 6, {"lm loss": 5.0}),
+            Step(2, 6, {"lm loss": 4.0}, "n1"),
+            Timer("optimizer", 1.0),
+            Step(3, 6, {"lm loss": 3.0}),
+            Step(4, 6, {}),
+            Step(5, 6, {"lm loss": 1.0}, is_cut=True, is_torn=True),
+        ]
+
+
 @given(st.lists(steps(), min_size=2, max_size=4))
 def test_lines_that_lost_their_newline_are_both_read(wrote: list[tuple[str, Step]]) -> None:
     found = read("".join(line for line, _ in wrote) + "\n")
