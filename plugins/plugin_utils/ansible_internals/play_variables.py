@@ -80,7 +80,7 @@ def _private_parts() -> Iterator[None]:
     except AttributeError as error:
         raise AnsibleError(
             f"the variables of a play cannot be read with ansible-core {__version__}: use a release that "
-            "rdm-provision requires, such as pip installs with it"
+            "this one requires, such as pip installs with it"
         ) from error
 
 
