@@ -32,6 +32,9 @@ options:
   path:
     description: The archive at the source.
     type: path
+  files:
+    description: Files below the directory O(path) and their bytes, which the source serves as one archive.
+    type: dict
   image:
     description:
       - An image of the source's engine, which the source saves and serves instead of O(path).
@@ -200,6 +203,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.engine_layers
     lacking_layers,
     present_members,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.images.joined_files import joined_pieces
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer import (
     Peer,
     Settings,
@@ -227,6 +231,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "key": {"type": "str", "required": True, "no_log": False},
     "cache_dir": {"type": "str", "default": ""},
     "path": {"type": "path"},
+    "files": {"type": "dict"},
     "image": {"type": "str", "default": ""},
     "unpack": {"type": "bool", "default": False},
     "sha256": {"type": "str", "default": ""},
@@ -299,7 +304,7 @@ def _require_own(path: str, above: bool) -> None:
 
 
 def source(params: Dict[str, Any]) -> Dict[str, Any]:
-    """Start to serve an archive on this node, one that is still being written, or an image of the engine."""
+    """Start to serve on this node an archive, one that is still being written, files, or an image."""
     base = base_path(params)
     with end_other(base):
         os.unlink(base + ".lock")
@@ -418,6 +423,9 @@ def serve(params: Dict[str, Any], base: str) -> Dict[str, Any]:
         until = time.monotonic() + _START_S
         while not os.path.exists(params["path"]) and time.monotonic() < until:
             time.sleep(0.1)
+    elif params["files"]:
+        pieces = joined_pieces(params["path"], params["files"])
+        index = ArchiveIndex("none", pieces.size, "", 0, False, []).to_json()
     else:
         before = os.stat(params["path"])
         made = cached_index(params["path"], params["sha256"], params["cache_dir"] or default_cache_dir())
@@ -440,7 +448,14 @@ def serve(params: Dict[str, Any], base: str) -> Dict[str, Any]:
     started = start(
         base,
         run,
-        lambda: Peer(settings, pieces.digest, params["path"], pieces, growing=growing),
+        lambda: Peer(
+            settings,
+            pieces.digest,
+            params["path"],
+            pieces,
+            growing=growing,
+            joined=bool(params["files"]),
+        ),
         params["path"] if params["image"] else "",
     )
     return {**started, "address": address, "digest": pieces.digest, "index": index}

@@ -25,12 +25,26 @@ options:
     description: The directory on the controller. Symbolic links in it are copied as what they lead to.
     type: path
     required: true
+  remote_src:
+    description:
+      - Whether the directory is on nodes. Then M(rdm.provision.data_distribution) has compared and brought
+        its files, and this stores them. Symbolic links there are refused.
+    type: bool
+    default: false
   directory:
     description: The jobs' directory on the node.
     type: path
     required: true
+  folder:
+    description: The directory below that one for the files.
+    type: str
+    default: data
+  listed:
+    description: Whether only to list the files of O(source) on the node. Set by the action plugin.
+    type: bool
+    default: false
   sizes:
-    description: Path of each file below C(data), and how many bytes it has. Set by the action plugin.
+    description: Path of each file below O(folder), and how many bytes it has. Set by the action plugin.
     type: dict
     default: {}
   by_size:
@@ -38,7 +52,13 @@ options:
     type: bool
     default: false
   brought:
-    description: Path of a file below C(data), and where M(rdm.provision.data_distribution) has brought it.
+    description: What M(rdm.provision.data_distribution) returns for the node.
+    type: dict
+    default: {}
+  parts:
+    description:
+      - Paths of files to store, each with its offset in O(copy) and its bytes; without a copy, they are files
+        of O(source). Set by the action plugin.
     type: dict
     default: {}
   file:
@@ -46,7 +66,7 @@ options:
     type: str
     default: ""
   copy:
-    description: Where that file was copied to on the node. Set by the action plugin.
+    description: The copy of that file, or of these, on the node. Set by the action plugin.
     type: path
   digest:
     description: SHA-256 digest of a copy that other nodes have brought. Set by the action plugin.
@@ -77,77 +97,64 @@ digests:
   description: The SHA-256 digests of files with the right size. Of use to the action plugin.
   returned: when files are compared
   type: dict
+sizes:
+  description: The files of O(source) on the node and their bytes; null if it does not exist.
+  returned: with O(listed)
+  type: dict
 """
 
 import hashlib
 import os
-import stat
+import sys
 import uuid
 from typing import IO, Any, Dict, List, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import TEMPORARY
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
+from ansible_collections.rdm.provision.plugins.module_utils.base.no_symlinks import (
+    list_files,
+    open_file,
+    open_folder,
+    path_parts,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+
+FOLDER = "data"
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "source": {"type": "path", "required": True},
+    "remote_src": {"type": "bool", "default": False},
     "directory": {"type": "path", "required": True},
+    "folder": {"type": "str", "default": FOLDER},
+    "listed": {"type": "bool", "default": False},
     "sizes": {"type": "dict", "default": {}},
     "by_size": {"type": "bool", "default": False},
     "brought": {"type": "dict", "default": {}},
+    "parts": {"type": "dict", "default": {}},
     "file": {"type": "str", "default": ""},
     "copy": {"type": "path"},
     "digest": {"type": "str", "default": ""},
 }
 
-FOLDER = "data"
 _READ_SIZE = 1 << 20
 
 
-def open_folder(root: str, parts: List[str], make: bool) -> Optional[int]:
-    """Return a descriptor of a directory below the root; None if it does not exist.
-
-    Each part is opened relative to the previous one and never through a link, so that nobody who can write
-    there can redirect it, not even during this call.
-
-    Raises:
-        NodeError: the path has something other than a directory.
-    """
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    for number, part in enumerate(parts):
-        try:
-            if make:
-                try:
-                    os.mkdir(part, 0o755, dir_fd=folder)
-                except FileExistsError:
-                    pass
-            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-        except FileNotFoundError:
-            return None
-        except NotADirectoryError:
-            raise NodeError(
-                "{0} is not a directory, perhaps a symbolic link: remove it, since anybody who can write "
-                "there may have made it".format(os.path.join(root, *parts[: number + 1]))
-            ) from None
-        finally:
-            os.close(folder)
-        folder = inner
-    return folder
-
-
-def compare(root: str, sizes: Dict[str, int], by_size: bool = False) -> Tuple[List[str], Dict[str, str]]:
+def compare(
+    root: str, sizes: Dict[str, int], by_size: bool = False, folder: str = FOLDER
+) -> Tuple[List[str], Dict[str, str]]:
     """Return the files that are missing or have another size, and the digests of the others.
 
     Args:
         root: the jobs' directory.
         sizes: path of each file -> its bytes.
         by_size: whether to compare only sizes, without digests.
+        folder: the directory below the root that has the files.
     """
     needed: List[str] = []
     digests: Dict[str, str] = {}
     for path, size in sizes.items():
-        found = _open(root, path, int(size))
+        found = open_file(root, "{0}/{1}".format(folder, path), int(size))
         if found is None:
             needed.append(path)
             continue
@@ -157,20 +164,21 @@ def compare(root: str, sizes: Dict[str, int], by_size: bool = False) -> Tuple[Li
     return needed, digests
 
 
-def store(root: str, path: str, copy: str, wanted: str = "") -> None:
-    """Move a copy to its place atomically.
+def store(root: str, path: str, source: IO[bytes], size: Optional[int] = None, wanted: str = "") -> None:
+    """Copy a file to its place atomically.
 
     Args:
         root: the jobs' directory.
-        path: the file's path below `data`.
-        copy: its current path.
+        path: the file's path below it.
+        source: the content, from the current position on.
+        size: its bytes; None for all of them.
         wanted: its SHA-256 digest; empty to skip the check.
 
     Raises:
-        NodeError: its path is a directory, a parent is not one, or the digest differs.
+        NodeError: its path is a directory, a parent is not one, or the size or the digest differs.
         OSError: it cannot be written.
     """
-    *above, name = [FOLDER, *path.split("/")]
+    *above, name = path_parts(path)
     folder = open_folder(root, above, make=True)
     if folder is None:
         raise NodeError("{0} has been removed while it was used".format(os.path.join(root, *above)))
@@ -178,15 +186,19 @@ def store(root: str, path: str, copy: str, wanted: str = "") -> None:
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         target = os.open(temporary, flags, 0o644, dir_fd=folder)
-        with os.fdopen(target, "wb") as out, open(copy, "rb") as source:
+        with os.fdopen(target, "wb") as out:
             os.fchmod(out.fileno(), 0o644)
             state = hashlib.sha256()
-            for piece in iter(lambda: source.read(_READ_SIZE), b""):
+            left = sys.maxsize if size is None else size
+            while piece := source.read(min(_READ_SIZE, left)):
                 out.write(piece)
+                left -= len(piece)
                 if wanted:
                     state.update(piece)
+        if size is not None and left:
+            raise NodeError("{0} is shorter than {1}".format(source.name, path))
         if wanted and state.hexdigest() != wanted:
-            raise NodeError("{0}, which other nodes brought, is not {1}".format(copy, path))
+            raise NodeError("{0}, which other nodes brought, is not {1}".format(source.name, path))
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except IsADirectoryError:
         raise NodeError("{0} is a directory: remove it".format(os.path.join(root, *above, name))) from None
@@ -198,23 +210,31 @@ def store(root: str, path: str, copy: str, wanted: str = "") -> None:
         os.close(folder)
 
 
-def _open(root: str, path: str, size: int) -> Optional[IO[bytes]]:
-    """Open a regular file of this size; None if there is none."""
-    *above, name = [FOLDER, *path.split("/")]
-    folder = open_folder(root, above, make=False)
-    if folder is None:
-        return None
-    try:
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    except OSError:
-        return None
-    finally:
-        os.close(folder)
-    now = os.fstat(file)
-    if not stat.S_ISREG(now.st_mode) or now.st_size != size:
-        os.close(file)
-        return None
-    return os.fdopen(file, "rb")
+def store_parts(
+    root: str, folder: str, parts: Dict[str, Tuple[int, int]], directory: str, copy: Optional[str]
+) -> None:
+    """Copy files of this node to their places.
+
+    Args:
+        root: the jobs' directory.
+        folder: the directory below it for the files.
+        parts: path of each file below the folder -> its offset in `copy`, and its bytes.
+        directory: that has the files if there is no copy.
+        copy: a file of this user that has all of them; None for none.
+
+    Raises:
+        NodeError: as `store`, or a file is missing.
+        OSError: a file cannot be written.
+    """
+    for path, (offset, size) in parts.items():
+        # Others can write to the directory, so no link in it is followed.
+        path_there = "{0}/{1}".format(directory, path)
+        source = open(copy, "rb") if copy else open_file("/", path_there, size)  # noqa: SIM115
+        if source is None:
+            raise NodeError("{0} was changed while it was used".format(path_there))
+        with source:
+            source.seek(offset)
+            store(root, "{0}/{1}".format(folder, path), source, size)
 
 
 def digest(stream: Any) -> str:
@@ -231,12 +251,21 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
     params = module.params
     try:
         if params["file"]:
-            store(params["directory"], params["file"], params["copy"], params["digest"])
+            with open(params["copy"], "rb") as copy:
+                path = "{0}/{1}".format(params["folder"], params["file"])
+                store(params["directory"], path, copy, wanted=params["digest"])
             return {"changed": True, "copied": [params["file"]]}
-        needed, digests = compare(params["directory"], params["sizes"], params["by_size"])
+        if params["parts"]:
+            there = (params["directory"], params["folder"])
+            store_parts(*there, params["parts"], params["source"], params["copy"])
+            return {"changed": True, "copied": sorted(params["parts"])}
+        if params["listed"]:
+            return {"copied": [], "sizes": list_files(params["source"])}
+        needed, digests = compare(params["directory"], params["sizes"], params["by_size"], params["folder"])
         return {"copied": [], "needed": needed, "digests": digests}
     except OSError as error:
-        raise NodeError("{0}: {1}".format(params["directory"], error.strerror or error)) from None
+        where = params["source"] if params["listed"] else params["directory"]
+        raise NodeError("{0}: {1}".format(where, error.strerror or error)) from None
 
 
 if __name__ == "__main__":

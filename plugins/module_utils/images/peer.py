@@ -32,6 +32,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import disk
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
+from ansible_collections.rdm.provision.plugins.module_utils.images.joined_files import JoinedFiles
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import (
     TURN_S,
     announce_every_s,
@@ -274,6 +275,7 @@ class Peer:
         growing: another process is still writing the archive to `path`.
         blobs: directory in which the node's engine keeps layers by their sha256; empty if there is none. They
             are copied from there.
+        joined: `path` is a directory of the source, and its files are the archive's members.
 
     Raises:
         NodeError: the source does not answer, or the node's own port is taken.
@@ -289,6 +291,7 @@ class Peer:
         left_out: Tuple[str, ...] = (),
         growing: bool = False,
         blobs: str = "",
+        joined: bool = False,
     ) -> None:
         self.settings = settings
         self.error = ""
@@ -319,7 +322,11 @@ class Peer:
             self._list = pieces.encoded()
         self.pieces = pieces
         self.wanted = pieces.wanted(left_out)
-        self.file = PieceFile(path, pieces, growing or settings.source is None, blobs)
+        self.file: PieceFile
+        if joined:
+            self.file = JoinedFiles(path, pieces)
+        else:
+            self.file = PieceFile(path, pieces, growing or settings.source is None, blobs)
         self.members = _Members(pieces) if settings.source is None else None
         if self.members is not None and not growing:
             self.file.have = pieces.wanted()
@@ -782,12 +789,13 @@ class Peer:
             begin, length = self.pieces.span(number)
             request.begin(length, number)
             chunk = self._uploads.chunk
-            with self.file.opened() as stream:
-                for offset in range(begin, begin + length, chunk):
-                    part = min(chunk, begin + length - offset)
-                    self._uploads.wait(part)
-                    if request.connection.sendfile(stream, offset, part) != part:
-                        raise OSError("the file is shorter than it was")
+            for stream, start, count in self.file.streams(begin, length):
+                with stream:
+                    for offset in range(start, start + count, chunk):
+                        part = min(chunk, start + count - offset)
+                        self._uploads.wait(part)
+                        if request.connection.sendfile(stream, offset, part) != part:
+                            raise OSError("the file is shorter than it was")
         except OSError:
             request.close_connection = True
             return False

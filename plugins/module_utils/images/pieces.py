@@ -17,7 +17,7 @@ import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import IO, Any, Callable, Dict, Iterable, List, NamedTuple, Tuple, Union
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple, Union
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
@@ -122,25 +122,45 @@ def read_pieces(path: str, index: ArchiveIndex, whole: Any = None) -> PieceList:
         NodeError: it cannot be read.
     """
     with explained(path), open(path, "rb") as raw:
-        pieces = PieceList(index.size, piece_size(index.size), [], _layers(path, index))
+        layers = _layers(path, index)
+        return hash_pieces(
+            index.size, layers, lambda begin, length: os.pread(raw.fileno(), length, begin), whole
+        )
 
-        def digest(number: int) -> Tuple[str, bytes]:
-            begin, length = pieces.span(number)
-            data = os.pread(raw.fileno(), length, begin)
-            if len(data) != length:
-                raise EOFError
-            return hashlib.sha256(data).hexdigest(), data if whole is not None else b""
 
-        left = iter(range(-(-pieces.size // pieces.piece_size)))
-        with ThreadPoolExecutor(_THREADS) as pool:
-            # Few at a time: each is in memory until its turn has come.
-            running = collections.deque(pool.submit(digest, number) for number in islice(left, _THREADS + 1))
-            while running:
-                one, data = running.popleft().result()
-                running.extend(pool.submit(digest, number) for number in islice(left, 1))
-                pieces.digests.append(one)
-                if whole is not None:
-                    whole.update(data)
+def hash_pieces(
+    size: int, layers: Dict[str, Tuple[int, int, str]], read: Callable[[int, int], bytes], whole: Any = None
+) -> PieceList:
+    """Return the pieces of an archive.
+
+    Args:
+        size: bytes of the archive.
+        layers: as in `PieceList`.
+        read: returns the bytes from an offset on, in this length; threads call it.
+        whole: as for `read_pieces`.
+
+    Raises:
+        EOFError: it ends before its size.
+    """
+    pieces = PieceList(size, piece_size(size), [], layers)
+
+    def digest(number: int) -> Tuple[str, bytes]:
+        begin, length = pieces.span(number)
+        data = read(begin, length)
+        if len(data) != length:
+            raise EOFError
+        return hashlib.sha256(data).hexdigest(), data if whole is not None else b""
+
+    left = iter(range(-(-size // pieces.piece_size)))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        # Few at a time: each is in memory until its turn has come.
+        running = collections.deque(pool.submit(digest, number) for number in islice(left, _THREADS + 1))
+        while running:
+            one, data = running.popleft().result()
+            running.extend(pool.submit(digest, number) for number in islice(left, 1))
+            pieces.digests.append(one)
+            if whole is not None:
+                whole.update(data)
     return pieces
 
 
@@ -231,9 +251,13 @@ class PieceFile:
         """Return the bytes that the file occupies on its disk, with what an earlier run has left in it."""
         return os.fstat(self._handle).st_blocks * 512
 
-    def opened(self) -> IO[bytes]:
-        """Return the file with its own position, even if its name now belongs to another file."""
-        return open("/proc/self/fd/{0}".format(self._handle), "rb", buffering=0)
+    def streams(self, begin: int, length: int) -> Iterator[Tuple[IO[bytes], int, int]]:
+        """Yield the open files that have a part of the archive, with offset and bytes.
+
+        This is one file with its own position, even if its name now belongs to another file.
+        """
+        path = "/proc/self/fd/{0}".format(self._handle)
+        yield open(path, "rb", buffering=0), begin, length  # noqa: SIM115
 
     def write(self, number: int, data: Union[bytes, bytearray]) -> None:
         """Write a piece into the file.

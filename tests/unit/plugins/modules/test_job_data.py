@@ -82,6 +82,45 @@ def test_a_directory_instead_of_a_file_is_refused_and_leaves_nothing(jobs: Path,
     assert [path.name for path in (jobs / "data").iterdir()] == ["text"]
 
 
+def stored(jobs: Path, parts: dict[str, list[int]], **given: str) -> list[str]:
+    """Store parts of a copy or of a directory of the node below `data/gpt`; return what is there."""
+    run_module(
+        job_data, {"source": "/x", "directory": str(jobs), "folder": "data/gpt", "parts": parts, **given}
+    )
+    top = jobs / "data" / "gpt"
+    return sorted(f"{path.relative_to(top)}={path.read_text()}" for path in top.rglob("*") if path.is_file())
+
+
+def test_parts_of_one_copy_become_files(jobs: Path, copy: Path) -> None:
+    parts = {"step/a": [0, 2], "b": [2, 4], "empty": [6, 0], "/out": [1, 1]}
+    assert stored(jobs, parts, copy=str(copy)) == ["b=kens", "empty=", "out=o", "step/a=to"]
+    with pytest.raises(Failed, match="copy is shorter than data/gpt/c"):
+        stored(jobs, {"c": [4, 3]}, copy=str(copy))
+    with pytest.raises(Failed, match=r"data/gpt/.. has a part .."):
+        stored(jobs, {"../c": [0, 1]}, copy=str(copy))
+    assert [path.name for path in jobs.rglob("*c*")] == []
+
+
+def test_files_of_the_nodes_own_directory_are_stored_and_no_link_is_followed(
+    jobs: Path, copy: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "a").write_text("shard")
+    (own / "link").symlink_to(copy)
+    assert stored(jobs, {"a": [0, 5]}, source=str(own)) == ["a=shard"]
+    with pytest.raises(Failed, match="own/link was changed while it was used"):
+        stored(jobs, {"link": [0, 6]}, source=str(own))
+
+
+def test_the_files_of_a_directory_are_listed(jobs: Path, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "a").write_text("shard")
+    given = {"directory": str(jobs), "listed": True}
+    assert run_module(job_data, {"source": str(tmp_path / "own"), **given})["sizes"] == {"a": 5}
+    assert run_module(job_data, {"source": str(tmp_path / "none"), **given})["sizes"] is None
+
+
 def test_files_of_the_controller_are_found_once_and_compared_by_content(tmp_path: Path) -> None:
     (tmp_path / "sets").mkdir()
     (tmp_path / "sets" / "b").write_bytes(b"tokens")
