@@ -18,6 +18,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (  
 
 __all__ = [
     "CLUSTER",
+    "DATA_MODULE",
     "FINAL_STATES",
     "JOB_MODULE",
     "LABEL_CLUSTER",
@@ -30,6 +31,7 @@ __all__ = [
     "STATE_DIR",
 ]
 
+DATA_MODULE = "rdm.provision.job_data"
 JOB_MODULE = "rdm.provision.job"
 LAB_MODULE = "rdm.provision.lab"
 """The names of modules in events."""

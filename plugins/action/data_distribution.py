@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.action.job_data import (
     remember_digest,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
+from ansible_collections.rdm.provision.plugins.module_utils.images.joined_files import layout
 from ansible_collections.rdm.provision.plugins.modules.data_distribution import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
     RemoteExecutor,
@@ -25,17 +26,29 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import SMALLEST
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import (
+    READ_S,
     Transfer,
     call_all,
     remove_left,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import distribution_problems
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import variable_problems
+from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.data_sources import (
+    conflicts,
+    fetched,
+    holders,
+    source_nodes,
+    to_hash,
+    without_directory,
+)
 
 
 class ActionModule(Decision):
-    """Finds the files to transfer from node to node, and transfers them one by one."""
+    """Finds the files to transfer from node to node, and transfers them."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
@@ -50,6 +63,8 @@ class ActionModule(Decision):
         node = str(variables["inventory_hostname"])
         if problems := [*variable_problems(node, chosen), *distribution_problems(node, chosen)]:
             raise PreconditionFailed(problems)
+        if options["from_nodes"]:
+            return self._from_nodes(options, variables)
         result: dict[str, Any] = {"nodes": {}, "sent": {}}
         # Not by default, since the transfer is not encrypted.
         if options["distribution"] != "peers":
@@ -63,7 +78,13 @@ class ActionModule(Decision):
             return result
         executor = RemoteExecutor(self, variables)
         arguments = {
-            str(name): {"source": str(source), "directory": directory, "sizes": large, "by_size": True}
+            str(name): {
+                "source": str(source),
+                "directory": directory,
+                "folder": options["folder"],
+                "sizes": large,
+                "by_size": True,
+            }
             for name, directory in options["directories"].items()
         }
         # A node that does not answer gets a direct copy later, whose failure says why.
@@ -109,3 +130,91 @@ class ActionModule(Decision):
             if left := end.get("copy") or end.get("left"):
                 broken[name] = left
         remove_left(executor, broken, int(variables["ansible_forks"]))
+
+    def _from_nodes(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Compare the files of nodes with those of all nodes, and transfer what is missing."""
+        directory = options["source"].rstrip("/")
+        chosen = options["from_nodes"]
+        nodes, problems = source_nodes(chosen, variables["groups"])
+        _require(problems)
+        executor = RemoteExecutor(self, variables)
+        forks = int(variables["ansible_forks"])
+
+        def query(arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+            # A file of the destination below / is one of the directory of a source.
+            whole = {
+                name: {"source": directory, "directory": "/", "folder": directory, **own}
+                for name, own in arguments.items()
+            }
+            answers, failures = call_all(executor, MODULE, whole, forks, READ_S)
+            _require([Problem(name, "", why, "") for name, why in failures.items()])
+            return answers
+
+        answers = query({name: {"listed": True} for name in nodes})
+        listed = {name: answers[name]["sizes"] for name in nodes}
+        _require(without_directory(directory, chosen, listed))
+        listed = {name: files for name, files in listed.items() if files}
+        _require(conflicts(directory, listed))
+        found = holders(listed)
+        sizes = {path: listed[own[0]][path] for path, own in found.items()}
+        places = {
+            str(name): {"directory": place, "folder": options["folder"], "sizes": sizes}
+            for name, place in options["directories"].items()
+        }
+        compared = query(places)
+        present = {name: compared[name]["digests"] for name in places}
+        hashed = {
+            name: {"sizes": {path: sizes[path] for path in paths}}
+            for name, paths in to_hash(found, present).items()
+        }
+        digests = {name: answer["digests"] for name, answer in query(hashed).items()}
+        _require(conflicts(directory, digests))
+        needed = {
+            name: [
+                *compared[name]["needed"],
+                *(path for path, own in files.items() if digests[found[path][0]].get(path) != own),
+            ]
+            for name, files in present.items()
+        }
+        result: dict[str, Any] = {"nodes": {}, "sent": {}}
+        for name, paths in needed.items():
+            own = {path: [0, sizes[path]] for path in paths if name in found[path]}
+            result["nodes"][name] = {"needed": paths, "own": own, "copies": {}, "problem": ""}
+        if not self._task.check_mode:
+            lacking = fetched(found, needed)
+            for name in filter(lacking.get, listed):
+                files = {path: sizes[path] for path, own in found.items() if own[0] == name}
+                self._send(executor, options, variables, (name, directory), files, lacking[name], result)
+        return result
+
+    def _send(
+        self,
+        executor: RemoteExecutor,
+        options: dict[str, Any],
+        variables: dict[str, Any],
+        source: tuple[str, str],
+        files: Mapping[str, int],
+        lacking: Mapping[str, set[str]],
+        result: dict[str, Any],
+    ) -> None:
+        """Transfer the files of one node to others, and add to `result` where they are, or why not."""
+        name, directory = source
+        hosts = {other: {"present_members": sorted(files.keys() - own)} for other, own in lacking.items()}
+        item = {"path": directory, "files": files}
+        ends: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
+        Transfer(self, executor, options, variables, item, {name: {}, **hosts}).run(ends)
+        result["sent"][name] = ends["sent"].get(directory, 0)
+        places = layout(files)
+        for other, own in lacking.items():
+            end = ends["nodes"][other][directory]
+            if "problem" in end:
+                result["nodes"][other]["problem"] = end["problem"]
+            else:
+                parts = {path: [places[path][0], files[path]] for path in own}
+                result["nodes"][other]["copies"][end["copy"]] = parts
+
+
+def _require(problems: list[Problem]) -> None:
+    """Raise PreconditionFailed if there are problems."""
+    if problems:
+        raise PreconditionFailed(problems)

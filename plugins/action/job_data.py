@@ -12,6 +12,7 @@ from typing import Any
 
 from ansible import constants
 from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.modules.job_data import digest
@@ -32,6 +33,8 @@ class ActionModule(ActionBase):
         super().run(tmp, variables)
         arguments = dict(self._task.args)
         brought = arguments.pop("brought", None) or {}
+        if boolean(arguments.get("remote_src") or False):
+            return self._store(brought, arguments, variables)
         source = Path(os.path.expanduser(str(arguments.get("source") or "")))
         if not source.is_dir():
             raise AnsibleActionFail(f"there is no directory {source} on the controller")
@@ -42,12 +45,39 @@ class ActionModule(ActionBase):
         needed = [*seen["needed"], *others(source, seen["digests"], Path(constants.DEFAULT_LOCAL_TMP))]
         result: dict[str, Any] = {"changed": bool(needed), "copied": needed}
         if self._task.diff:
-            result["diff"] = {"before": "", "after": "".join(f"{path}\n" for path in needed)}
+            result["diff"] = _diff(needed)
         if needed and not self._task.check_mode:
             failed = self._copy(source, needed, brought, arguments, variables)
             if failed:
                 return failed
         return result
+
+    def _store(
+        self, brought: dict[str, Any], arguments: dict[str, Any], variables: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Store what came from other nodes, and what is in this node's own directory."""
+        if not brought:
+            raise AnsibleActionFail(
+                f"{arguments['source']} is on nodes, and files go from node to node only where the "
+                "inventory has a group master: copy the directory to the controller"
+            )
+        needed = brought["needed"]
+        result: dict[str, Any] = {"changed": bool(needed), "copied": needed}
+        if self._task.diff:
+            result["diff"] = _diff(needed)
+        if not needed or self._task.check_mode:
+            return result
+        stored = [{"parts": parts, "copy": copy} for copy, parts in brought["copies"].items()]
+        if brought["own"]:
+            stored.append({"parts": brought["own"]})
+        for what in stored:
+            done = self._module({**arguments, **what}, variables)
+            if done.get("failed"):
+                return done
+            if "copy" in what:
+                self._remove(what["copy"])
+        # The pieces of what has not arrived completely are kept for the next run.
+        return {**result, "failed": True, "msg": brought["problem"]} if brought["problem"] else result
 
     def _copy(
         self,
@@ -67,8 +97,7 @@ class ActionModule(ActionBase):
                     own = _digest_once(source / path, Path(constants.DEFAULT_LOCAL_TMP))
                     stored = {**arguments, "file": path, "copy": brought[path], "digest": own}
                     done = self._module(stored, variables)
-                    for left in (brought[path], brought[path] + NOTED):
-                        self._low_level_execute_command(self._connection._shell.remove(left))
+                    self._remove(brought[path])
                     if not done.get("failed"):
                         continue
                     self._display.warning(f"{path} is copied from the controller, since {done['msg']}")
@@ -86,11 +115,19 @@ class ActionModule(ActionBase):
             self._remove_tmp_path(self._connection._shell.tmpdir)
         return {}
 
+    def _remove(self, copy: str) -> None:
+        for left in (copy, copy + NOTED):
+            self._low_level_execute_command(self._connection._shell.remove(left))
+
     def _module(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         result: dict[str, Any] = self._execute_module(
             module_name=MODULE, module_args=arguments, task_vars=variables
         )
         return result
+
+
+def _diff(needed: list[str]) -> dict[str, str]:
+    return {"before": "", "after": "".join(f"{path}\n" for path in needed)}
 
 
 def files(source: Path) -> Iterator[str]:

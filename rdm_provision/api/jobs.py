@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rdm_provision.api.run_options import RunOptions
-from rdm_provision.constants import JOB_MODULE
+from rdm_provision.constants import DATA_MODULE, JOB_MODULE
 from rdm_provision.errors import InputError
 from rdm_provision.results.events import RunResult
 from rdm_provision.results.job_sections import LogSection, merged
@@ -180,23 +180,52 @@ class JobVerbs:
             (str(one["config"]) for answers in returned.values() for one in answers if "config" in one), ""
         )
 
-    def bring_data(self, directory: str | Path, **run_options: Unpack[RunOptions]) -> Run:
-        """Copy a local directory to every node, where it is ``/jobs/data`` in the container.
+    def bring_data(
+        self,
+        directory: str | Path,
+        *,
+        from_nodes: Sequence[str] = (),
+        to: str = "",
+        check: bool = False,
+        **run_options: Unpack[RunOptions],
+    ) -> Run:
+        """Copy a directory to every node, where it is ``/jobs/data`` in the container.
 
         Args:
             directory: what to copy. Files that a node already has with the same content are not copied.
+            from_nodes: hosts or groups of the inventory that have it, each perhaps a part of its files; empty
+                for a local directory.
+            to: a directory below ``/jobs/data`` for its files.
+            check: only report what would be copied; :meth:`lacking_data` of the result has it.
             run_options: see :class:`RunOptions`.
 
         Raises:
-            InputError: there is no such directory.
+            InputError: there is no such directory, or a path is wrong.
 
         >>> Cluster.load("inventory/lab").bring_data("tokens").result().changed  # doctest: +SKIP
         ('n1', 'n2')
         """
-        if not Path(directory).is_dir():
+        extra: dict[str, Any] = {"job_data": str(directory if from_nodes else Path(directory).resolve())}
+        if from_nodes:
+            extra["job_data_from"] = list(from_nodes)
+            if not Path(directory).is_absolute() or ".." in Path(directory).parts:
+                raise InputError(f"{directory} is a directory on nodes: give its path from / on, without ..")
+        elif not Path(directory).is_dir():
             raise InputError(f"there is no directory {directory}")
-        extra = {"job_data": str(Path(directory).resolve())}
-        return self._run("data", "job_data", run_options, extra=extra)
+        if to:
+            extra["job_data_to"] = to
+            if Path(to).is_absolute() or ".." in Path(to).parts:
+                raise InputError(f"{to} is a directory below /jobs/data: give its path there, such as gpt")
+        keep = frozenset({DATA_MODULE} if check else ())
+        return self._run("data", "job_data", run_options, check=check, keep=keep, extra=extra)
+
+    def lacking_data(self, result: RunResult) -> dict[str, list[str]]:
+        """Return the files that a :meth:`bring_data` run with ``check`` would copy: node -> paths."""
+        answers = result.returned.get(DATA_MODULE, {})
+        found = {
+            node: [path for one in answers.get(node, ()) for path in one["copied"]] for node in result.nodes
+        }
+        return {node: paths for node, paths in found.items() if paths}
 
     def jobs(
         self,

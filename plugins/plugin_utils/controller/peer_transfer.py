@@ -44,8 +44,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_po
 
 MODULE = "rdm.provision.image_peer"
 CALL_S = 60.0
-_READ_S = 3600.0
-"""Timeout in seconds for a source to read its archive."""
+READ_S = 3600.0
+"""Timeout in seconds for a node to read its archive or files."""
 _POLL_S = 1.0
 _LEASE_S = 30.0
 
@@ -60,7 +60,8 @@ class Transfer:
             image_distribution documents them.
         variables: of the task.
         item: `path` of the file, `remote_src` and `sha256`, as in `images_list`; or, with `image: true`, the
-            name of an image in the engine of the first host as `path`.
+            name of an image in the engine of the first host as `path`; or, with `files`, paths below the
+            directory `path` of the first host and their bytes.
         hosts: node that lacks the file -> its `size`, and `present_members`, which are not sent.
         index: the index of a file on the controller; None to read it from an archive.
         unpack: whether the source sends an archive that it has decompressed.
@@ -93,12 +94,15 @@ class Transfer:
         self._sha256 = str(item.get("sha256") or "")
         self._name = str(item["path"])
         self._image = bool(item.get("image"))
+        self._files = item.get("files")
         self._here = not item.get("remote_src", True)
         self._path = self._name
         if self._here:
             home = variables.get("inventory_dir") or os.getcwd()
             self._path = os.path.join(home, os.path.expanduser(self._name))
         self._words = [options["cluster"], self._path, self._sha256]
+        if self._files:  # those of another node are in another archive
+            self._words.append(next(iter(hosts)))
         self._common = {
             "cache_dir": options["cache_dir"],
             "port": options["port"],
@@ -118,6 +122,7 @@ class Transfer:
                 "state": "source",
                 "name": first,
                 **({"image": self._name} if self._image else {"path": self._path, "unpack": self._unpack}),
+                **({"files": self._files} if self._files else {}),
                 "sha256": self._sha256,
                 "network": self._options["network"],
             }
@@ -126,10 +131,12 @@ class Transfer:
                 source.update(path=upload.path, pieces=pieces.encoded().decode(), digest=pieces.digest)
                 started = {**self._call(first, source), "index": upload.index}
             else:
-                started = self._call(first, source, _READ_S)
+                started = self._call(first, source, READ_S)
         except AnsibleActionFail:
             raise
         except (OrdinaryError, AnsibleError, NodeError) as error:
+            if self._files:
+                raise AnsibleActionFail(f"{first} cannot send {self._name}: {error}") from error
             directly = "pulled by each node" if self._image else "brought to each node directly"
             self._warn(f"{self._name} is {directly}, since {first} cannot serve it: {error}")
             if upload:
@@ -188,6 +195,11 @@ class Transfer:
             # A later run resumes from the part that has arrived.
             left = {"left": end["path"]} if "path" in end else {}
             self._note(result, name, {"problem": f"{self._name} did not reach {name}, which {why}", **left})
+        if self._files:
+            for name in problems.keys() & set(others):
+                why = f"{first} could not send {self._name} to {name}: {problems[name]}"
+                self._note(result, name, {"problem": why})
+            problems.clear()
         for why in dict.fromkeys(problems[name] for name in others if name in problems):
             those = names(name for name in others if problems.get(name) == why)
             directly = "pulled by" if self._image else "brought directly to"

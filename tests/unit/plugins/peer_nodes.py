@@ -47,9 +47,11 @@ class Nodes:
         return name
 
     def call(self, name: str, _module: str, arguments: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+        kind = str(arguments.get("state") or ("listed" if arguments.get("listed") else "compared"))
+
         def run() -> dict[str, Any]:
             self.calls.append((name, arguments))
-            return {"problem": "", **self.answers[str(arguments.get("state") or "compared")](name)}
+            return {"problem": "", **self.answers[kind](name)}
 
         return run
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from ansible import constants
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.rdm.provision.plugins.action import data_distribution
 from ansible_collections.rdm.provision.plugins.action.data_distribution import ActionModule
 from ansible_collections.rdm.provision.plugins.action.job_data import others
@@ -17,7 +18,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import peer_transfer
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 
-from tests.unit.plugins.peer_nodes import COPY, NODES, Nodes
+from tests.unit.plugins.peer_nodes import ALL, COPY, NODES, Nodes
 
 
 @pytest.fixture
@@ -35,12 +36,15 @@ def decide(nodes: Nodes, source: Path, check_mode: bool = False, **given: Any) -
     """Return what the action returns for four nodes."""
     display = SimpleNamespace(display=lambda *_a, **_k: None, warning=nodes.warnings.append)
     action: Any = SimpleNamespace(_display=display, _task=SimpleNamespace(check_mode=check_mode))
-    action._bring = ActionModule._bring.__get__(action)
+    for name in ("_bring", "_from_nodes", "_send"):
+        setattr(action, name, getattr(ActionModule, name).__get__(action))
     options: dict[str, Any] = {
         "source": str(source),
         "directories": dict.fromkeys(NODES, "/jobs"),
     }
     options |= {
+        "from_nodes": [],
+        "folder": "data",
         "distribution": "peers",
         "network": "",
         "port": 7077,
@@ -48,7 +52,8 @@ def decide(nodes: Nodes, source: Path, check_mode: bool = False, **given: Any) -
         "cluster": "c",
         "cache_dir": str(source),
     }
-    return ActionModule.decide(action, options | given, {"ansible_forks": 5, "inventory_hostname": "n1"})
+    variables = {"ansible_forks": 5, "inventory_hostname": "n1", "groups": {"all": NODES}}
+    return ActionModule.decide(action, options | given, variables)
 
 
 @pytest.fixture
@@ -133,3 +138,75 @@ def test_wrong_variables_are_refused_before_anything_is_sent(nodes: Nodes, sourc
 def test_files_go_from_node_to_node_only_if_chosen(nodes: Nodes, source: Path) -> None:
     assert decide(nodes, source, distribution="auto") == {"nodes": {}, "sent": {}}
     assert not nodes.calls
+
+
+SHARDS: dict[str, dict[str, int]] = {"n1": {"a": 3}, "n2": {"b": 4}}
+SOURCE = Path("/jobs/gpt/checkpoints")
+FROM: dict[str, Any] = {"from_nodes": ["n1", "n2"], "distribution": "auto", "cache_dir": ""}
+
+
+@pytest.fixture
+def shards(nodes: Nodes) -> Nodes:
+    """Nodes of which two have a shard each, and all lack both at the destination."""
+    nodes.answers["listed"] = lambda name: {"sizes": SHARDS[name]}
+    nodes.answers["compared"] = lambda _name: {"needed": ["a", "b"], "digests": {}}
+    nodes.answers["reported"] = lambda _name: {"nodes": dict.fromkeys(NODES, ALL), "sent": 3}
+    return nodes
+
+
+def test_each_shard_goes_from_the_node_that_has_it_to_all_others(shards: Nodes) -> None:
+    result = decide(shards, SOURCE, **FROM)
+    a, b = {"a": [0, 3]}, {"b": [0, 4]}
+    assert {name: (one["own"], one["copies"]) for name, one in result["nodes"].items()} == {
+        "n1": (a, {"/cache/n1.tar": b}),
+        "n2": (b, {"/cache/n2.tar": a}),
+        **{name: ({}, {f"/cache/{name}.tar": b}) for name in ("n3", "n4")},
+    }
+    sources = {name: one["files"] for name, one in shards.calls if one.get("state") == "source"}
+    assert sources == SHARDS
+    assert not [
+        name for name, one in shards.calls if one.get("directory") == "/" and not one.get("listed")
+    ], "hashed"
+
+
+def test_check_mode_only_compares(shards: Nodes) -> None:
+    result = decide(shards, SOURCE, check_mode=True, **FROM)
+    assert [one["needed"] for one in result["nodes"].values()] == [["a", "b"]] * 4
+    assert not [one for _name, one in shards.calls if "state" in one]
+
+
+def test_a_node_that_did_not_get_a_shard_fails_and_keeps_what_has_arrived(shards: Nodes) -> None:
+    whole = shards.answers["stopped"]
+    shards.answers["joined"] = lambda name: (
+        {"port": 7077, "stored": 0} | ({"problem": "its port is taken"} if name == "n3" else {})
+    )
+    shards.answers["stopped"] = lambda name: whole(name) | ({"complete": False} if name == "n4" else {})
+    result = decide(shards, SOURCE, **FROM)["nodes"]
+    problems = {name: one["problem"] for name, one in result.items()}
+    assert problems == {
+        "n1": "",
+        "n2": "",
+        "n3": "n2 could not send /jobs/gpt/checkpoints to n3: its port is taken",
+        "n4": "/jobs/gpt/checkpoints did not reach n4, which has not got all of it",
+    }
+    assert not [one for name, one in shards.calls if name == "n4" and one.get("state") == "absent"]
+
+
+def test_a_source_that_cannot_send_ends_the_run(shards: Nodes) -> None:
+    shards.answers["source"] = lambda _name: {"problem": "a cannot be read"}
+    with pytest.raises(AnsibleActionFail, match="n1 cannot send /jobs/gpt/checkpoints: a cannot be read"):
+        decide(shards, SOURCE, **FROM)
+
+
+def test_a_node_that_does_not_answer_is_refused_before_anything_is_sent(shards: Nodes) -> None:
+    def listed(name: str) -> dict[str, Any]:
+        if name == "n2":
+            raise AnsibleConnectionFailure("ssh")
+        return {"sizes": SHARDS[name]}
+
+    shards.answers["listed"] = listed
+    with pytest.raises(PreconditionFailed) as refused:
+        decide(shards, SOURCE, **FROM)
+    (problem,) = refused.value.problems
+    assert (problem.node, problem.sentence) == ("n2", "it cannot be reached")
+    assert not [one for _name, one in shards.calls if "state" in one]

@@ -618,6 +618,25 @@ def test_train_hands_over_words_that_are_never_templated(
     assert "!unsafe" in run.command
 
 
+def test_data_comes_from_this_machine_or_from_nodes(make_inventory: MakeInventory, tmp_path: Path) -> None:
+    cluster = Cluster.load(make_inventory())
+    assert cluster.bring_data(tmp_path).spec.extra_vars == {"job_data": str(tmp_path)}
+    run = cluster.bring_data("/jobs/gpt/checkpoints", from_nodes=["n1", "former"], to="gpt", check=True)
+    assert run.spec.extra_vars == {
+        "job_data": "/jobs/gpt/checkpoints",
+        "job_data_from": ["n1", "former"],
+        "job_data_to": "gpt",
+    }
+    assert run.spec.check
+
+
+def test_a_check_says_which_files_nodes_lack(make_inventory: MakeInventory) -> None:
+    answers: dict[str, Any] = {"n1": [{"copied": []}], "n2": [{"copied": ["a", "b"]}]}
+    nodes = dict.fromkeys([*answers, "n3"], NodeRecap(ok=1))
+    found = RunResult(verb="data", nodes=nodes, returned={"rdm.provision.job_data": answers})
+    assert Cluster.load(make_inventory()).lacking_data(found) == {"n2": ["a", "b"]}
+
+
 def test_train_keeps_others_from_the_cluster_only_until_it_watches(
     make_inventory: MakeInventory, tmp_path: Path
 ) -> None:
@@ -644,6 +663,14 @@ def test_train_keeps_others_from_the_cluster_only_until_it_watches(
         ("logs", {"job": "x", "stream": "stdout"}, "no log 'stdout'"),
         ("logs", {"job": "x", "grep": "("}, "no regular expression"),
         ("bring_data", {"directory": "/nowhere"}, "/nowhere"),
+        (
+            "bring_data",
+            {"directory": "ckpt", "from_nodes": ["n1"]},
+            "ckpt is a directory on nodes: give its path from",
+        ),
+        ("bring_data", {"directory": "/tmp/..", "from_nodes": ["n1"]}, "without .."),
+        ("bring_data", {"directory": "/", "to": "/gpt"}, "/gpt is a directory below /jobs/data"),
+        ("bring_data", {"directory": "/", "to": "../gpt"}, "../gpt is a directory below /jobs/data"),
     ],
 )
 def test_what_makes_no_sense_is_bad_input(

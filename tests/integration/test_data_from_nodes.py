@@ -1,0 +1,187 @@
+"""Files on disks of nodes go to other nodes through real ssh and sockets.
+
+The nodes are this machine under three names, each with a disk of its own: a directory that only the processes
+of one node see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ansible_playbook import TIMEOUT_S
+from tests.conftest import ROOT
+from tests.integration.engine import wait_until
+from tests.integration.ssh_nodes import configure_ssh, ssh_environment
+
+NAMES = ("n1", "n2", "n3")
+MANIFEST = "global_step4/manifest.json"
+SHARDS = {"n1": "global_step4/__0_0.distcp", "n2": "global_step4/__1_0.distcp"}
+SIZE = 12_000_000
+HANGS_S = 240.0
+"""Timeout in seconds, long enough for a busy machine."""
+TRANSFER = "rdm.provision.job : Transfer large files from node to node"
+STORE = "rdm.provision.job : Copy files that are missing or differ"
+DISK = """\
+#!/bin/sh
+exec nsenter --mount=/proc/{process}/ns/mnt ssh "$@"
+"""
+
+
+@dataclass
+class Nodes:
+    """Three nodes.
+
+    Attributes:
+        folder: with all files of the controller and the nodes.
+    """
+
+    folder: Path
+
+    def disk(self, name: str) -> Path:
+        """Return the directory that is `node` for the processes of a node."""
+        return self.folder / "disks" / name
+
+    def data(self, name: str) -> dict[str, bytes]:
+        """Return the files that a node's jobs find."""
+        top = self.disk(name) / "jobs" / "data"
+        return {
+            path.relative_to(top).as_posix(): path.read_bytes() for path in top.rglob("*.*") if path.is_file()
+        }
+
+    def start(self, *flags: str, megabits: float = 0, sources: str = "n1,n2") -> subprocess.Popen[str]:
+        """Start a run that brings the checkpoints to all nodes."""
+        here = self.folder / "node"
+        given = {
+            "job_data": str(here / "checkpoints"),
+            "job_data_from": sources.split(","),
+            "job_data_to": "gpt",
+            "images_cache_dir": str(here / "cache"),
+            "images_network": "127.0.0.0/8",
+            "images_port": 0,
+            "images_bandwidth": megabits,
+            "rdm_become": False,
+            # Without a Docker Engine nobody knows where jobs have their files.
+            "__job_listed": {"directory": str(here / "jobs")},
+        }
+        words = ["--start-at-task", TRANSFER.partition(" : ")[2], "--extra-vars", json.dumps(given), *flags]
+        return subprocess.Popen(
+            [
+                str(Path(sys.executable).with_name("ansible-playbook")),
+                f"--inventory={self.folder}/inventory",
+                *words,
+                str(ROOT / "playbooks" / "job_data.yml"),
+            ],
+            env=ssh_environment(self.folder),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *flags: str, expect: int = 0, **given: Any) -> dict[str, Any]:
+        """Run it to its end; return the results of each task by node."""
+        run = self.start(*flags, **given)
+        output, errors = run.communicate(timeout=TIMEOUT_S)
+        assert run.returncode == expect, output + errors
+        report = json.loads(output[output.index("{") :])
+        return {task["task"]["name"]: task["hosts"] for play in report["plays"] for task in play["tasks"]}
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    """The nodes; two of them have their part of a checkpoint, and one of these left the cluster."""
+    nodes = Nodes(tmp_path)
+    configure_ssh(tmp_path)
+    (tmp_path / "node").mkdir()
+    with contextlib.ExitStack() as holders:
+        lines = [f"{name} ansible_ssh_executable={_with_disk(nodes, name, holders)}" for name in NAMES]
+        (tmp_path / "inventory").write_text("[former]\n{}\n[master]\n{}\n[workers]\n{}\n".format(*lines))
+        yield nodes
+
+
+def _with_disk(nodes: Nodes, name: str, holders: contextlib.ExitStack) -> Path:
+    """Give a node its disk while `holders` is open, and return the ssh that reaches the node."""
+    disk = nodes.disk(name)
+    (disk / "jobs").mkdir(parents=True)
+    if name in SHARDS:
+        (disk / "checkpoints" / "global_step4").mkdir(parents=True)
+        (disk / "checkpoints" / MANIFEST).write_text("of all ranks")
+        (disk / "checkpoints" / SHARDS[name]).write_bytes(os.urandom(SIZE))
+        (disk / "checkpoints" / "global_step6.partial").mkdir()
+        (disk / "checkpoints" / "global_step6.partial" / "rank.distcp").write_text(name)
+    mount = f"mount --bind {disk} {nodes.folder}/node && echo mounted && exec sleep infinity"
+    holder = subprocess.Popen(["unshare", "--mount", "sh", "-c", mount], stdout=subprocess.PIPE, text=True)
+    holders.callback(holder.communicate)
+    holders.callback(holder.kill)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "mounted\n"
+    ssh = nodes.folder / f"ssh-{name}"
+    ssh.write_text(DISK.format(process=holder.pid))
+    ssh.chmod(0o755)
+    return ssh
+
+
+def part_of(nodes: Nodes, name: str) -> dict[str, bytes]:
+    """Return a node's part of the checkpoint, as it should arrive."""
+    top = nodes.disk(name) / "checkpoints"
+    return {f"gpt/{path}": (top / path).read_bytes() for path in (SHARDS[name], MANIFEST)}
+
+
+def test_every_node_gets_the_whole_checkpoint_of_two_nodes_and_only_once(nodes: Nodes) -> None:
+    checked = nodes.run("--check")
+    assert sorted(checked[STORE]["n3"]["copied"]) == sorted([*SHARDS.values(), MANIFEST])
+    assert not any(nodes.data(name) for name in NAMES)
+    brought = nodes.run()
+    whole = part_of(nodes, "n1") | part_of(nodes, "n2")
+    assert [nodes.data(name) == whole for name in NAMES] == [False, True, True]
+    assert not nodes.data("n1")
+    sent = brought[TRANSFER]["n2"]["sent"]
+    assert sent.keys() == {"n1", "n2"}
+    again = nodes.run()
+    assert again[TRANSFER]["n2"]["sent"] == {}, "nothing is missing"
+    assert not any(result["changed"] for result in again[STORE].values())
+    assert not [path for path in nodes.folder.rglob("peers/*") if path.is_file()]
+    # Another file of the same size, and one that is missing, and no other.
+    (nodes.disk("n3") / "jobs" / "data" / "gpt" / MANIFEST).write_text("of no rank!!")
+    (nodes.disk("n3") / "jobs" / "data" / "gpt" / SHARDS["n2"]).unlink()
+    repaired = nodes.run("--limit", "n3")
+    assert sorted(repaired[STORE]["n3"]["copied"]) == sorted([MANIFEST, SHARDS["n2"]])
+    assert nodes.data("n3") == whole
+    assert repaired[TRANSFER]["n3"]["sent"]["n1"] < SIZE, "n3 has that shard"
+
+
+def test_different_files_of_one_name_are_refused_before_anything_is_sent(nodes: Nodes) -> None:
+    (nodes.disk("n2") / "checkpoints" / MANIFEST).write_text("of no rank!!")
+    refused = nodes.run(expect=2)
+    path = nodes.folder / "node" / "checkpoints" / MANIFEST
+    assert f"{path} is another file on n2 than on n1: remove the wrong one" in str(refused[TRANSFER])
+    assert not any(nodes.data(name) for name in NAMES)
+    nodes.run(sources="n1")
+    assert nodes.data("n3") == part_of(nodes, "n1")
+
+
+def test_a_second_run_continues_with_what_has_arrived(nodes: Nodes) -> None:
+    shutil.rmtree(nodes.disk("n2") / "checkpoints")
+    run = nodes.start("--limit", "n3", megabits=4, sources="n1")
+    peers = nodes.disk("n3") / "cache" / "peers"
+
+    def begun() -> bool:
+        arrived = sum(file.stat().st_blocks * 512 for file in peers.glob("*.tar"))
+        return arrived > SIZE // 4 or bool(nodes.data("n3"))
+
+    assert wait_until(begun, HANGS_S)
+    run.kill()
+    run.communicate(timeout=TIMEOUT_S)
+    brought = nodes.run("--limit", "n3", sources="n1")
+    assert nodes.data("n3") == part_of(nodes, "n1")
+    assert brought[TRANSFER]["n3"]["sent"].get("n1", 0) < SIZE
