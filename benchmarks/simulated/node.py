@@ -232,6 +232,7 @@ def image_archive(node: Node, parameters: Parameters) -> Result:
             }
             if missing
             else {},
+            "new_bytes": 125852160 if missing else 0,
             "path": path,
             "present_members": [],
             "problem": "",
