@@ -105,7 +105,7 @@ class Storage:
         step = self.directory / name
         with ThreadPoolExecutor(1) as pool:
             # Reading a large checkpoint may take longer than the timeout of an operation.
-            damaged = pool.submit(lambda: {file for file in own if not damage.is_sound(step / file)})
+            damaged = pool.submit(lambda: {file for file in own if _is_damaged(step / file)})
             self.collective.wait_until(lambda seconds: bool(wait([damaged], seconds).done))
             self.refuse_damaged(name, damaged.result())
 
@@ -223,6 +223,11 @@ def _reason(problem: Exception) -> str:
     if isinstance(problem, OSError) and problem.filename:
         return f"{problem.filename}: {problem.strerror}"
     return f"{type(problem).__name__}: {problem}"
+
+
+def _is_damaged(path: Path) -> bool:
+    # A network file system may fail once; a checkpoint is not given up for that.
+    return not (damage.is_sound(path) or damage.is_sound(path))
 
 
 def _sizes(inventory: Inventory, name: str) -> dict[str, int]:

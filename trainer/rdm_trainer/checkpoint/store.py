@@ -257,6 +257,8 @@ class Checkpoints:
         if problem is not None:
             self._log(f"damaged checkpoints could not be set aside: {problem}")
         else:
+            # Rank 0's own directory may have no part of them.
+            names = names or [files.tag(iteration) for iteration in sorted(damaged)]
             self._log(f"damaged checkpoints are set aside in {directory}: {', '.join(names)}")
 
     def _load(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> None:
