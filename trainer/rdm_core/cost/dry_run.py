@@ -298,9 +298,11 @@ def _logits(config: Config) -> int:
 def _adds_gradients(config: Config) -> bool:
     """Return whether a backward pass adds the head's gradient to a sum, instead of writing it."""
     parallel = config.parallel
-    is_short_step = config.optimisation.precision == "bf16" and config.zero_stage == 1
-    is_short_step = is_short_step and parallel.offload_optimizer == "none" and parallel.expert == 1
-    return config.engine == "native" or is_short_step
+    if config.engine == "native":
+        return True
+    # DeepSpeed's BF16_Optimizer keeps sums; with shared experts, a hook averages each gradient instead.
+    has_sums = config.optimisation.precision == "bf16" and config.zero_stage == 1
+    return has_sums and parallel.offload_optimizer == "none" and parallel.expert == 1
 
 
 def _width(config: Config) -> int:

@@ -418,7 +418,8 @@ class _SparseEmbedding(torch.autograd.Function):
     def forward(
         ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, total: torch.Tensor, _token: torch.Tensor
     ) -> torch.Tensor:
-        # It is not saved: the other one may change it before this backward pass.
+        # Autograd refuses a saved tensor that has changed, and another call's dense gradient may be added to
+        # the sum before this backward pass.
         ctx.total = total
         ctx.save_for_backward(tokens)
         return functional.embedding(tokens, weight)
