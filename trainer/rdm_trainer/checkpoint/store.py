@@ -214,8 +214,7 @@ class Checkpoints:
             The state passed to :meth:`save`.
 
         Raises:
-            DamagedError: Every complete checkpoint is damaged.
-            TrainerError: The checkpoint cannot be read.
+            TrainerError: Every complete checkpoint is damaged, or one cannot be read.
         """
         storage, manifest, inventories = found.storage, found.manifest, found.inventories
         whole = files.complete_steps(list(inventories.values()))
@@ -228,7 +227,11 @@ class Checkpoints:
                 damaged.append(manifest.iteration)
                 before = max((step for step in whole if step < manifest.iteration), default=None)
                 if before is None:
-                    raise
+                    raise TrainerError(
+                        f"{refused.damage}; no earlier checkpoint is left. Bring that back, or start again "
+                        "under another name.",
+                        exit_code=FAILED,
+                    ) from refused
                 manifest = whole[before]
                 self._log(f"{refused.damage}; the checkpoint of iteration {before} is taken instead")
                 _require_same_model(manifest, self._config, storage)
