@@ -260,7 +260,11 @@ class Slurm:
         self._nodes[node].kill()
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if f"SLURMD_NODENAME={node}".encode() not in (path / "environ").read_bytes().split(b"\0"):
+                environ = (path / "environ").read_bytes()
+                # Another run's cluster may have a node of this name.
+                if f"={self.folder}/".encode() not in environ:
+                    continue
+                if f"SLURMD_NODENAME={node}".encode() not in environ.split(b"\0"):
                     continue
                 words = (path / "stat").read_text().rpartition(")")[2].split()
                 parent = Path("/proc", words[1])
