@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import subprocess
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def serving(folder: Path) -> Iterator[Registry]:
     Args:
         folder: Where all its files go.
     """
-    found = network.take_free_ports("127.0.0.1", 1, int.from_bytes(folder.name.encode()[-4:]))
+    found = network.take_free_ports("127.0.0.1", 1, zlib.crc32(str(folder).encode()))
     assert found, "no port is free for a registry"
     registry = Registry(folder, found[0])
     with (folder / "registry.log").open("wb") as log:
