@@ -95,20 +95,20 @@ SUITES ?= $(ALL_SUITES)
 MACHINES := tests/e2e/test_vm.py
 # They share the lab of `make demo`.
 DEMO := $(addprefix tests/e2e/,test_demo.py test_train.py test_demo_down.py)
-# A suite with all of its folder would still run when the others have ended. These tests wait for engines and ssh,
-IMAGES := $(wildcard tests/integration/test_image*.py) tests/integration/test_registry_peers.py
-# and these for agents, launchers and Slurm, while the rest of their folder computes.
-JOBS := $(wildcard $(addprefix trainer/tests/distributed/test_,command.py environments.py *faults.py healthy_job.py \
+# Parts of tests/integration and trainer/tests/distributed, each of which would still run as one suite when all others have
+# ended. These parts wait for engines and ssh, and for agents, launchers and Slurm; the rest of the folders computes.
+IMAGE_TESTS := $(wildcard tests/integration/test_image*.py) tests/integration/test_registry_peers.py
+JOB_TESTS := $(wildcard $(addprefix trainer/tests/distributed/test_,command.py environments.py *faults.py healthy_job.py \
 	job_agents.py prometheus.py rendezvous*.py slurm*.py))
 # What each suite leaves for `make test-times`.
 TIMES := .artifacts/times
 
 suite-demo: SUITE = pytest $(DEMO)
-suite-distributed: SUITE = $(TRAINER)/bin/pytest trainer/tests/distributed $(addprefix --ignore=,$(JOBS))
+suite-distributed: SUITE = $(TRAINER)/bin/pytest trainer/tests/distributed $(addprefix --ignore=,$(JOB_TESTS))
 suite-e2e: SUITE = pytest tests/e2e $(addprefix --ignore=,$(MACHINES) $(DEMO))
-suite-images: SUITE = pytest $(IMAGES)
-suite-integration: SUITE = pytest tests/integration $(addprefix --ignore=,$(IMAGES))
-suite-jobs: SUITE = $(TRAINER)/bin/pytest $(JOBS)
+suite-images: SUITE = pytest $(IMAGE_TESTS)
+suite-integration: SUITE = pytest tests/integration $(addprefix --ignore=,$(IMAGE_TESTS))
+suite-jobs: SUITE = $(TRAINER)/bin/pytest $(JOB_TESTS)
 suite-machines: SUITE = pytest $(MACHINES)
 suite-molecule: SUITE = pytest tests/molecule
 suite-plugins: SUITE = pytest tests/unit/plugins
