@@ -54,11 +54,11 @@ demo-down: setup ## take the demo's cluster away
 test: packages ## everything that CI runs
 	@# One environment is made beside the other; it is ready when its lint begins. The longest first.
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint-python lint-trainer lint-ansible
-	@# Four at a time on two cores, since those that drive nodes compute for a third of their time. Each that ends makes room
-	@# for the next, the longest first: several short ones at the end leave neither core idle for long.
+	@# Each suite that ends makes room for the next, the longest first: several short ones at the end leave neither core idle
+	@# for long.
 	@# Two virtual machines need both cores: alone, and also where something else was red.
 	@status=0; \
-	$(MAKE) --no-print-directory --jobs=4 --keep-going $(addprefix suite-,$(ALL_SUITES)) || status=$$?; \
+	$(MAKE) --no-print-directory --jobs=$(SUITES_AT_ONCE) --keep-going $(addprefix suite-,$(ALL_SUITES)) || status=$$?; \
 	$(MAKE) --no-print-directory suite-machines || status=$$?; \
 	exit $$status
 
@@ -80,13 +80,16 @@ test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner
 	for core in $$(seq $$(nproc)); do while kill -0 $$$$ 2>/dev/null; do :; done & done; \
 	for round in $$rounds; do \
 	  log=$(STRESS)/round-$$round.log; \
-	  $(MAKE) --no-print-directory --jobs=3 --keep-going $(addprefix suite-,$(SUITES)) >$$log 2>&1 </dev/null & suites=$$!; \
+	  $(MAKE) --no-print-directory --jobs=$(SUITES_AT_ONCE) --keep-going $(addprefix suite-,$(SUITES)) \
+	    >$$log 2>&1 </dev/null & suites=$$!; \
 	  if wait $$suites; \
 	  then echo "round $$round of $(ROUNDS): green"; rm $$log; \
 	  else status=1; echo "round $$round of $(ROUNDS): failed; its output is in $$log"; \
 	    grep -oE '^([^ ]+: )?(FAILED|ERROR) [^ ]+' $$log | sort -u; fi; \
 	done; exit $$status
 
+# Four on two cores, since those that drive nodes compute for a third of their time.
+SUITES_AT_ONCE := 4
 STRESS := .artifacts/stress
 ROUNDS ?= 10
 # The longest first. The environment may have SUITES, as in a round of test-stress; `make test` runs all.
