@@ -10,8 +10,8 @@ from pathlib import Path
 from rdm_provision.environment import CALLBACKS
 from tests.integration.plays import ROOT
 
-# Debian's bash reads .bashrc for each command of ssh, unless it is a shell within a shell. That file may take
-# seconds, and let one login wait for another.
+# Debian's bash reads .bashrc for each command of ssh, unless SHLVL says that it is a shell within a shell.
+# That file may take seconds, and let one login wait for another.
 _SSHD = """\
 SetEnv SHLVL=1
 HostKey {folder}/host

@@ -22,8 +22,8 @@ from tests.waiting import wait_until
 
 __all__ = ["open_doors"]
 
-# Debian's bash reads .bashrc for each command of ssh, unless it is a shell within a shell. That file may take
-# seconds, and let one login wait for another.
+# Debian's bash reads .bashrc for each command of ssh, unless SHLVL says that it is a shell within a shell.
+# That file may take seconds, and let one login wait for another.
 NO_BASHRC = "SHLVL=1"
 DAEMON = """\
 {listen}
