@@ -111,7 +111,7 @@ OTHER_PARTS: Mapping[str, Part] = {
     "state_file": Part(desired_state_file),
     "verify": Part(desired_verify, steps=verify_steps),
 }
-"""The parts of roles that have no work of their own in a state file."""
+"""The parts whose digests are in no state file."""
 
 
 class Attachment(NamedTuple):
