@@ -79,8 +79,8 @@ def _private_parts() -> Iterator[None]:
         yield
     except AttributeError as error:
         raise AnsibleError(
-            f"the variables of a play cannot be read with ansible-core {__version__}: use a release that "
-            "this one requires, such as pip installs with it"
+            f"the variables of a play cannot be read with ansible-core {__version__}: use a release that pip "
+            "installs with rdm-provision"
         ) from error
 
 
