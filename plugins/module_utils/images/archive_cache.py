@@ -73,7 +73,7 @@ def cached_index(
         ArchiveMissing: there is no archive, and no index of it is cached.
         NodeError: as `read`, or the digest differs; then `result` has the `index`.
     """
-    if not sha256 and not stale and _is_plain(path):
+    if not sha256 and not stale and is_plain(path):
         return index_archive(path)
     with _cache_file(path, cache_dir) as cache:
         if stale and not os.path.exists(path):
@@ -103,7 +103,8 @@ def forget_index(path: str, cache_dir: str) -> None:
         os.rmdir(cache_dir)
 
 
-def _is_plain(path: str) -> bool:
+def is_plain(path: str) -> bool:
+    """Return whether an archive is not compressed, so that only its headers must be read for its index."""
     with explained(path), open(path, "rb") as raw:
         return compression_of(raw, path) == "plain"
 

@@ -64,7 +64,8 @@ class Transfer:
             directory `path` of the first host and their bytes.
         hosts: node that lacks the file -> its `size`, and `present_members`, which are not sent.
         index: the index of a file on the controller; None to read it from an archive.
-        unpack: whether the source sends an archive that it has decompressed.
+        unpack: whether the source sends an archive that it has decompressed; not one with a `sha256`, which
+            the other nodes could not verify.
 
     Attributes:
         sha256: of a file with an index, once it has been read.
@@ -87,7 +88,7 @@ class Transfer:
         self._threads = max(1, int(variables["ansible_forks"]))
         self._hosts = hosts
         self._index = index
-        self._unpack = unpack
+        self._unpack = unpack and not item.get("sha256")
         self._run = os.getppid()
         self._upload: _Upload | None = None
         self.sha256 = ""
@@ -143,12 +144,14 @@ class Transfer:
                 self._end_upload(first, upload, result)
             return
         at = [started["address"], str(started["port"])]
+        # If a node has listed the pieces, the controller's sha256 verifies nothing but the whole archive.
+        verified = bool(self._sha256) and not self._here
         unpacked = str(started.get("path") or "")
         joining: dict[str, dict[str, Any]] = {
             name: {
                 "state": "joined",
                 "digest": started["digest"],
-                "left_out": self._hosts[name].get("present_members") or [],
+                "left_out": [] if verified else self._hosts[name].get("present_members") or [],
                 # Nobody has compared a saved image, or a decompressed archive, with the nodes' engines yet.
                 **({"index": started["index"]} if self._image or unpacked else {}),
                 "name": name,
@@ -181,8 +184,7 @@ class Transfer:
             end = ends.get(name, {})
             if end.get("complete"):
                 copy = {"copy": end["path"]}
-                if self._sha256 and not self._here and not unpacked and not joining[name]["left_out"]:
-                    # The list of pieces came from a node, and not from the controller.
+                if verified:
                     copy["sha256"] = self._sha256.lower()
                 self._note(result, name, copy)
                 continue

@@ -8,8 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import ArchiveUnread
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
+    ArchiveUnread,
+    file_identity,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.modules import image_archive
 
 from tests.image_archives import MadeImage, layer, put, saved
@@ -59,3 +63,12 @@ def test_an_archive_that_another_node_has_read_is_not_read(
         assert index("n2") == read, "it is cached"
     put(tmp_path, gzip.compress(saved(MadeImage([layer("two")], ["example/app:2"]))))
     assert index("n3", **known) != read, "its file is another one"
+
+
+def test_of_a_plain_archive_another_node_has_found_only_the_digest(tmp_path: Path) -> None:
+    path = put(tmp_path, saved(MadeImage([layer("one")], ["example/app:1"])))
+    own = index_archive(path)
+    claimed = own._replace(images=[own.images[0]._replace(ids=["sha256:other"])], sha256=64 * "1")
+    params = {"path": path, "remote_src": True, "sha256": 64 * "1", "state": "inspected", "read": True}
+    known = {"file": file_identity(path), "index": claimed.to_json(), "cache_dir": str(tmp_path / "cache")}
+    assert image_archive.archive_index({**params, **known}) == own._replace(sha256=64 * "1")

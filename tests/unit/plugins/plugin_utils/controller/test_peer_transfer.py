@@ -208,15 +208,21 @@ def test_what_has_not_changed_is_not_shown_again(nodes: Nodes, archive: Path) ->
     ]
 
 
-@pytest.mark.parametrize(("remote_src", "verified"), [(True, ["n2", "n4"]), (False, [])])
+@pytest.mark.parametrize(
+    ("remote_src", "verified", "left_out"), [(True, ["n2", "n3", "n4"], []), (False, [], ["layer"])]
+)
 def test_what_a_node_has_listed_is_verified_as_a_whole(
-    nodes: Nodes, archive: Path, remote_src: bool, verified: list[str]
+    nodes: Nodes, archive: Path, remote_src: bool, verified: list[str], left_out: list[str]
 ) -> None:
     own = hashlib.sha256(archive.read_bytes()).hexdigest()
-    result = nodes.transfer(archive, remote_src, sha256=own.upper(), present={"n3": ["layer"]})
+    present = {"n3": ["layer"]}
+    result = nodes.transfer(archive, remote_src, sha256=own.upper(), present=present, unpack=True)
     copies = {name: one[str(archive)] for name, one in result["nodes"].items() if name != "n1"}
     assert [name for name, copy in copies.items() if copy.get("sha256") == own] == verified
     assert len(copies) == 3
+    given = {name: one for name, one in nodes.calls if one["state"] in ("source", "joined")}
+    assert given["n3"]["left_out"] == left_out
+    assert not given["n1"].get("unpack")
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -224,7 +230,7 @@ def test_the_source_loads_what_it_has_decompressed(nodes: Nodes, archive: Path, 
     nodes.answers["source"] = lambda _name: {**SOURCE, "path": "/cache/n1.tar"}
     if lost:
         nodes.answers["reported"] = lambda _name: {"problem": "it has ended"}
-    result = nodes.transfer(archive, remote_src=True, sha256=64 * "0", unpack=True)
+    result = nodes.transfer(archive, remote_src=True, unpack=True)
     own = {"copy": "/cache/n1.tar", "whole": "yes"}
     assert result["nodes"].pop("n1", {}) == ({} if lost else {str(archive): own})
     # What is in the listed archive is not what arrives.
