@@ -173,7 +173,7 @@ import signal
 import socket
 import stat
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
@@ -306,25 +306,51 @@ def _require_own(path: str, above: bool) -> None:
 def source(params: Dict[str, Any]) -> Dict[str, Any]:
     """Start to serve on this node an archive, one that is still being written, files, or an image."""
     base = base_path(params)
-    with end_other(base):
-        os.unlink(base + ".lock")
-    # What this node has fetched in an earlier run, when another one was the source, or has saved.
-    for path in (base + ".tar", base + ".tar" + NOTED):
+    saved = base + ".tar"
+    with end_other(base) as lock:
+        made: List[int] = []
+        try:
+            # This may read and write for long. If the run is killed, the next one ends this process, too.
+            sign(lock, run_name(params))
+            # What this node has fetched in an earlier run, when another one was the source, or has saved.
+            _remove(saved, saved + NOTED)
+            forget_old(os.path.dirname(base))
+            if params["image"]:
+                save(params["image"], saved)
+                made = _version(saved)
+                return serve({**params, "path": saved}, base, lock)
+            if params["unpack"] and unpack(params, saved):
+                made = _version(saved)
+                return {**serve({**params, "path": saved, "sha256": ""}, base, lock), "path": saved}
+            return serve(params, base, lock)
+        except BaseException:
+            if not lock.closed:
+                _remove(saved, lock.name)
+            elif made and made == _version(saved):  # else a later run has replaced it
+                _remove(saved)
+            raise
+
+
+def _version(path: str) -> List[int]:
+    """Return what differs between a file and one that replaces it; empty if there is none."""
+    try:
+        now = os.stat(path)
+    except FileNotFoundError:
+        return []
+    return [now.st_ino, now.st_mtime_ns]
+
+
+def _remove(*paths: str) -> None:
+    for path in paths:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-    forget_old(os.path.dirname(base))
-    saved = base + ".tar"
-    try:
-        if params["image"]:
-            save(params["image"], saved)
-            return serve({**params, "path": saved}, base)
-        if params["unpack"] and unpack(params, saved):
-            return {**serve({**params, "path": saved, "sha256": ""}, base), "path": saved}
-        return serve(params, base)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(saved)
-        raise
+
+
+def sign(lock: Any, run: str) -> None:
+    """Write into a lock that this process holds it, and for which run: see `held_by`."""
+    lock.truncate(0)
+    lock.write("{0} {1}".format(os.getpid(), run))
+    lock.flush()
 
 
 def save(image: str, path: str) -> None:
@@ -408,12 +434,13 @@ def _require_room(size: int, directory: str, info: Dict[str, Any]) -> None:
             )
 
 
-def serve(params: Dict[str, Any], base: str) -> Dict[str, Any]:
+def serve(params: Dict[str, Any], base: str, lock: Any) -> Dict[str, Any]:
     """Start the process that serves the archive at `path`.
 
     Args:
         params: of the module.
         base: path prefix of this node's files for the archive.
+        lock: for these files; that process gets it.
     """
     address = source_address(params["network"])
     growing = params["pieces"] is not None
@@ -444,10 +471,11 @@ def serve(params: Dict[str, Any], base: str) -> Dict[str, Any]:
         params["lease"],
         _PORT_S,
     )
-    run = run_name(params)
+    os.unlink(lock.name)
+    lock.close()
     started = start(
         base,
-        run,
+        run_name(params),
         lambda: Peer(
             settings,
             pieces.digest,
@@ -566,9 +594,7 @@ def absent(params: Dict[str, Any]) -> Dict[str, Any]:
         return {}
     base = base_path(params)
     with end_other(base):
-        for ending in (".tar", ".tar" + NOTED, ".result", ".lock"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(base + ending)
+        _remove(*(base + ending for ending in (".tar", ".tar" + NOTED, ".result", ".lock")))
     return {}
 
 
@@ -646,9 +672,7 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int, te
         lock = held(base)
         if lock is None:
             raise NodeError("another run brings this archive here")
-        lock.truncate(0)
-        lock.write("{0} {1}".format(os.getpid(), run))
-        lock.flush()
+        sign(lock, run)
         with contextlib.suppress(OSError):
             os.unlink(base + ".result")
         peer = make()

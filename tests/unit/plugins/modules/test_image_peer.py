@@ -311,6 +311,29 @@ def test_a_node_that_becomes_the_source_keeps_nothing_that_it_has_fetched_before
     assert not list(old.parent.iterdir())
 
 
+def test_a_source_of_a_killed_run_that_still_reads_its_archive_is_ended(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_end, write_end = os.pipe()
+    process = os.fork()
+    if process == 0:
+        with contextlib.suppress(BaseException):
+            monkeypatch.setattr(
+                image_peer, "read_pieces", lambda *_given: (os.write(write_end, b"x"), time.sleep(HANGS_S))
+            )
+            serve(archive, token="of the killed run")
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as begun:
+        assert begun.read(1) == b"x"
+    source = serve(archive)
+    assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGTERM
+    at = [source["address"], str(source["port"])]
+    assert image_peer.reported(parameters(tmp_path, key="s", source=at))["nodes"] == {}
+    image_peer.stopped(parameters(tmp_path, key="s"))
+    assert not list((tmp_path / "cache" / "peers").iterdir())
+
+
 def test_a_paused_process_is_ended(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_peer, "_STOP_S", 0.3)
     serve(archive)
