@@ -387,12 +387,10 @@ def unpack(params: Dict[str, Any], path: str) -> bool:
 
 def _decompress(path: str, index: ArchiveIndex) -> Iterator[bytes]:
     hasher = hashlib.sha256()
-    with (
-        explained(path),
-        open(path, "rb") as raw,
-        decompressed(Hashing(raw, hasher), index.compression, path) as stream,
-    ):
-        yield from chunks(stream)
+    with explained(path), open(path, "rb") as raw:
+        hashing = Hashing(raw, hasher)
+        with decompressed(hashing, index.compression, path) as stream:
+            yield from chunks(stream)
     if hasher.hexdigest() != index.sha256:
         raise NodeError("{0} was changed while it was read".format(path))
 
