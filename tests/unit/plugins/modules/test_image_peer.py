@@ -315,12 +315,15 @@ def test_a_source_of_a_killed_run_that_still_reads_its_archive_is_ended(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_end, write_end = os.pipe()
+
+    def hangs(*_given: Any) -> None:
+        os.write(write_end, b"x")
+        time.sleep(HANGS_S)
+
     process = os.fork()
     if process == 0:
         with contextlib.suppress(BaseException):
-            monkeypatch.setattr(
-                image_peer, "read_pieces", lambda *_given: (os.write(write_end, b"x"), time.sleep(HANGS_S))
-            )
+            monkeypatch.setattr(image_peer, "read_pieces", hangs)
             serve(archive, token="of the killed run")
         os._exit(0)
     os.close(write_end)
