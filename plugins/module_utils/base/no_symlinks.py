@@ -81,17 +81,20 @@ def list_files(directory: str) -> Optional[Dict[str, int]]:
     What is being written is left out.
 
     Raises:
-        NodeError: a part of the directory's path, or something in it, is a symbolic link.
+        NodeError: it is not a directory, or a part of its path, or something in it, is a symbolic link.
         OSError: a directory cannot be read.
     """
+    parts = path_parts(directory)
     real = os.path.realpath(directory)
-    if real != os.path.normpath(directory):
+    if real != "/" + "/".join(parts):
         raise NodeError(
             "{0} leads through a symbolic link to {1}: give that path if it is the right one".format(
                 directory, real
             )
         )
-    top = open_folder("/", path_parts(directory), make=False)
+    if os.path.exists(real) and not os.path.isdir(real):
+        raise NodeError("{0} is not a directory: give the directory that has it".format(directory))
+    top = open_folder("/", parts, make=False)
     if top is None:
         return None
     found: Dict[str, int] = {}
@@ -124,4 +127,5 @@ def path_parts(path: str) -> List[str]:
 
 
 def _fail(error: OSError) -> None:
-    raise error
+    if not isinstance(error, FileNotFoundError):  # removed meanwhile
+        raise error

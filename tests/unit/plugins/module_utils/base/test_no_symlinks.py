@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.no_symlinks import list_files, open_file
@@ -25,6 +29,26 @@ def test_the_files_of_a_directory_are_listed_without_those_being_written(source:
     (source / ".rdm-provision-1").touch()
     assert list_files(str(source)) == {"step/inner/a": 3, "latest": 0}
     assert list_files(str(source / "none")) is None
+    assert list_files(f"//{source}/./step/") == {"inner/a": 3}
+
+
+def test_a_file_is_not_taken_for_something_to_remove(source: Path) -> None:
+    with pytest.raises(NodeError, match="latest is not a directory: give the directory that has it"):
+        list_files(str(source / "latest"))
+
+
+def test_a_directory_may_be_removed_while_files_are_listed(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = os.fwalk
+
+    def removing(*given: Any, **more: Any) -> Iterator[Any]:
+        for found in walk(*given, **more):
+            yield found
+            shutil.rmtree(source / "step", ignore_errors=True)
+
+    monkeypatch.setattr(os, "fwalk", removing)
+    assert list_files(str(source)) == {"latest": 0}
 
 
 @pytest.mark.parametrize("there", ["step/link", "link"])
