@@ -47,7 +47,10 @@ def joined_pieces(directory: str, sizes: Mapping[str, int]) -> PieceList:
                 parts.append(os.pread(stream.fileno(), count, offset))
         return b"".join(parts)
 
-    return hash_pieces(sum(map(int, sizes.values())), members, read)
+    try:
+        return hash_pieces(sum(map(int, sizes.values())), members, read)
+    except EOFError:
+        raise NodeError("a file of {0} was changed while it was read".format(directory)) from None
 
 
 def streams(

@@ -60,3 +60,11 @@ def test_a_file_that_has_changed_is_named(source: Path) -> None:
         joined_pieces(str(source), SIZES)
     with pytest.raises(OSError, match="step/b cannot be read"):
         list(file.streams(SMALLEST, 20))
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_a_problem_and_no_traceback(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pread", lambda _file, length, _offset: bytes(length - 1))
+    with pytest.raises(NodeError, match=f"a file of {source} was changed while it was read"):
+        joined_pieces(str(source), SIZES)
