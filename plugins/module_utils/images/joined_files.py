@@ -78,10 +78,6 @@ class JoinedFiles(PieceFile):
     The files are opened for each piece that is sent: there may be more than a process can keep open.
     """
 
-    def __init__(self, path: str, pieces: PieceList) -> None:
-        super().__init__(path, pieces, growing=True)
-        self.have = pieces.wanted()
-
     def streams(self, begin: int, length: int) -> Iterator[Tuple[IO[bytes], int, int]]:
         """Yield the open files that have a part of the archive, with offset and bytes.
 

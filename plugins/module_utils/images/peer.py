@@ -322,11 +322,8 @@ class Peer:
             self._list = pieces.encoded()
         self.pieces = pieces
         self.wanted = pieces.wanted(left_out)
-        self.file: PieceFile
-        if joined:
-            self.file = JoinedFiles(path, pieces)
-        else:
-            self.file = PieceFile(path, pieces, growing or settings.source is None, blobs)
+        kind = JoinedFiles if joined else PieceFile
+        self.file = kind(path, pieces, growing or settings.source is None, blobs)
         self.members = _Members(pieces) if settings.source is None else None
         if self.members is not None and not growing:
             self.file.have = pieces.wanted()
