@@ -92,8 +92,9 @@ def to_hash(found: Mapping[str, Sequence[str]], present: Files) -> dict[str, lis
     compared = {path for files in present.values() for path in files}
     hashed: dict[str, list[str]] = {}
     for path, nodes in found.items():
-        for node in nodes if len(nodes) > 1 else nodes[: path in compared]:
-            hashed.setdefault(node, []).append(path)
+        if len(nodes) > 1 or path in compared:
+            for node in nodes:
+                hashed.setdefault(node, []).append(path)
     return hashed
 
 
