@@ -16,7 +16,7 @@ Files = Mapping[str, Mapping[str, Any]]
 def source_nodes(
     chosen: Sequence[str], groups: Mapping[str, Sequence[str]]
 ) -> tuple[list[str], list[Problem]]:
-    """Return the nodes that may have the directory, and a problem for each unknown name.
+    """Return the nodes that may have the directory, and a problem for each unknown name and empty group.
 
     Args:
         chosen: names of hosts or groups.
@@ -25,9 +25,9 @@ def source_nodes(
     known = groups["all"]
     hint = f"name hosts or groups of the inventory, such as {names(known)}"
     problems = [
-        Problem(None, name, "is not in the inventory", hint)
+        Problem(None, name, "has no hosts" if name in groups else "is not in the inventory", hint)
         for name in chosen
-        if name not in known and name not in groups
+        if name not in known and not groups.get(name)
     ]
     found = [node for name in chosen for node in ([name] if name in known else groups.get(name, ()))]
     return list(dict.fromkeys(found)), problems

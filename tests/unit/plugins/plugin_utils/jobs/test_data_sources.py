@@ -25,10 +25,11 @@ def test_sources_are_hosts_and_groups_of_the_inventory(chosen: list[str], nodes:
     assert source_nodes(chosen, GROUPS) == (nodes, [])
 
 
-def test_an_unknown_source_is_named() -> None:
-    (problem,) = source_nodes(["n1", "n9"], GROUPS)[1]
+@pytest.mark.parametrize(("name", "reason"), [("n9", "is not in the inventory"), ("former", "has no hosts")])
+def test_an_unknown_source_and_an_empty_group_are_named(name: str, reason: str) -> None:
+    (problem,) = source_nodes(["n1", name], {**GROUPS, "former": []})[1]
     assert str(problem) == (
-        "n9 is not in the inventory: name hosts or groups of the inventory, such as n1, n2, n3, old"
+        f"{name} {reason}: name hosts or groups of the inventory, such as n1, n2, n3, old"
     )
 
 
