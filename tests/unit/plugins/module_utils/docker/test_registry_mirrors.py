@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,3 +110,17 @@ def test_who_answers(status: int, problem: str, monkeypatch: pytest.MonkeyPatch)
         address = f"http://127.0.0.1:{server.server_port}"
         assert registry_mirrors.unreachable(f"{address}/nvcr") == problem
     assert registry_mirrors.unreachable(address) == "does not answer (Connection refused)"
+
+
+def test_a_mirror_may_have_any_authority_that_the_engine_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(registry_mirrors, "CERTIFICATES", str(tmp_path))
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda _self, path: loaded.append(path))
+    own = tmp_path / "127.0.0.1:1"
+    own.mkdir()
+    for name in ("ca.crt", "site.crt", "client.cert", "client.key"):
+        (own / name).touch()
+    assert registry_mirrors.unreachable("https://127.0.0.1:1") == "does not answer (Connection refused)"
+    assert sorted(loaded) == [str(own / "ca.crt"), str(own / "site.crt")]
