@@ -223,7 +223,8 @@ class JobVerbs:
         """Return the files that a :meth:`bring_data` run with ``check`` would copy: node -> paths."""
         answers = result.returned.get(DATA_MODULE, {})
         found = {
-            node: [path for one in answers.get(node, ()) for path in one["copied"]] for node in result.nodes
+            node: [path for one in answers.get(node, ()) for path in one.get("copied", ())]
+            for node in result.nodes
         }
         return {node: paths for node, paths in found.items() if paths}
 

@@ -632,7 +632,8 @@ def test_data_comes_from_this_machine_or_from_nodes(make_inventory: MakeInventor
 
 def test_a_check_says_which_files_nodes_lack(make_inventory: MakeInventory) -> None:
     answers: dict[str, Any] = {"n1": [{"copied": []}], "n2": [{"copied": ["a", "b"]}]}
-    nodes = dict.fromkeys([*answers, "n3"], NodeRecap(ok=1))
+    answers["n3"] = [{"failed": True, "msg": "it is not a directory"}]
+    nodes = dict.fromkeys([*answers, "n4"], NodeRecap(ok=1))
     found = RunResult(verb="data", nodes=nodes, returned={"rdm.provision.job_data": answers})
     assert Cluster.load(make_inventory()).lacking_data(found) == {"n2": ["a", "b"]}
 
