@@ -40,7 +40,7 @@ def data(options: Options, directory: Path, from_nodes: str | None, to: str, che
     It is for nodes without a shared file system; mount one with `container_volumes` where there is one.
     """
     cluster = options.cluster()
-    nodes = [name for name in (from_nodes or "").split(",") if name]
+    nodes = (from_nodes or "").replace(",", " ").split()
     if from_nodes is not None and not nodes:
         raise InputError("--from names no node: leave it out for a directory on this machine")
     run = cluster.bring_data(directory, from_nodes=nodes, to=to, check=check, **options.run)

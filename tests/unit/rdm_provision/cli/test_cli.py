@@ -476,6 +476,12 @@ def test_a_node_without_a_name_is_not_all_of_them(call: Call, make_inventory: Ma
     assert (result.code, result.out) == (3, "")
 
 
+def test_nodes_that_have_data_may_be_written_with_spaces(call: Call, make_inventory: MakeInventory) -> None:
+    words = ["data", "/jobs", "-i", make_inventory(), "--show-command", "--from"]
+    assert '"job_data_from": ["n1", "n2"]' in call(*words, "n1, n2").out
+    assert "--from names no node" in call(*words, ",").err
+
+
 # --- completion -----------------------------------------------------------------------------------------
 
 
