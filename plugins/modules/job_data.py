@@ -196,7 +196,7 @@ def store(root: str, path: str, source: IO[bytes], size: Optional[int] = None, w
                 if wanted:
                     state.update(piece)
         if size is not None and left:
-            raise NodeError("{0} is shorter than {1}".format(source.name, path))
+            raise NodeError("the source of {0} is shorter than it was".format(path))
         if wanted and state.hexdigest() != wanted:
             raise NodeError("{0}, which other nodes brought, is not {1}".format(source.name, path))
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -94,7 +94,7 @@ def stored(jobs: Path, parts: dict[str, list[int]], **given: str) -> list[str]:
 def test_parts_of_one_copy_become_files(jobs: Path, copy: Path) -> None:
     parts = {"step/a": [0, 2], "b": [2, 4], "empty": [6, 0], "/out": [1, 1]}
     assert stored(jobs, parts, copy=str(copy)) == ["b=kens", "empty=", "out=o", "step/a=to"]
-    with pytest.raises(Failed, match="copy is shorter than data/gpt/c"):
+    with pytest.raises(Failed, match="the source of data/gpt/c is shorter than it was"):
         stored(jobs, {"c": [4, 3]}, copy=str(copy))
     with pytest.raises(Failed, match=r"data/gpt/.. has a part .."):
         stored(jobs, {"../c": [0, 1]}, copy=str(copy))
