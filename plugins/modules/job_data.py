@@ -264,7 +264,9 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
         needed, digests = compare(params["directory"], params["sizes"], params["by_size"], params["folder"])
         return {"copied": [], "needed": needed, "digests": digests}
     except OSError as error:
-        where = params["source"] if params["listed"] else params["directory"]
+        where = str(error.filename or "")
+        if not os.path.isabs(where):  # relative to a descriptor
+            where = params["source"] if params["listed"] else params["directory"]
         raise NodeError("{0}: {1}".format(where, error.strerror or error)) from None
 
 

@@ -98,6 +98,9 @@ def test_parts_of_one_copy_become_files(jobs: Path, copy: Path) -> None:
         stored(jobs, {"c": [4, 3]}, copy=str(copy))
     with pytest.raises(Failed, match=r"data/gpt/.. has a part .."):
         stored(jobs, {"../c": [0, 1]}, copy=str(copy))
+    copy.unlink()
+    with pytest.raises(Failed, match=f"{copy}: No such file"):
+        stored(jobs, {"c": [0, 1]}, copy=str(copy))
     assert [path.name for path in jobs.rglob("*c*")] == []
 
 
