@@ -157,12 +157,12 @@ class ActionModule(Decision):
         _require(conflicts(directory, listed))
         found = holders(listed)
         sizes = {path: listed[own[0]][path] for path, own in found.items()}
-        places = {
-            str(name): {"directory": place, "folder": options["folder"], "sizes": sizes}
-            for name, place in options["directories"].items()
+        destinations = {
+            str(name): {"directory": jobs, "folder": options["folder"], "sizes": sizes}
+            for name, jobs in options["directories"].items()
         }
-        compared = query(places)
-        present = {name: compared[name]["digests"] for name in places}
+        compared = query(destinations)
+        present = {name: compared[name]["digests"] for name in destinations}
         hashed = {
             name: {"sizes": {path: sizes[path] for path in paths}}
             for name, paths in to_hash(found, present).items()
@@ -204,13 +204,13 @@ class ActionModule(Decision):
         ends: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
         Transfer(self, executor, options, variables, item, {name: {}, **hosts}).run(ends)
         result["sent"][name] = ends["sent"].get(directory, 0)
-        places = layout(files)
+        spans = layout(files)
         for other, own in lacking.items():
             end = ends["nodes"][other][directory]
             if "problem" in end:
                 result["nodes"][other]["problem"] = end["problem"]
             else:
-                parts = {path: [places[path][0], files[path]] for path in own}
+                parts = {path: [spans[path][0], files[path]] for path in own}
                 result["nodes"][other]["copies"][end["copy"]] = parts
 
 
