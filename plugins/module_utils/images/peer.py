@@ -278,7 +278,7 @@ class Peer:
         joined: `path` is a directory of the source, and its files are the archive's members.
 
     Raises:
-        NodeError: the source does not answer, or the node's own port is taken.
+        NodeError: the source does not answer, its list of pieces is too long, or the node's port is taken.
         WrongPiece: the source has another list of pieces.
     """
 
@@ -320,6 +320,8 @@ class Peer:
             pieces = PieceList.decoded(self._list, digest)
         else:
             self._list = pieces.encoded()
+            if len(self._list) > _LIST_MAX:
+                raise NodeError("it has too many files, or bytes, for one transfer: transfer parts of it")
         self.pieces = pieces
         self.wanted = pieces.wanted(left_out)
         kind = JoinedFiles if joined else PieceFile

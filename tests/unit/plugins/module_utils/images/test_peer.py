@@ -312,6 +312,15 @@ def test_a_disk_without_room_is_not_filled(
     assert not error(5 * MIB), "what an earlier run has left is replaced"
 
 
+def test_a_source_with_more_than_nodes_can_fetch_says_so(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = pieces_of(archive)
+    monkeypatch.setattr(peers, "_LIST_MAX", len(pieces.encoded()) - 1)
+    with pytest.raises(NodeError, match="too many files, or bytes, for one transfer"):
+        Peer(Settings("source", HOME, 0, TOKEN), pieces.digest, str(archive), pieces)
+
+
 def test_a_peer_that_breaks_off_each_time_is_named(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
