@@ -119,8 +119,18 @@ class Options:
 
         return watch(run, title=cluster.name, verbose=self.verbose, silent=self.as_json, brief=brief)
 
-    def carry_out_and_report(self, cluster: Cluster, run: Run) -> RunResult:
+    def carry_out_and_report(
+        self,
+        cluster: Cluster,
+        run: Run,
+        more: Callable[[RunResult], Mapping[str, Any]] = lambda _result: {},
+    ) -> RunResult:
         """Run to the end, as above, and return a result for the verb to print.
+
+        Args:
+            cluster: whose run it is.
+            run: not yet started.
+            more: returns what the JSON of the result has besides.
 
         Raises:
             click.exceptions.Exit: nothing is left to print: the command was shown, the result is JSON, or the
@@ -130,7 +140,7 @@ class Options:
         if result is None:
             raise click.exceptions.Exit(0)
         if self.as_json:
-            emit_json(result.to_json())
+            emit_json({**result.to_json(), **more(result)})
             raise click.exceptions.Exit(result.exit_code)
         from rdm_provision.cli.render import view
 

@@ -32,7 +32,7 @@ Examples:
     help="DIRECTORY is on these hosts or groups, such as n1,n2, and each has all or some of its files.",
 )
 @click.option("--to", default="", metavar="PATH", help="A directory below /jobs/data for the files.")
-@click.option("--check", is_flag=True, help="List the files that nodes lack; copy nothing.")
+@click.option("--check", is_flag=True, help="List files that nodes lack (all with --json); copy nothing.")
 @limited_run_options
 def data(options: Options, directory: Path, from_nodes: str | None, to: str, check: bool) -> int:
     """Copy DIRECTORY to every node, where it is /jobs/data in the container. What is there already stays.
@@ -44,7 +44,9 @@ def data(options: Options, directory: Path, from_nodes: str | None, to: str, che
     if from_nodes is not None and not nodes:
         raise InputError("--from names no node: leave it out for a directory on this machine")
     run = cluster.bring_data(directory, from_nodes=nodes, to=to, check=check, **options.run)
-    result = options.carry_out_and_report(cluster, run)
+    result = options.carry_out_and_report(
+        cluster, run, lambda result: {"lacking": cluster.lacking_data(result)} if check else {}
+    )
     from rdm_provision.cli.render import view
 
     console = view.out()

@@ -482,6 +482,20 @@ def test_nodes_that_have_data_may_be_written_with_spaces(call: Call, make_invent
     assert "--from names no node" in call(*words, ",").err
 
 
+def test_a_check_of_data_says_what_nodes_lack(
+    call: Call, make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [f"f{number}" for number in range(10)]
+    answers = {"rdm.provision.job_data": {"n2": [{"copied": files}]}}
+    nodes = {"n1": NodeRecap(ok=1), "n2": NodeRecap(ok=1, changed=1)}
+    result = RunResult(verb="data", nodes=nodes, returned=answers)
+    monkeypatch.setattr("rdm_provision.cli.render.live.watch", lambda *_given, **_more: result)
+    words = ["data", "/jobs", "-i", make_inventory(), "--from", "n1"]
+    assert call(*words, "--check").out == "n2 lacks f0, f1, f2, f3, f4, f5, f6, f7 and 2 more\n"
+    assert json.loads(call(*words, "--check", "--json").out)["lacking"] == {"n2": files}
+    assert "lacking" not in json.loads(call(*words, "--json").out)
+
+
 # --- completion -----------------------------------------------------------------------------------------
 
 
