@@ -41,7 +41,7 @@ from ansible_collections.rdm.provision.rdm_sriov.driver import Driver  # noqa: E
 from ansible_collections.rdm.provision.rdm_sriov.functions import (  # noqa: E402
     ETHERNET,
     INFINIBAND,
-    Functions,
+    NodeVfs,
 )
 from ansible_collections.rdm.provision.rdm_sriov.server import Server  # noqa: E402
 from ansible_collections.rdm.provision.rdm_sriov.state import State  # noqa: E402
@@ -52,7 +52,7 @@ PARENT = "ib0"
 MOST_CPU_MS = 50.0
 
 
-class Tree(Functions):
+class Tree(NodeVfs):
     """Functions in a tree of files."""
 
     def up(self, interface: str) -> None:

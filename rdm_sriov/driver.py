@@ -32,7 +32,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
 from ansible_collections.rdm.provision.rdm_sriov.functions import (
     Function,
     FunctionProblem,
-    Functions,
+    NodeVfs,
 )
 from ansible_collections.rdm.provision.rdm_sriov.options import wanted_network
 from ansible_collections.rdm.provision.rdm_sriov.rdma_namespace import (
@@ -71,7 +71,7 @@ class Driver:
 
     def __init__(
         self,
-        functions: Functions,
+        functions: NodeVfs,
         state: State,
         recover: Recover,
         clock: Callable[[], float] = time.time,

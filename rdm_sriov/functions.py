@@ -47,7 +47,7 @@ class Function(NamedTuple):
     number: int
 
 
-class Functions:
+class NodeVfs:
     """The functions of this node, as sysfs shows them to this network namespace.
 
     Args:

@@ -26,7 +26,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
 from ansible_collections.rdm.provision.rdm_sriov.functions import (
     FunctionProblem,
-    Functions,
+    NodeVfs,
 )
 from ansible_collections.rdm.provision.rdm_sriov.rdma_namespace import (
     RdmaNamespaces,
@@ -43,7 +43,7 @@ _ENGINE_TIMEOUT = 5.0
 
 def main(
     arguments: Optional[List[str]] = None,
-    functions: Optional[Functions] = None,
+    functions: Optional[NodeVfs] = None,
     rdma: Optional[RdmaNamespaces] = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT.
@@ -73,7 +73,7 @@ def main(
             say(state.lost)
         name = os.path.basename(options.socket).rpartition(".")[0]
         driver = Driver(
-            functions or Functions(),
+            functions or NodeVfs(),
             state,
             lambda: networks_of(options.engine, name),
             program=digest_of(sys.argv[0]),

@@ -160,7 +160,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.swap impor
     leftovers_of,
     steps,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import Functions
+from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import ContainerVfs
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import inspect
 from ansible_collections.rdm.provision.plugins.module_utils.state import node_lock, state_file
@@ -214,7 +214,7 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
     paths = files.changes()
     api = DockerAPI(timeout=_TIMEOUT + wanted["stop_timeout"])
     found, gone = leftovers_of(api, name, wanted["cluster"], check)
-    functions = Functions(api, wanted["plugin_socket"], ends(wanted), wanted["rdma"])
+    functions = ContainerVfs(api, wanted["plugin_socket"], ends(wanted), wanted["rdma"])
     before = settings_of(found) if found else {}
     wanted["functions"] = functions.settings(found, before.get("functions") or {}, check)
     image = wanted["image_comes"] if check else ""

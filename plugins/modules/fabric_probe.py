@@ -139,7 +139,7 @@ loss:
   type: dict
   sample: {n3: 0.33}
 errors:
-  description: What the kernel said when a request to a silent node could not be sent.
+  description: The kernel's error message where a request to a silent node could not be sent.
   returned: when measured
   type: dict
   sample: {n3: network is unreachable}

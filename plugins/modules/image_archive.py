@@ -90,7 +90,7 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Tells what would change, and changes nothing.
+    description: Reports what would change, and changes nothing.
   diff_mode:
     support: full
     description: Shows the image behind each tag, before and after.

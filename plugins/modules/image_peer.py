@@ -644,8 +644,8 @@ def start(base: str, run: str, make: Callable[[], Peer], temporary: str = "") ->
         finally:
             os._exit(0)
     os.close(write_end)
-    with os.fdopen(read_end, encoding="utf-8") as said:
-        text = said.read()
+    with os.fdopen(read_end, encoding="utf-8") as output:
+        text = output.read()
     if not text:
         raise NodeError("its process ended before it listened")
     answer: Dict[str, Any] = json.loads(text)

@@ -234,7 +234,7 @@ node:
       description:
         - Engines that the login user may mean instead, as C(kind) (C(rootless) or C(context)), C(name),
           C(address) and C(user).
-        - Empty where somebody has said which socket to use.
+        - Empty where the user has chosen a socket.
       type: list
       elements: dict
     config_dir:
@@ -660,7 +660,7 @@ def _docker(findings: Findings, socket: str, node: str) -> dict[str, Any]:
             "warning",
             "daemon-hidden",
             "the Docker daemon's process cannot be seen (is /proc mounted with hidepid?), so containers are "
-            "assumed to get as much locked memory as they ask for",
+            "assumed to get as much locked memory as they request",
         )
     of_podman = docker and docker.get("engine") == "podman"
     if of_podman and os.path.isdir("/run/systemd/system") and not podman.restarts_at_boot():

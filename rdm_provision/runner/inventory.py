@@ -146,7 +146,7 @@ def _bounded(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> sub
 
 
 def _unparsed(stderr: str) -> Iterator[tuple[Path, str]]:
-    """Yield each file that no inventory plugin could read, with what the plugins said about it."""
+    """Yield each file that no inventory plugin could read, with the plugins' messages about it."""
     begin = 0
     for found in re.finditer(r"Unable to parse (.+) as an inventory source", stderr):
         yield Path(found.group(1)), stderr[begin : found.start()]

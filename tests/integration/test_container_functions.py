@@ -20,7 +20,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.container import vfs
 from ansible_collections.rdm.provision.plugins.module_utils.container.request import ends
 from ansible_collections.rdm.provision.plugins.module_utils.container.swap import Change, Steps
-from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import Functions
+from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import ContainerVfs
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
 from ansible_collections.rdm.provision.plugins.modules import docker_owned
@@ -189,7 +189,7 @@ def test_containers_that_are_made_at_once_share_nothing(fabric: Fabric, api: Doc
         """What the module does; its own frame is one to a process."""
         mine = {"name": f"c{number}", "my_ip": f"192.169.16.{100 + number}"}
         wanted = {**UNSET, "ready_timeout": 240, **wanted_of(fabric), **mine}
-        functions = Functions(api, str(fabric.socket), ends(wanted))
+        functions = ContainerVfs(api, str(fabric.socket), ends(wanted))
         wanted["functions"] = functions.settings(None, {}, check=False)
         Change(api, wanted, None, functions).make(Steps(["make"], None))
 
@@ -295,14 +295,14 @@ def test_a_container_whose_device_stayed_on_the_node_is_started_again(
         patch.setattr(vfs, "_MOVES_S", 0.0)
         with pytest.raises(Failed, match="did not move to its container: journalctl -u rdm-sriov"):
             up(fabric)
-    confirm = Functions.confirm
+    confirm = ContainerVfs.confirm
 
     def retried(self: Any, now: Any) -> None:
         fabric.move(has(fabric))
         confirm(self, now)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Functions, "confirm", retried)
+        patch.setattr(ContainerVfs, "confirm", retried)
         assert up(fabric)["actions"] == ["restart"]
     assert found(api)["Id"] == before["Id"]
     assert found(api)["State"]["StartedAt"] > before["State"]["StartedAt"]
@@ -328,14 +328,14 @@ def test_a_vf_that_others_took_is_reported_and_the_next_run_repairs_it(
     up(fabric)
     for number in range(FUNCTIONS - 1):
         fabric.run(f"c{number}")
-    hold = Functions.hold
+    hold = ContainerVfs.hold
 
     def late(self: Any) -> None:
         fabric.run("thief")
         hold(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Functions, "hold", late)
+        patch.setattr(ContainerVfs, "hold", late)
         with pytest.raises(Failed, match="whose RDMA devices this container was made with, is another"):
             up(fabric, env={"A": "1"})
     assert not fabric.running("rdm")

@@ -54,7 +54,7 @@ def play(directory: Path, engine: Engine, image: str, *roles: tuple[str, str], *
     """Plan from the inventory and from what the node reports, then run the roles."""
     plan = [
         {
-            "name": "Look",
+            "name": "Gather",
             "rdm.provision.node_facts": {"docker_socket": engine.socket},
             "register": "preflight_facts",
         },

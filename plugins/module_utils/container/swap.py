@@ -24,7 +24,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.request im
     ends,
     request,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import Functions
+from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import ContainerVfs
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerError,
@@ -151,7 +151,7 @@ class Change:
     """
 
     def __init__(
-        self, api: DockerAPI, wanted: Mapping[str, Any], found: Optional[Container], functions: Functions
+        self, api: DockerAPI, wanted: Mapping[str, Any], found: Optional[Container], functions: ContainerVfs
     ) -> None:
         self._api = api
         self._functions = functions

@@ -141,7 +141,7 @@ def lasting_mac(given: Given, root: str = "/sys") -> Optional[str]:
     return given.mac if _ETHERNET.match(given.mac) else ""
 
 
-class Functions:
+class ContainerVfs:
     """The VFs of one container.
 
     Args:

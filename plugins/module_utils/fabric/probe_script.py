@@ -242,7 +242,7 @@ class ConflictDetector:
             self.socket.send(frame)
 
     def receive(self) -> None:
-        """Note the sender of a claim to the address."""
+        """Note the sender of an announcement of the address."""
         with contextlib.suppress(OSError):
             data = self.socket.recv(2048)
             if len(data) >= ARP.size:

@@ -49,7 +49,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import
     numbers,
 )
 
-_CHANCE = random.Random()  # noqa: S311  # who asks whom is no secret
+_CHANCE = random.Random()  # noqa: S311  # which peer queries which is no secret
 DIRECT = 8
 """Pieces that nodes fetch from the source at a time; the other nodes get its pieces from them.
 
@@ -434,7 +434,7 @@ class Peer:
             self.ended.wait(min(_TICK_S, self._every_s))
 
     def _announce(self) -> Dict[str, Any]:
-        said = {
+        report = {
             "name": self.settings.name,
             "port": self.port,
             "have": "{0:x}".format(self.file.have),
@@ -446,7 +446,7 @@ class Peer:
         }
         assert self.settings.source is not None
         answer: Dict[str, Any] = json.loads(
-            self._request(self.settings.source, "/announce", json.dumps(said))
+            self._request(self.settings.source, "/announce", json.dumps(report))
         )
         return answer
 
@@ -755,11 +755,11 @@ class Peer:
             elif not self._send(request, number):
                 self.members.take_back(number)
         elif what == "announce":
-            said = json.loads(body)
-            answer = self.members.announce(request.client_address[0], said)
+            report = json.loads(body)
+            answer = self.members.announce(request.client_address[0], report)
             request.reply(json.dumps(answer).encode())
             if answer["finish"]:
-                self.members.known[said["name"]]["acknowledged"] = True
+                self.members.known[report["name"]]["acknowledged"] = True
         elif what == "status":
             request.reply(json.dumps({"nodes": self.members.status(), "sent": self._uploads.sent}).encode())
         else:
@@ -853,7 +853,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
         """
         self.send_response_only(status)
         if status >= 400:
-            # Who gets nothing asks again later. Until then, its connection would be one of few.
+            # A peer that gets nothing tries again later. Until then, its connection would be one of few.
             self.send_header("Connection", "close")
         if length is not None:
             self.send_header("Content-Length", str(length))

@@ -19,7 +19,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision 
     subnet_problems,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import default_directory
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vf_plan import Functions
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vf_plan import VfSettings
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -44,7 +44,7 @@ class ClusterPlan(NamedTuple):
     inventory: Inventory
     addresses: AddressPlan
     warnings: list[str]
-    functions: Mapping[str, Functions] = {}
+    functions: Mapping[str, VfSettings] = {}
     rails: Sequence[IPv4Network] = ()
 
 

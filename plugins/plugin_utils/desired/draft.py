@@ -187,7 +187,7 @@ def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -
 
 def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Problem]) -> ClusterPlan:
     """Return the plan with the VFs, and add what is wrong with them to `problems`."""
-    functions: dict[str, vf_plan.Functions] = {}
+    functions: dict[str, vf_plan.VfSettings] = {}
     for host in plan.addresses.nodes:
         try:
             functions[host] = vf_plan.functions_of(reader.node(host))

@@ -170,9 +170,9 @@ def sriov_steps(
     """Return what the role's tasks read in addition to the part.
 
     `in_place` is the plugin that the cluster has on the node. `replaces` is whether it is not the desired
-    one, `container_goes` whether a unit replaces its container, and `claims` whether the container's name and
-    socket must be free. `labels` are the container's. `problem` is why it is not started. `waiting` lists in
-    sentences what waits for a reboot, and `reboots` is whether there has to be one.
+    one, `container_goes` whether a unit replaces its container, and `must_be_free` whether the container's
+    name and socket must not be in use. `labels` are the container's. `problem` is why it is not started.
+    `waiting` lists in sentences what waits for a reboot, and `reboots` is whether there has to be one.
     """
     seen, unit = observed.container(part.container_name), observed.preflight.get("network_plugin") or {}
     labels = seen.get("labels") or {}
@@ -188,7 +188,7 @@ def sriov_steps(
         "in_place": in_place,
         "replaces": in_place not in ("", part.plugin),
         "container_goes": part.plugin == OWN and becomes_unit and ours,
-        "claims": not ours or seen.get("state") != "running" or in_place != part.plugin,
+        "must_be_free": not ours or seen.get("state") != "running" or in_place != part.plugin,
         "labels": {
             LABEL_CLUSTER: part.cluster,
             LABEL_ROLE: "plugin",

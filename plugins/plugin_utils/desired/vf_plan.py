@@ -39,7 +39,7 @@ from ansible_collections.rdm.provision.rdm_sriov.state import Network
 _DOCKERS = "02:42"  # prefix of Docker's own MACs
 
 
-class Functions(NamedTuple):
+class VfSettings(NamedTuple):
     """A node's VFs as the inventory sets them.
 
     Attributes:
@@ -82,7 +82,7 @@ class Functions(NamedTuple):
                 yield address, f"VF {number} of {parent}"
 
 
-NONE = Functions(0, [])
+NONE = VfSettings(0, [])
 
 
 def shown(wanted: Wanted) -> list[str]:
@@ -91,7 +91,7 @@ def shown(wanted: Wanted) -> list[str]:
     return ["address", "policy", *(name for name, value in given.items() if value is not None)]
 
 
-def functions_of(variables: NodeVariables) -> Functions:
+def functions_of(variables: NodeVariables) -> VfSettings:
     """Return a node's VFs as the inventory sets them; ValueError if the settings are invalid.
 
     Values of a wrong type are ignored, since another check reports them.
@@ -110,7 +110,7 @@ def functions_of(variables: NodeVariables) -> Functions:
         raise ValueError(
             f"sriov_vf_pfs {parents} does not name 1 to {FUNCTIONS} physical functions, each of them once"
         )
-    return Functions(
+    return VfSettings(
         number,
         parents,
         _pinned(variables.value("sriov_vf_addresses"), parents, number),
@@ -121,7 +121,7 @@ def functions_of(variables: NodeVariables) -> Functions:
     )
 
 
-def refuse_undone(functions: Functions, network: Network) -> None:
+def refuse_undone(functions: VfSettings, network: Network) -> None:
     """Raise ValueError if rdm-sriov would undo a setting of a VF at each start of its container.
 
     Args:
@@ -145,7 +145,7 @@ def refuse_undone(functions: Functions, network: Network) -> None:
 
 
 def assigned(
-    plan: AddressPlan, wanted: Mapping[str, Functions], name: str, ssh: Mapping[str, str]
+    plan: AddressPlan, wanted: Mapping[str, VfSettings], name: str, ssh: Mapping[str, str]
 ) -> AddressPlan:
     """Return the plan with the first two bytes of MACs and GUIDs, if there are VFs.
 
@@ -172,7 +172,7 @@ def first_of(plan: AddressPlan, node: str) -> str:
     return first_mac(plan.vf_prefix, to_int(plan.nodes[node])) if plan.vf_prefix else ""
 
 
-def clashes(plan: AddressPlan, wanted: Mapping[str, Functions]) -> list[Problem]:
+def clashes(plan: AddressPlan, wanted: Mapping[str, VfSettings]) -> list[Problem]:
     """Return a problem for each VF that would get the address of another VF.
 
     Args:
@@ -200,7 +200,7 @@ def clashes(plan: AddressPlan, wanted: Mapping[str, Functions]) -> list[Problem]
 
 
 def taken(
-    plan: AddressPlan, wanted: Mapping[str, Functions], facts: Mapping[str, Mapping[str, Any]]
+    plan: AddressPlan, wanted: Mapping[str, VfSettings], facts: Mapping[str, Mapping[str, Any]]
 ) -> list[Problem]:
     """Return a problem for each VF whose address a device of another node already has.
 
@@ -226,7 +226,7 @@ def taken(
 class _Owners:
     """Finds the VF that an address belongs to, from the values encoded in the address."""
 
-    def __init__(self, plan: AddressPlan, wanted: Mapping[str, Functions]) -> None:
+    def __init__(self, plan: AddressPlan, wanted: Mapping[str, VfSettings]) -> None:
         self._prefix = plan.vf_prefix
         self._wanted = wanted
         self._nodes = {_low(plan.nodes[node]): node for node in wanted}

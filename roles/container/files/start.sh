@@ -13,7 +13,7 @@ revive() {
     fi
 }
 
-# The engine has written /etc/hosts anew. An image that lets nobody but another user write it gets the names later.
+# The engine has written a new /etc/hosts. An image that lets nobody but another user write it gets the names later.
 [ ! -r "$rdm/hosts" ] || sh "$rdm/hosts" || :
 
 if [ $# -gt 0 ]; then

@@ -11,7 +11,7 @@ from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
 from ansible_collections.rdm.provision.rdm_sriov.functions import (
     Function,
     FunctionProblem,
-    Functions,
+    NodeVfs,
 )
 from ansible_collections.rdm.provision.rdm_sriov.state import State
 from hypothesis import settings
@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 NETWORK = "n" * 64
 
 
-class Machine(Functions):
+class Machine(NodeVfs):
     """Functions whose interfaces go into namespaces and come back."""
 
     def __init__(self, count: int = 2, ethernet: bool = True) -> None:

@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.rdm.provision.rdm_sriov.functions import (
     Function,
     FunctionProblem,
-    Functions,
+    NodeVfs,
 )
 
 
@@ -43,7 +43,7 @@ def physical(root: Path, name: str, pci: str, virtual: dict[int, str], total: in
 
 def test_virtual_functions_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     physical(tmp_path, "ib0", "0000:3b:00.0", {10: "0000:3b:01.4", 2: "0000:3b:00.4", 0: "0000:3b:00.2"})
-    assert Functions(str(tmp_path)).virtual("ib0") == [
+    assert NodeVfs(str(tmp_path)).virtual("ib0") == [
         Function("0000:3b:00.2", "ib0", 0),
         Function("0000:3b:00.4", "ib0", 2),
         Function("0000:3b:01.4", "ib0", 10),
@@ -53,7 +53,7 @@ def test_virtual_functions_come_in_the_order_of_their_numbers(tmp_path: Path) ->
 def test_an_interface_is_found_under_the_name_that_it_came_back_with(tmp_path: Path) -> None:
     physical(tmp_path, "ib0", "0000:3b:00.0", {0: "0000:3b:00.2", 1: "0000:3b:00.3"})
     (tmp_path / "bus/pci/devices/0000:3b:00.2/net/dev10").mkdir()
-    functions = Functions(str(tmp_path))
+    functions = NodeVfs(str(tmp_path))
     first, second = functions.virtual("ib0")
     assert functions.interface(first) == "dev10"
     assert functions.interface(second) == "", "it is in a container"
@@ -62,7 +62,7 @@ def test_an_interface_is_found_under_the_name_that_it_came_back_with(tmp_path: P
 def test_a_function_without_a_driver_is_idle_and_one_in_a_container_is_not(tmp_path: Path) -> None:
     physical(tmp_path, "ib0", "0000:3b:00.0", {0: "0000:3b:00.2", 1: "0000:3b:00.3"})
     (tmp_path / "bus/pci/devices/0000:3b:00.3/driver").symlink_to(tmp_path)
-    functions = Functions(str(tmp_path))
+    functions = NodeVfs(str(tmp_path))
     assert [functions.is_idle(one) for one in functions.virtual("ib0")] == [True, False]
     assert not functions.is_idle(Function("veth1", "veth1", -1)), "what is no PCI device has none"
 
@@ -81,13 +81,13 @@ def test_who_has_no_vfs_gets_the_reason(tmp_path: Path, name: str, words: str) -
     interface(tmp_path, "eth0", "0000:01:00.0")
     interface(tmp_path, "bond0", "")
     with pytest.raises(FunctionProblem, match=words):
-        Functions(str(tmp_path)).virtual(name)
+        NodeVfs(str(tmp_path)).virtual(name)
 
 
 def test_what_is_handed_on_whole_is_known_by_its_address_where_it_has_one(tmp_path: Path) -> None:
     interface(tmp_path, "ib1", "0000:5e:00.0")
     interface(tmp_path, "bond0", "")
-    functions = Functions(str(tmp_path))
+    functions = NodeVfs(str(tmp_path))
     assert functions.whole("ib1") == Function("0000:5e:00.0", "ib1", -1)
     assert functions.whole("bond0") == Function("bond0", "bond0", -1)
     assert functions.interface(functions.whole("bond0")) == "bond0"
@@ -98,16 +98,16 @@ def test_what_is_handed_on_whole_is_known_by_its_address_where_it_has_one(tmp_pa
 def test_infiniband_is_no_ethernet(tmp_path: Path) -> None:
     interface(tmp_path, "ib0", "0000:3b:00.0", kind=32)
     interface(tmp_path, "eth0", "0000:01:00.0", kind=1)
-    functions = Functions(str(tmp_path))
+    functions = NodeVfs(str(tmp_path))
     assert [functions.is_ethernet(name) for name in ("ib0", "eth0", "none")] == [False, True, False]
 
 
 def test_the_commands_kernel_words_become_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(FunctionProblem, match="no-such-link"):
-        Functions(str(tmp_path)).up("no-such-link")
+        NodeVfs(str(tmp_path)).up("no-such-link")
 
 
-class Card(Functions):
+class Card(NodeVfs):
     """A card whose commands are recorded, and which shows what it is told to."""
 
     def __init__(self, root: Path, shown: str) -> None:

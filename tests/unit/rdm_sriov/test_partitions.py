@@ -17,7 +17,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions impo
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
 from ansible_collections.rdm.provision.rdm_sriov.functions import (
     FunctionProblem,
-    Functions,
+    NodeVfs,
 )
 from ansible_collections.rdm.provision.rdm_sriov.state import State
 
@@ -25,7 +25,7 @@ INFINIBAND = 32
 OPTIONS = {"netdevice": "ib0", "pkey": "0x8001"}
 
 
-class Kernel(Functions):
+class Kernel(NodeVfs):
     """A card with two VFs, and the interfaces on them."""
 
     def __init__(self, root: Path, kind: int = INFINIBAND) -> None:

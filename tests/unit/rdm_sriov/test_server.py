@@ -28,7 +28,7 @@ from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
 from ansible_collections.rdm.provision.rdm_sriov.functions import (
     Function,
     FunctionProblem,
-    Functions,
+    NodeVfs,
 )
 from ansible_collections.rdm.provision.rdm_sriov.server import LARGEST, Server
 from ansible_collections.rdm.provision.rdm_sriov.state import State
@@ -75,7 +75,7 @@ HANGS_S = 120.0
 NETWORK = {"NetworkID": "n", "Options": {GENERIC: {"netdevice": "ib0"}}, "IPv4Data": [{"Pool": "10.0.0.0/8"}]}
 
 
-class Always(Functions):
+class Always(NodeVfs):
     """Hundred functions that are all there."""
 
     def virtual(self, parent: str) -> list[Function]:

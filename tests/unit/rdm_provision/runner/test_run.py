@@ -116,7 +116,7 @@ def test_what_is_ignored_or_rescued_is_no_failure(play: Play) -> None:
     failing = task("Stumble", "command", {"argv": ["false"]})
     tasks = [
         {**failing, "ignore_errors": True},
-        {"name": "Try", "block": [failing], "rescue": [task("Mend", "debug", {"msg": "mended"})]},
+        {"name": "Try", "block": [failing], "rescue": [task("Repair", "debug", {"msg": "repaired"})]},
     ]
     result = play(tasks).result()
     assert result.exit_code == 0
@@ -154,7 +154,7 @@ def test_a_bad_override_of_a_job_is_named_although_no_node_can_be_reached(
 
 def test_a_node_that_cannot_be_reached(play: Play, make_inventory: MakeInventory) -> None:
     gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
-    result = play([task("Look", "ping", {})], inventory=make_inventory(hosts={"node3": gone})).result()
+    result = play([task("Gather", "ping", {})], inventory=make_inventory(hosts={"node3": gone})).result()
     assert result.exit_code == 1
     assert result.unreachable == ("node3",)
     assert result.nodes["node3"].why == "connect to host 127.0.0.1 port 1: Connection refused"
@@ -184,7 +184,7 @@ def test_secrets_appear_in_no_event_and_no_record(play: Play, tmp_path: Path) ->
 
 
 SUDO = """#!/bin/sh
-# Asks as sudo does, and keeps what it is told.
+# Prompts as sudo does, and keeps the password.
 while :; do
     case $1 in
         -p) printf %s "$2" >&2; shift 2 ;;
@@ -194,7 +194,7 @@ while :; do
     esac
 done
 read -r password
-printf %s "$password" > "$(dirname "$0")/told"
+printf %s "$password" > "$(dirname "$0")/password"
 exec "$@"
 """
 
@@ -206,14 +206,14 @@ def test_the_password_of_sudo_reaches_it_and_no_command_line_or_record(play: Pla
     run = play(
         [task("Become root", "raw", "true", become=True)],
         extra_vars={"ansible_become_exe": str(sudo)},
-        env={"ANSIBLE_BECOME_ALLOW_SAME_USER": "true"},  # root, too, asks it
+        env={"ANSIBLE_BECOME_ALLOW_SAME_USER": "true"},  # root, too, gets the prompt
         limit="node1",
         become=SECRET,
     )
     assert "--ask-become-pass" in run.command
     events = list(run)
     assert run.result().exit_code == 0
-    assert (tmp_path / "told").read_text(encoding="utf-8") == SECRET
+    assert (tmp_path / "password").read_text(encoding="utf-8") == SECRET
     assert SECRET not in repr(events) + repr(run.spec) + run.command
     assert run.spec.home is not None
     (record,) = records(run.spec.home)
@@ -429,13 +429,13 @@ def test_a_run_that_only_reads_drops_the_lock(
     play: Play, make_inventory: MakeInventory, tmp_path: Path
 ) -> None:
     home = make_inventory()
-    run = play([task("Say", "debug", {"msg": "x"})], inventory=home, exclusive=True, onlooking="Look on")
+    run = play([task("Say", "debug", {"msg": "x"})], inventory=home, exclusive=True, onlooking="Watch")
     book = Path(run.spec.playbook)
     lock = "{{ lookup('rdm.provision.cluster_lock', 'master:workers', hold=%s) }}"
     (change,) = yaml.safe_load(book.read_text())
     plays = [
         {**change, "name": name, "hosts": lock % hold}
-        for name, hold in (("Change", True), ("Look on", False))
+        for name, hold in (("Change", True), ("Watch", False))
     ]
     book.write_text(yaml.safe_dump(plays))
     was_free = {}
@@ -446,7 +446,7 @@ def test_a_run_that_only_reads_drops_the_lock(
                 was_free[event.phase] = True
             except ClusterBusyError:
                 was_free[event.phase] = False
-    assert was_free == {"Change": False, "Look on": True}
+    assert was_free == {"Change": False, "Watch": True}
     assert run.result().exit_code == 0
 
 
@@ -519,13 +519,13 @@ def test_a_task_that_queries_all_nodes_counts_up_while_it_works(play: Play, tmp_
     paths = dict(zip(NODES, (there, later, there), strict=True))
     arguments = {node: {"path": str(path), "timeout": 240} for node, path in paths.items()}
     query = {"module": "ansible.builtin.wait_for", "arguments": arguments, "connections": ["local"]}
-    alone = {"name": "Ask", "rdm.provision.run_on_all": {**query, "timeout": 300}, "run_once": True}
+    alone = {"name": "Query", "rdm.provision.run_on_all": {**query, "timeout": 300}, "run_once": True}
     nodes = []
     with play([alone, task("Go on", "debug", {"msg": "x"})]) as run:
         for event in run:
-            if isinstance(event, NodeResult) and event.task == "Ask":
+            if isinstance(event, NodeResult) and event.task == "Query":
                 nodes.append(event.node)
-                later.touch()  # not before somebody else is told of
+                later.touch()  # not before another node is reported
     assert sorted(nodes) == list(NODES)
     assert nodes[0] == "node3"
     assert {recap.ok for recap in run.result().nodes.values()} == {2}

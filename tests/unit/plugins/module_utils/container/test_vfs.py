@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.container import vfs
 from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import (
-    Functions,
+    ContainerVfs,
     Given,
     devices,
     lasting_mac,
@@ -103,7 +103,7 @@ def test_a_function_that_was_taken_away_under_its_container_is_predicted_to_come
     gone = "ffff:1f:10.0"
     monkeypatch.setattr(vfs, "held", lambda socket, found, network: gone)
     had = {"ibnet": {"function": gone, "devices": ["/dev/infiniband/uverbs2"], "mac": MAC}}
-    functions = Functions(DockerAPI("/nowhere.sock"), "/nowhere.sock", [("ibnet", "192.169.16.101")])
+    functions = ContainerVfs(DockerAPI("/nowhere.sock"), "/nowhere.sock", [("ibnet", "192.169.16.101")])
     assert functions.settings({}, had, check=True) == had
 
 

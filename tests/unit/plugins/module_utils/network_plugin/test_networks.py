@@ -27,7 +27,7 @@ from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
 from ansible_collections.rdm.provision.rdm_sriov.functions import (
     Function,
     FunctionProblem,
-    Functions,
+    NodeVfs,
 )
 from ansible_collections.rdm.provision.rdm_sriov.server import Server
 from ansible_collections.rdm.provision.rdm_sriov.state import State
@@ -37,7 +37,7 @@ from tests.unit.plugins.modules.running import Failed, run_module
 OURS = {LABEL_CLUSTER: "rdm"}
 
 
-class Card(Functions):
+class Card(NodeVfs):
     """One card with a function."""
 
     def virtual(self, parent: str) -> list[Function]:

@@ -30,7 +30,7 @@ def plugin(**found: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("facts", "in_place", "replaces", "container_goes", "claims"),
+    ("facts", "in_place", "replaces", "container_goes", "must_be_free"),
     [
         (None, "", False, False, True),
         ({"docker": None}, "", False, False, True),
@@ -51,11 +51,11 @@ def plugin(**found: Any) -> dict[str, Any]:
     ],
 )
 def test_what_happens_to_the_plugin_that_is_there(
-    facts: dict[str, Any] | None, in_place: str, replaces: bool, container_goes: bool, claims: bool
+    facts: dict[str, Any] | None, in_place: str, replaces: bool, container_goes: bool, must_be_free: bool
 ) -> None:
     found = steps("sriov", facts)
     assert found["in_place"] == in_place
-    assert (found["replaces"], found["container_goes"], found["claims"]) == (replaces, container_goes, claims)
+    assert (found["replaces"], found["container_goes"], found["must_be_free"]) == (replaces, container_goes, must_be_free)
 
 
 @pytest.mark.parametrize(("run_as", "goes"), [("unit", True), ("auto", False), ("container", False)])

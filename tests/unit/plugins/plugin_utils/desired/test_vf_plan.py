@@ -17,7 +17,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_pl
     release,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vf_plan import (
-    Functions,
+    VfSettings,
     assigned,
     clashes,
     first_of,
@@ -37,8 +37,8 @@ def planned(hosts: Sequence[str], previous: AddressPlan | None = None, **more: A
     return assigned(plan, wanted(hosts), "rdm", {})
 
 
-def wanted(hosts: Sequence[str], **changes: Any) -> dict[str, Functions]:
-    return {host: Functions(16, RAILS)._replace(**changes) for host in hosts}
+def wanted(hosts: Sequence[str], **changes: Any) -> dict[str, VfSettings]:
+    return {host: VfSettings(16, RAILS)._replace(**changes) for host in hosts}
 
 
 def macs(plan: AddressPlan) -> dict[str, list[str]]:
