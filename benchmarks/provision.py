@@ -42,7 +42,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.tables import markdown  # noqa: E402
 
 BIN = Path(sys.executable).parent
-DICTIONARY = "/srv/nodes"
+ADDRESS_MAP = "/srv/nodes"
 MODULE_RUN = "Using module file "
 
 # Removes from a node what any of the ways can have left.
@@ -50,7 +50,7 @@ RESET = f"""
 docker ps -aq | xargs -r docker rm -f
 docker network prune -f
 docker images -q | sort -u | xargs -r docker rmi -f
-rm -rf {DICTIONARY} /var/cache/rdm
+rm -rf {ADDRESS_MAP} /var/cache/rdm
 """.strip()
 
 
@@ -126,14 +126,15 @@ class Cluster:
         network = "docker network create -d macvlan --subnet=192.169.16.0/24 -o parent=ib0 ibnet"
         container = (
             f"docker run -d --name rdm --cap-add=SYS_PTRACE --ipc=host --net=ibnet "
-            f'--ip="$(grep "^$(hostname) " {DICTIONARY} | cut -d" " -f2)" {self.image["name"]} sleep infinity'
+            f'--ip="$(grep "^$(hostname) " {ADDRESS_MAP} | cut -d" " -f2)" '
+            f"{self.image['name']} sleep infinity"
         )
         return [f"docker load -i {self.image['path']}", network, container]
 
     def write_dictionary(self) -> None:
         """Put the node -> address file that the original recommends on every node."""
         lines = "".join(f"{node} 192.169.16.{100 + rank}\n" for rank, node in enumerate(self.nodes))
-        self.each(lambda node: self.on(node, f"printf %s {shlex.quote(lines)} >{DICTIONARY}"))
+        self.each(lambda node: self.on(node, f"printf %s {shlex.quote(lines)} >{ADDRESS_MAP}"))
 
     @property
     def ssh_options(self) -> list[str]:

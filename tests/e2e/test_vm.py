@@ -175,7 +175,7 @@ def test_a_vf_that_loses_its_driver_is_named_hurts_no_other_and_is_repaired(
 
 
 PERFTEST = ("ib_write_bw", "--ib-dev=rxe0", "--duration=2", "--report_gbits", "--CPU-freq")
-LOOK = """
+GATHER = """
 - hosts: all
   gather_facts: false
   become: true
@@ -212,9 +212,9 @@ def test_soft_roce_on_a_function_is_found_as_its_rdma_device_and_carries_data(
             machines.on(node, "ip", "link", "set", interface, "up")
             machines.on(node, "modprobe", "rdma_rxe")
             machines.on(node, "rdma", "link", "add", "rxe0", "type", "rxe", "netdev", interface)
-        (tmp_path / "look.yml").write_text(LOOK)
+        (tmp_path / "gather.yml").write_text(GATHER)
         given = json.dumps({"functions": functions, "results": str(tmp_path)})
-        play = ["ansible-playbook", str(tmp_path / "look.yml"), "--inventory", str(machines.inventory)]
+        play = ["ansible-playbook", str(tmp_path / "gather.yml"), "--inventory", str(machines.inventory)]
         machines.product.run(*play, "--extra-vars", given)
         for node in NODES:
             found = json.loads((tmp_path / node).read_text())

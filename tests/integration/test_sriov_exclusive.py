@@ -43,7 +43,7 @@ class Rdma:
     def __init__(self, node: Node, late: bool) -> None:
         self.node, self.late = node, late
         self.root = node.engine.root / "rdma"
-        self.moves, self.error = self.root / "told", self.root / "refusal"
+        self.moves, self.error = self.root / "calls", self.root / "error"
         mode = self.root / "sys/module/ib_core/parameters/netns_mode"
         mode.parent.mkdir(parents=True)
         mode.write_text("N\n")

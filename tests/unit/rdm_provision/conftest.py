@@ -41,7 +41,7 @@ JOB = {
 VERSIONS = {"torch": "2.9.0", "deepspeed": "0.18.0"}
 
 
-class Said(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
@@ -54,7 +54,7 @@ class Said(NamedTuple):
         ]
 
 
-Call = Callable[..., Said]
+Call = Callable[..., CommandResult]
 MakeInventory = Callable[..., Path]
 Play = Callable[..., Run]
 _ANSWERS: dict[tuple[Any, ...], str] = {}
@@ -141,12 +141,12 @@ def play(tmp_path: Path, make_inventory: MakeInventory) -> Play:
 def call(capfd: pytest.CaptureFixture[str]) -> Call:
     """Run the program in this process."""
 
-    def run(*argv: str | Path) -> Said:
+    def run(*argv: str | Path) -> CommandResult:
         with pytest.raises(SystemExit) as ended:
             main([str(word) for word in argv])
         captured = capfd.readouterr()
         assert isinstance(ended.value.code, int)
-        return Said(ended.value.code, captured.out, captured.err)
+        return CommandResult(ended.value.code, captured.out, captured.err)
 
     return run
 

@@ -49,7 +49,7 @@ def test_a_device_that_a_container_needs_and_cannot_have_is_refused() -> None:
 
 
 class Node:
-    """Two functions with an RDMA device each, and what was told to `rdma`."""
+    """Two functions with an RDMA device each, and the calls of `rdma`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -65,8 +65,8 @@ class Node:
         program = root / "bin/rdma"
         program.parent.mkdir()
         program.write_text(
-            f'#!/bin/sh\necho "$* $(readlink {root}/netns/$5)" >> {root}/told\n'
-            f"[ ! -e {root}/refusal ] || {{ cat {root}/refusal >&2; exit 1; }}\n"
+            f'#!/bin/sh\necho "$* $(readlink {root}/netns/$5)" >> {root}/calls\n'
+            f"[ ! -e {root}/error ] || {{ cat {root}/error >&2; exit 1; }}\n"
             f"[ ! -e {root}/then ] || sh {root}/then\n"
         )
         program.chmod(0o755)
@@ -83,8 +83,8 @@ class Node:
         path.write_text(f"{letter}\n")
 
     def commands(self) -> list[str]:
-        """What `rdma` was told, and the namespace that its last word led to."""
-        path = self.root / "told"
+        """The arguments of each call of `rdma`, and the namespace that the last one led to."""
+        path = self.root / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
 
@@ -126,7 +126,7 @@ def test_a_namespace_that_is_never_made_is_reported(node: Node, monkeypatch: pyt
 
 
 def test_what_the_kernel_refuses_is_reported_with_a_hint(node: Node) -> None:
-    (node.root / "refusal").write_text("error: Operation not supported\n")
+    (node.root / "error").write_text("error: Operation not supported\n")
     with pytest.raises(FunctionProblem, match=rf"mlx5_0 cannot move .* not supported\. .*{ANOTHER_MODE}"):
         node.namespaces.lend("ib0.0", True, NAMESPACE)
     later = node.root / "later"
@@ -153,7 +153,7 @@ def test_a_device_that_programs_know_under_another_name_afterwards_is_an_error(n
 
 def test_devices_move_one_after_the_other(node: Node) -> None:
     (node.root / "then").write_text(
-        f"[ ! -e {node.root}/busy ] || echo two at once >> {node.root}/told\n"
+        f"[ ! -e {node.root}/busy ] || echo two at once >> {node.root}/calls\n"
         f"touch {node.root}/busy; sleep 0.1; rm {node.root}/busy\n"
     )
     threads = [
@@ -206,7 +206,7 @@ def test_an_infiniband_function_whose_device_is_needed_is_refused_before_anythin
 def test_a_container_whose_device_cannot_move_does_not_start(node: Node) -> None:
     plugin = Server(node)
     plugin.network()
-    (node.root / "refusal").write_text("error: Operation not supported\n")
+    (node.root / "error").write_text("error: Operation not supported\n")
     with pytest.raises(FunctionProblem, match="cannot move to its container"):
         plugin.container("a", bound="ib0.0")
     # The engine takes the endpoint back.

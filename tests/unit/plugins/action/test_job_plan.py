@@ -18,12 +18,12 @@ OPTIONS: dict[str, Any] = {
     "before": "ran",
     "images": [],
     "accelerator": "",
-    "checks": "asked",
+    "checks": "checked",
 }
 
 
 def decide(problems: list[str], **options: Any) -> dict[str, Any]:
-    answers = SimpleNamespace(raw_get=lambda _host: {"asked": {"problems": problems}})
+    answers = SimpleNamespace(raw_get=lambda _host: {"checked": {"problems": problems}})
     variables = {"ansible_play_hosts_all": ["n1"], "hostvars": answers}
     return ActionModule.__new__(ActionModule).decide({**OPTIONS, **options}, variables)
 

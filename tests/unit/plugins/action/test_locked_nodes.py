@@ -29,7 +29,7 @@ PLAY = """
         config_dir: "{{ inventory_dir }}/rdm"
         keys: keys
       run_once: true
-    - name: Look
+    - name: Gather
       rdm.provision.node_lock:
         lock: {cluster: "{{ cluster }}", run: other, home: other, leader: {}}
     - name: Release

@@ -16,17 +16,17 @@ PLAY = """
   tasks:
     - name: Protect
       rdm.provision.protect_jobs:
-        jobs: looked
+        jobs: gathered
       run_once: true
     - name: Go on
       ansible.builtin.debug:
 """
 REGISTERED = {
-    "idle": {"looked": {"running": []}},
-    "busy": {"looked": {"running": ["one", "two"]}},
-    "gone": {"looked": {"unreachable": True}},
-    "not-asked": {},
-    "busy-too": {"looked": {"running": ["one"]}},
+    "idle": {"gathered": {"running": []}},
+    "busy": {"gathered": {"running": ["one", "two"]}},
+    "gone": {"gathered": {"unreachable": True}},
+    "not-queried": {},
+    "busy-too": {"gathered": {"running": ["one"]}},
 }
 
 
@@ -62,4 +62,4 @@ def test_check_mode_only_warns(tmp_path: Path) -> None:
 
 
 def test_hosts_without_jobs_go_on(tmp_path: Path) -> None:
-    assert protect(tmp_path, "--limit=idle,gone,not-asked")[0] == 0
+    assert protect(tmp_path, "--limit=idle,gone,not-queried")[0] == 0

@@ -43,12 +43,12 @@ PLAY = """
       ansible.builtin.wait_for: {path: "{{ home }}/go-on", sleep: 1}
       run_once: true
 
-- name: Look on
+- name: Watch
   hosts: "{{ lookup('rdm.provision.cluster_lock', 'master:workers', hold=false) }}"
   gather_facts: false
   tasks:
     - name: Say so
-      ansible.builtin.copy: {content: "", dest: "{{ home }}/looking-on"}
+      ansible.builtin.copy: {content: "", dest: "{{ home }}/watching"}
       run_once: true
     - name: Wait
       ansible.builtin.wait_for: {path: "{{ home }}/end", sleep: 1}
@@ -160,7 +160,7 @@ def test_the_lock_is_held_until_the_play_that_only_reads(home: Path, tmp_path: P
     with pytest.raises(cluster_lock.Busy, match=r"ansible-playbook book\.yml \(process"):
         cluster_lock.take(home, "rdm-provision up")
     (home / "go-on").touch()
-    wait_until((home / "looking-on").exists, "the second play runs")
+    wait_until((home / "watching").exists, "the second play runs")
     assert cluster_lock.take(home, "rdm-provision up") is not None
     assert playing.poll() is None
     (home / "end").touch()

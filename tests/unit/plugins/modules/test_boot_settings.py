@@ -193,10 +193,10 @@ def test_grubby_changes_the_entries_that_lack_something(tools: Tools, tree: Path
         "cpu:type:x86,ven0002fam0019mod0011:feature:,0000\n"
     )
     entry = 'index=0\nkernel="/boot/vmlinuz-5.14"\nargs="ro rhgb quiet iommu=pt"\nroot="/dev/sda1"\n'
-    tools.put("grubby", f'#!/bin/sh\necho "$@" >> {tools.directory}/told\n/bin/cat {tools.directory}/menu\n')
+    tools.put("grubby", f'#!/bin/sh\necho "$@" >> {tools.directory}/calls\n/bin/cat {tools.directory}/menu\n')
     (tools.directory / "menu").write_text(entry)
     assert kernel(tree)["changed"] is True
-    lines = (tools.directory / "told").read_text().splitlines()
+    lines = (tools.directory / "calls").read_text().splitlines()
     assert lines == ["--info=ALL", "--update-kernel=ALL --args=amd_iommu=on"]
     (tools.directory / "menu").write_text(entry.replace("quiet", "quiet amd_iommu=on"))
     again = kernel(tree)

@@ -81,8 +81,8 @@ class Environment:
             f"#!{sys.executable}\n"
             "import json, os, sys\n"
             f"os.chdir({str(home)!r})\n"
-            "asked = {'argv': sys.argv[1:], 'stdin': sys.stdin.read(), 'environment': dict(os.environ)}\n"
-            "open('asked', 'w').write(json.dumps(asked))\n"
+            "call = {'argv': sys.argv[1:], 'stdin': sys.stdin.read(), 'environment': dict(os.environ)}\n"
+            "open('call', 'w').write(json.dumps(call))\n"
             "answer = json.load(open('answer'))\n"
             "sys.stdout.write(answer[1])\n"
             "sys.stderr.write(answer[2])\n"
@@ -105,7 +105,7 @@ class Environment:
 
     @property
     def called_with(self) -> dict[str, Any]:
-        path = self.home / "asked"
+        path = self.home / "call"
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
     @property
@@ -146,7 +146,7 @@ def run(verb: str, at: Any = None, *, check: bool = False, **options: Any) -> di
     return run_module(job, {"cluster": "c", "verb": verb, **where, **options}, check=check)
 
 
-# --- what is asked --------------------------------------------------------------------------------------
+# --- what is called -------------------------------------------------------------------------------------
 
 
 def test_a_request_goes_through_standard_input_and_not_through_the_arguments(agent: Any) -> None:
@@ -280,7 +280,7 @@ def test_how_a_job_ran_is_in_its_directory(agent: Any, tmp_path: Path) -> None:
         True,
         False,
     )
-    assert agent.argv == [], "its agent is not asked, whose program may be another one now"
+    assert agent.argv == [], "its agent is not called, whose program may be another one now"
 
 
 def test_stop_says_whether_there_was_anything_to_stop(agent: Any) -> None:

@@ -24,7 +24,7 @@ from rdm_provision.errors import RdmError
 from rdm_provision.results.events import NodeRecap, RunResult
 from rdm_provision.results.outcomes import CommandOutput
 from tests.conftest import ROOT
-from tests.unit.rdm_provision.conftest import NODES, Call, MakeInventory, Said
+from tests.unit.rdm_provision.conftest import NODES, Call, CommandResult, MakeInventory
 
 
 def _command(verb: str) -> click.Command:
@@ -695,13 +695,13 @@ def test_the_page_of_a_path_takes_them_too_and_says_the_same(
     fasop_layout(logs)
     conf, output = tmp_path / "_00_conf.sh", tmp_path / "page.html"
 
-    def page(*words: str) -> Said:
+    def page(*words: str) -> CommandResult:
         if program == "rdm-provision":
             return call("report", *words, "-o", output, "--json")
         command = [sys.executable, "-P", "-m", "rdm_trainer", "report", *words, "-o", str(output), "--json"]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "trainer")}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        return Said(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     for state, partition in (("NODE_FAIL", 2), ("RUNNING", 2), ("RUNNING", 4), ("", 4)):
         conf.write_text(f"NNODES={partition}\n")

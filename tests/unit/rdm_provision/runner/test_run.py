@@ -434,8 +434,7 @@ def test_a_run_that_only_reads_drops_the_lock(
     lock = "{{ lookup('rdm.provision.cluster_lock', 'master:workers', hold=%s) }}"
     (change,) = yaml.safe_load(book.read_text())
     plays = [
-        {**change, "name": name, "hosts": lock % hold}
-        for name, hold in (("Change", True), ("Watch", False))
+        {**change, "name": name, "hosts": lock % hold} for name, hold in (("Change", True), ("Watch", False))
     ]
     book.write_text(yaml.safe_dump(plays))
     was_free = {}

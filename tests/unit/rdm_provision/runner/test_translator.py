@@ -139,7 +139,7 @@ def test_an_inspection_belongs_to_the_phase_that_requests_it() -> None:
     inspection["event_data"]["task_path"] = "/x/roles/images/tasks/inspect.yml:3"
     events = feed(
         made,
-        task("rdm.provision.preflight", "Look"),
+        task("rdm.provision.preflight", "Gather"),
         inspection,
         task("rdm.provision.preflight", "Check"),
         task("rdm.provision.images", "Load"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import ssh_client_config
 
-DICTIONARY = "".join(f"node{number} 10.20.{number // 250}.{number % 250 + 1}\n" for number in range(300))
+ADDRESS_MAP = "".join(f"node{number} 10.20.{number // 250}.{number % 250 + 1}\n" for number in range(300))
 
 
 def resolve(tmp_path: Path, config: str, target: str) -> dict[str, str]:
@@ -22,8 +22,8 @@ def resolve(tmp_path: Path, config: str, target: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("target", ["node0", "NODE0", "Node299", "10.20.0.1", "10.20.1.50"])
 def test_a_node_is_reached_by_name_and_by_address(tmp_path: Path, target: str) -> None:
-    settings = resolve(tmp_path, ssh_client_config(DICTIONARY, 2222, "/etc/rdm/ssh"), target)
-    addresses = dict(line.split() for line in DICTIONARY.splitlines())
+    settings = resolve(tmp_path, ssh_client_config(ADDRESS_MAP, 2222, "/etc/rdm/ssh"), target)
+    addresses = dict(line.split() for line in ADDRESS_MAP.splitlines())
     assert settings["hostname"] == addresses.get(target.lower(), target)
     assert settings["port"] == "2222"
     assert settings["user"] == "root"
@@ -34,7 +34,7 @@ def test_a_node_is_reached_by_name_and_by_address(tmp_path: Path, target: str) -
 
 
 def test_other_hosts_are_left_to_the_images_own_configuration(tmp_path: Path) -> None:
-    settings = resolve(tmp_path, ssh_client_config(DICTIONARY, 2222, "/etc/rdm/ssh"), "github.com")
+    settings = resolve(tmp_path, ssh_client_config(ADDRESS_MAP, 2222, "/etc/rdm/ssh"), "github.com")
     assert settings["port"] == "22"
     assert "rdm" not in settings["userknownhostsfile"]
 

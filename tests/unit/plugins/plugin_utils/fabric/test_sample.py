@@ -62,27 +62,27 @@ def test_a_run_of_a_few_measures_all_its_pairs_and_a_sample_of_the_others(
     assert len(chosen) <= 9 + 9
 
 
-DICTIONARY = "".join(f"{name} 10.0.{rank // 250}.{rank % 250}\n" for rank, name in enumerate(names(1000)))
+ADDRESS_MAP = "".join(f"{name} 10.0.{rank // 250}.{rank % 250}\n" for rank, name in enumerate(names(1000)))
 
 
 def test_a_node_gets_its_line_and_those_of_its_peers() -> None:
-    lines = lines_of_peers(DICTIONARY, "n7", names(1000)).splitlines()
+    lines = lines_of_peers(ADDRESS_MAP, "n7", names(1000)).splitlines()
     assert len(lines) == 17
-    assert {"n7 10.0.0.6", "n8 10.0.0.7"} <= set(lines) <= set(DICTIONARY.splitlines())
+    assert {"n7 10.0.0.6", "n8 10.0.0.7"} <= set(lines) <= set(ADDRESS_MAP.splitlines())
 
 
 def test_a_node_gets_all_lines_in_a_small_cluster_or_with_all_pairs() -> None:
-    assert lines_of_peers(DICTIONARY, "n7", names(1000), all_pairs=True) == DICTIONARY
-    assert lines_of_peers(DICTIONARY, "n7", names(1000), above=1000) == DICTIONARY
+    assert lines_of_peers(ADDRESS_MAP, "n7", names(1000), all_pairs=True) == ADDRESS_MAP
+    assert lines_of_peers(ADDRESS_MAP, "n7", names(1000), above=1000) == ADDRESS_MAP
 
 
 def test_it_is_left_to_the_module_to_miss_a_node() -> None:
     assert lines_of_peers("", "n7", ["n7"]) == ""
-    assert lines_of_peers(DICTIONARY, "other", ["other"]) == DICTIONARY
+    assert lines_of_peers(ADDRESS_MAP, "other", ["other"]) == ADDRESS_MAP
 
 
 def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 peer, not 0"):
-        lines_of_peers(DICTIONARY, "n7", [], peers=0)
+        lines_of_peers(ADDRESS_MAP, "n7", [], peers=0)
     with pytest.raises(ValueError, match="line 1 of the cluster's nodes"):
         lines_of_peers("n7", "n7", [])
