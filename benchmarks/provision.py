@@ -131,7 +131,7 @@ class Cluster:
         )
         return [f"docker load -i {self.image['path']}", network, container]
 
-    def write_dictionary(self) -> None:
+    def write_address_map(self) -> None:
         """Put the node -> address file that the original recommends on every node."""
         lines = "".join(f"{node} 192.169.16.{100 + rank}\n" for rank, node in enumerate(self.nodes))
         self.each(lambda node: self.on(node, f"printf %s {shlex.quote(lines)} >{ADDRESS_MAP}"))
@@ -222,7 +222,7 @@ def measure(cluster: Cluster, repeats: int) -> tuple[dict[str, Cost], float]:
             ("raw commands through pdsh", cluster.through_pdsh),
         ):
             cluster.reset()
-            cluster.write_dictionary()
+            cluster.write_address_map()
             take(way, work)
         cluster.reset()
         take("our first run", lambda: cluster.playbook("site"))
