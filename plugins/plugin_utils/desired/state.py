@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, cast
 
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.container import (
@@ -43,13 +43,18 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network impo
     network_steps,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import OwnedFiles
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import Origin
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.python_env import (
     desired_python_env,
     python_env_steps,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov import desired_sriov, sriov_steps
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov import (
+    DesiredSriov,
+    desired_sriov,
+    sriov_steps,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
     DRIVERS_ON_A_PARENT,
     OWN,
@@ -112,6 +117,18 @@ OTHER_PARTS: Mapping[str, Part] = {
     "verify": Part(desired_verify, steps=verify_steps),
 }
 """The parts whose digests are in no state file."""
+
+
+class Parts(TypedDict, total=False):
+    """The parts of one node, by role."""
+
+    docker_engine: DesiredEngine
+    images: DesiredImages
+    sriov: DesiredSriov
+    network: DesiredNetwork
+    my_ip: OwnedFiles
+    container: DesiredContainer
+    hostfile: OwnedFiles
 
 
 class Attachment(NamedTuple):
@@ -180,7 +197,7 @@ class DesiredState(NamedTuple):
     slots: int
     become: bool
     my_ip: str
-    parts: Mapping[str, Any]
+    parts: Parts
     undecided: frozenset[str] = frozenset()
     interfaces: Sequence[str] = ()
     chosen: frozenset[str] = frozenset()
@@ -195,20 +212,17 @@ class DesiredState(NamedTuple):
     @property
     def engine(self) -> DesiredEngine:
         """The node's engine."""
-        part: DesiredEngine = self.parts["docker_engine"]
-        return part
+        return self.parts["docker_engine"]
 
     @property
     def container(self) -> DesiredContainer:
         """The node's container."""
-        part: DesiredContainer = self.parts["container"]
-        return part
+        return self.parts["container"]
 
     @property
     def network(self) -> DesiredNetwork:
         """The node's container networks."""
-        part: DesiredNetwork = self.parts["network"]
-        return part
+        return self.parts["network"]
 
     @property
     def network_driver(self) -> str:
@@ -270,8 +284,9 @@ class DesiredState(NamedTuple):
 
     def digests(self, roles: Iterable[str]) -> dict[str, str]:
         """Return the digest of each role's part; empty if it is not known before the role runs."""
+        parts: Mapping[str, object] = self.parts
         return {
-            role: "" if role in self.undecided or role not in self.parts else _digest(role, self.parts[role])
+            role: "" if role in self.undecided or role not in parts else _digest(role, parts[role])
             for role in roles
         }
 
@@ -287,7 +302,8 @@ def desired_state(
         trusted: whether all variables are valid; if not, only the engine is decided.
         more: further attributes of the state.
     """
-    parts, undecided = {}, set()
+    parts: dict[str, Any] = {}
+    undecided = set()
     planned = entry.for_digest()
     for role in PARTS if trusted else ("docker_engine",):
         variables.missed = False
@@ -297,8 +313,14 @@ def desired_state(
             continue  # a check or the role reports it
         if variables.missed or _may_change(parts[role]):
             undecided.add(role)
-    state = DesiredState(entry.node, my_ip=entry.my_ip, parts=parts, undecided=frozenset(undecided), **more)
-    state = state._replace(run=_run(variables))
+    state = DesiredState(
+        entry.node,
+        my_ip=entry.my_ip,
+        parts=cast(Parts, parts),
+        undecided=frozenset(undecided),
+        run=_run(variables),
+        **more,
+    )
     if not trusted:
         return state
     return state._replace(

@@ -73,7 +73,7 @@ def test_parts_are_of_roles_that_change_nodes_in_the_order_of_their_plays() -> N
     root = Path(__file__).parents[5]
     site = [one["vars"] for one in yaml.safe_load((root / "playbooks/site.yml").read_text(encoding="utf-8"))]
     plays = [one["__work"] for one in site if "__work" in one and one.get("__tasks") != "inspect"]
-    assert list(state.PARTS) == plays
+    assert list(state.PARTS) == list(state.Parts.__annotations__) == plays
     for role in state.PARTS:
         text = (root / "roles" / role / "vars/main.yml").read_text(encoding="utf-8")
         assert f"__{role}_desired: \"{{{{ lookup('rdm.provision.desired', '{role}') }}}}\"" in text
