@@ -90,7 +90,7 @@ class JobVerbs:
             run_options,
             check=check,
             exclusive=not check,
-            onlooking="Watch the job",
+            observes_from="Watch the job",
             keep=frozenset({JOB_MODULE}),
             extra=extra,
             literal=literal,

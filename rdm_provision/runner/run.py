@@ -197,7 +197,7 @@ class Run:
                 self._pid = data.get("pid")
                 if self._cancelled_at is not None:
                     self._kill = True
-            if self._lock is not None and _begins(data, spec.onlooking):
+            if self._lock is not None and _begins(data, spec.observes_from):
                 self._lock.release()
             emit(translator.translate(data))
             # False: ansible-runner writes no file for the event.

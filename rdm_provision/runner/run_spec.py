@@ -40,7 +40,7 @@ class RunSpec:
         verbosity: ansible-playbook's number of ``-v``.
         home: folder of the inventory, for the record and the lock; None for neither.
         exclusive: take the cluster's lock; other runs that need it are refused meanwhile.
-        onlooking: the play from which on the run only observes; it releases the lock there.
+        observes_from: the play from which on the run only observes; it releases the lock there.
         keep: modules whose results the caller needs in ``RunResult.returned``.
         env: more environment variables.
         vault: file with the password of encrypted variables; empty for the user's own settings.
@@ -61,7 +61,7 @@ class RunSpec:
     verbosity: int = 0
     home: Path | None = None
     exclusive: bool = False
-    onlooking: str = ""
+    observes_from: str = ""
     keep: frozenset[str] = frozenset()
     env: Mapping[str, str] = field(default_factory=dict)
     vault: str = ""

@@ -648,7 +648,7 @@ def test_train_keeps_others_from_the_cluster_only_until_it_watches(
     assert not cluster.train(config, check=True).spec.exclusive
     plays = yaml.safe_load((ROOT / "playbooks/train.yml").read_text())
     # The play before it starts the job. If no play had this name, the lock would be held for days.
-    assert [play["vars"]["__play"] for play in plays].index(cluster.train(config).spec.onlooking) == 1
+    assert [play["vars"]["__play"] for play in plays].index(cluster.train(config).spec.observes_from) == 1
 
 
 @pytest.mark.parametrize(

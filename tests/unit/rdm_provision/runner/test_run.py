@@ -429,7 +429,7 @@ def test_a_run_that_only_reads_drops_the_lock(
     play: Play, make_inventory: MakeInventory, tmp_path: Path
 ) -> None:
     home = make_inventory()
-    run = play([task("Say", "debug", {"msg": "x"})], inventory=home, exclusive=True, onlooking="Watch")
+    run = play([task("Say", "debug", {"msg": "x"})], inventory=home, exclusive=True, observes_from="Watch")
     book = Path(run.spec.playbook)
     lock = "{{ lookup('rdm.provision.cluster_lock', 'master:workers', hold=%s) }}"
     (change,) = yaml.safe_load(book.read_text())
