@@ -131,9 +131,14 @@ def torchtitan(number: int) -> str:
 
 def with_a_bar(number: int) -> str:
     """Return a step as Hugging Face's Trainer writes it, after tqdm's bar."""
-    said = {"loss": 2 + 8 / (1 + number), "grad_norm": 1.25, "learning_rate": 2e-05, "epoch": number / 1000}
+    step = {
+        "loss": 2 + 8 / (1 + number),
+        "grad_norm": 1.25,
+        "learning_rate": 2e-05,
+        "epoch": number / 1000,
+    }
     bar = f"\r  0%|{' ' * 10}| {number}/99999999 [00:17<01:06,  1.{number % 97:02d}s/it]"
-    return f"{bar}{said}\n"
+    return f"{bar}{step}\n"
 
 
 KINDS: dict[str, Callable[[int], str]] = {
@@ -180,10 +185,10 @@ def measure(path: Path, rounds: int) -> list[str]:
     wall, peak = float("inf"), ""
     for _ in range(rounds):
         for name, command in commands.items():
-            took, passed, said = seconds(command)
+            took, passed, output = seconds(command)
             best[name] = min(best[name], took)
             if name == "ours":
-                wall, peak = min(wall, passed), said.strip()
+                wall, peak = min(wall, passed), output.strip()
     size = path.stat().st_size / MEGABYTE
     speeds = [f"{size / best[name]:,.0f}" for name in commands]
     ratios = [f"{best['ours'] / best[name]:.1f}" for name in ("wc", "grep")]

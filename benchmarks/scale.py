@@ -366,14 +366,14 @@ def measure(cluster: Cluster, ways: Sequence[str], model: Callable[[], Cluster])
         model: returns a cluster after its first run; called if the first run is not measured.
     """
     count = len(cluster.nodes)
-    settled = ""
+    state_of_nodes = ""
     for name in ways:
         way = WAYS[name]
-        if way.follows and settled not in (way.follows, "all"):
+        if way.follows and state_of_nodes not in (way.follows, "all"):
             cluster.start_after_first_run(model())
-            settled = "all"
+            state_of_nodes = "all"
         elif not way.follows:
-            settled = name
+            state_of_nodes = name
         print(f"  {count} nodes, {way.title} ...", end="", file=sys.stderr, flush=True)
         way.before(cluster)
         found = way.run(cluster)

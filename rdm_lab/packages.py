@@ -85,7 +85,7 @@ class Packages:
                 done = exec_run(self.engine, container, ["sh", f"{AT}/lab/{SCRIPT}"])
             if done.exit_code:
                 raise LabProblem(
-                    f"the trainer's packages cannot be downloaded; pip said: {done.output[-800:]}"
+                    f"the trainer's packages cannot be downloaded; pip's last output: {done.output[-800:]}"
                 )
             with new_directory(self.directory) as target:
                 for path in output.iterdir():

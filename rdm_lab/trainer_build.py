@@ -57,7 +57,7 @@ def install_layer(
     with _base_image(engine, base) as image, builder(engine, image, binds, environment) as container:
         done = exec_run(engine, container, argv)
     if done.exit_code:
-        raise LabProblem(f"the training image cannot be made; the installation said: {done.output[-800:]}")
+        raise LabProblem(f"the training image cannot be made; its last output: {done.output[-800:]}")
     return recipe.measured(output / "layer.tar")
 
 

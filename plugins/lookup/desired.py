@@ -29,7 +29,7 @@ description:
   - Makes a role's part of the node's desired state from the role's variables and from C(preflight_plan), the
     registered result of M(rdm.provision.plan). Without a plan it uses only the variables.
   - The plan makes the same part to decide whether the role has work on the node.
-  - The dictionary also has what else the role's tasks depend on, from what this run registered for the node,
+  - It also has what else the role's tasks depend on, from what this run registered for the node,
     such as whether preflight found the network.
 options:
   _terms:

@@ -162,7 +162,7 @@ def test_each_planted_fault_is_named(cluster: Containers) -> None:
     def forgets(kind: str) -> None:
         wait_until(
             lambda: kind not in [one["kind"] for one in verdict().get("culprits", [])],
-            f"{kind} is no longer said",
+            f"{kind} is no longer reported",
             seen=verdict,
         )
 

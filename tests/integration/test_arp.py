@@ -8,7 +8,7 @@ import sys
 
 from tests.conftest import COLLECTIONS
 
-ASK = """
+QUERY = """
 import json, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from ansible_collections.rdm.provision.plugins.module_utils.network.arp import in_use
@@ -28,7 +28,7 @@ print(json.dumps([in_use({"ib0": f"192.169.16.{last}"}) for last in (100, 101)])
 
 def test_who_has_an_address_is_found_and_nobody_where_it_is_free() -> None:
     done = subprocess.run(
-        ["unshare", "--net", "--mount", sys.executable, "-c", ASK, str(COLLECTIONS)],
+        ["unshare", "--net", "--mount", sys.executable, "-c", QUERY, str(COLLECTIONS)],
         capture_output=True,
         text=True,
         timeout=120,

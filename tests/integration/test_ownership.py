@@ -269,7 +269,7 @@ def test_waits_for_the_line_and_for_the_plugin(
 @pytest.mark.usefixtures("just_started")
 def test_logs_before_a_containers_last_start_do_not_count(node: Node) -> None:
     container = node.run(
-        "our", ["sh", "-c", "test -e /said && sleep 1000; touch /said; echo Ready; sleep 1000"]
+        "our", ["sh", "-c", "test -e /started && sleep 1000; touch /started; echo Ready; sleep 1000"]
     )
     ready("our", ready_line="Ready")
     node.api.post(f"/containers/{container}/restart", t=0)
@@ -344,7 +344,7 @@ def started(
     (tmp_path / "sbin").mkdir(exist_ok=True)
     if sshd:
         (tmp_path / "sbin" / "sshd").write_text(
-            f'#!/bin/sh\n{ASKED}; echo "$@"; cat "$4"; readlink /etc/ssh/ssh_config; umask\n'
+            f'#!/bin/sh\n{REVIVED}; echo "$@"; cat "$4"; readlink /etc/ssh/ssh_config; umask\n'
             'stat -c "%a %n" /run/sshd "$(dirname "$4")" "$4"\n'
         )
         (tmp_path / "sbin" / "sshd").chmod(0o755)
@@ -423,19 +423,19 @@ def test_an_image_without_sshd_says_so(node: Node, tmp_path: Path) -> None:
     assert logs == "this image has no sshd: install openssh-server in it, or set container_sshd: false\n"
 
 
-ASKED = "until [ ! -e /etc/rdm/trainer ] || [ -e /asked ]; do sleep 0.1; done"
+REVIVED = "until [ ! -e /etc/rdm/trainer ] || [ -e /revived ]; do sleep 0.1; done"
 
 
-@pytest.mark.parametrize("command", [(), ("sh", "-c", f"{ASKED}; echo in place of an sshd")])
+@pytest.mark.parametrize("command", [(), ("sh", "-c", f"{REVIVED}; echo in place of an sshd")])
 @pytest.mark.parametrize("end", ["exec sleep 1000", "exit 3"])
 def test_jobs_get_their_agents_back_and_nothing_hangs_on_that(
     node: Node, tmp_path: Path, command: tuple[str, ...], end: str
 ) -> None:
     (tmp_path / "trainer").mkdir()
     trainer = tmp_path / "trainer" / "rdm-trainer"
-    trainer.write_text(f'#!/bin/sh\necho "asked to $*"; touch /asked; {end}\n')
+    trainer.write_text(f'#!/bin/sh\necho "called with $*"; touch /revived; {end}\n')
     trainer.chmod(0o755)
     status, logs = started(node, tmp_path, {"PATH": "/etc/rdm/trainer:/bin"}, *command)
     assert status == 0
-    assert "asked to job revive" in logs
+    assert "called with job revive" in logs
     assert ("in place of an sshd" if command else "-D -e -f /run/rdm/sshd_config") in logs

@@ -204,13 +204,13 @@ def test_a_networks_options_are_in_its_containers(node: Node) -> None:
         "-o",
         "privileged=1",
     ]
-    node.docker("network", "create", "-d", node.driver, "--subnet", "192.169.17.0/24", *options, "told")
-    node.run("na", "--ip", "192.169.17.100", network="told")
-    node.run("nb", "--ip", "192.169.17.101", network="told")
+    node.docker("network", "create", "-d", node.driver, "--subnet", "192.169.17.0/24", *options, "hooked")
+    node.run("na", "--ip", "192.169.17.100", network="hooked")
+    node.run("nb", "--ip", "192.169.17.101", network="hooked")
     assert node.docker("exec", "na", "cat", "/sys/class/net/fabric0/mtu") == "1400"
     node.docker("exec", "na", "ping", "-c", "1", "-w", "60", "-s", "1300", "192.169.17.101")
     node.remove("na", "nb")
-    assert wait_until(lambda: _removed(node, "told"), HANGS_S)
+    assert wait_until(lambda: _removed(node, "hooked"), HANGS_S)
     assert node.promised() == {}
 
 

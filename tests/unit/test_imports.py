@@ -34,7 +34,7 @@ def modules(packages: dict[str, Path] = PACKAGES) -> dict[str, Path]:
 
 
 def imports(tree: ast.AST, *, types: bool = False) -> Iterator[str]:
-    """Yield the names that a piece of a program imports, in functions too; for types alone when asked."""
+    """Yield the names that a piece of a program imports, in functions too; on request also those for types alone."""
     for node in ast.iter_child_nodes(tree):
         is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         if is_for_types and not types:
@@ -114,7 +114,7 @@ SIDES = {
     "the collection does not need the API": (("plugins", "rdm_lab"), (), ("rdm_provision",)),
     "the control side has no torch": (
         ("rdm_provision", "plugins"),
-        # It asks how the trainer's engine takes a step, which is said in a file without torch.
+        # It reads how the trainer's engine takes a step, from a file without torch.
         ("rdm_provision/api/tuning.py",),
         ("torch", "rdm_trainer", "rdm_job"),
     ),

@@ -126,7 +126,7 @@ class Sources(NamedTuple):
             "HTTP_PROXY": self.proxy,
             "HTTPS_PROXY": self.proxy,
         }
-        # An http:// URL is the user's choice, and the lock has the digests. pip must be told to trust the
+        # An http:// URL is the user's choice, and the lock has the digests. pip needs an option to trust the
         # host.
         plain = [urlsplit(one) for one in (self.index_url, *extra, *self.find_links)]
         trusted = {one.netloc.rpartition("@")[2] for one in plain if one.scheme == "http"}

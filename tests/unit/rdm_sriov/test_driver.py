@@ -107,7 +107,7 @@ class Plugin:
         return self.given[name]
 
     def reserve(self, address: str, network: str = NETWORK) -> dict[str, Any]:
-        """Reserve a function; return what is said of it."""
+        """Reserve a function; return its description."""
         answer = self.driver.answer("RdmSriov.Reserve", {"NetworkID": network, "Address": address})
         found: dict[str, Any] = answer["Function"]
         return found

@@ -108,7 +108,7 @@ def test_the_commands_kernel_words_become_one_sentence(tmp_path: Path) -> None:
 
 
 class Card(NodeVfs):
-    """A card whose commands are recorded, and which shows what it is told to."""
+    """A card whose commands are recorded, and which shows what they set."""
 
     def __init__(self, root: Path, shown: str) -> None:
         super().__init__(str(root))

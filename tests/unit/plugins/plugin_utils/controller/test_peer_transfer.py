@@ -187,8 +187,8 @@ def test_a_node_that_joins_too_late_keeps_nothing(nodes: Nodes, archive: Path) -
 def test_what_engines_have_already_is_shown(nodes: Nodes, archive: Path) -> None:
     nodes.answers["joined"] = lambda name: {"port": 7077, "stored": 0 if name == "n3" else 3 << 20}
     nodes.transfer(archive, remote_src=True)
-    said = "image.tar: up to 3.0 MiB of it are already in the engine of n2, n4"
-    assert [line for line in nodes.shown if line.endswith(said)], nodes.shown
+    message = "image.tar: up to 3.0 MiB of it are already in the engine of n2, n4"
+    assert [line for line in nodes.shown if line.endswith(message)], nodes.shown
 
 
 def test_what_has_not_changed_is_not_shown_again(nodes: Nodes, archive: Path) -> None:

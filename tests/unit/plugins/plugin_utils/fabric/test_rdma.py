@@ -189,7 +189,7 @@ def test_of_several_rails_each_is_evaluated_and_named() -> None:
     slow = "it sends 20 and receives 20 Gb/s where 180 are usual"
     shut = "its container was given /dev/infiniband/uverbs9, but cannot open it"
     assert evaluated["findings"] == [f"n5: {shut}", f"rail ib1: n3: {slow}"], (
-        "what holds everywhere is said once"
+        "what holds everywhere is reported once"
     )
     assert {name: one["reason"] for name, one in evaluated["verdicts"].items() if not one["ok"]} == {
         "n3": f"rail ib1: {slow}",
@@ -200,7 +200,7 @@ def test_of_several_rails_each_is_evaluated_and_named() -> None:
     assert evaluated["rails"] == rails
     shown = text(rdma_report(evaluated))
     assert shown.index("RDMA, rail ib0") < shown.index("RDMA, rail ib1") < shown.index("failed: n5")
-    assert shown.count("failed: ") == 2, "each finding names its rail, and is told once"
+    assert shown.count("failed: ") == 2, "each finding names its rail, and is reported once"
     assert of_rails({"ib0": rails["ib0"]})["findings"] == [f"rail ib0: n5: {shut}"], (
         "until the next is measured"
     )
