@@ -159,9 +159,7 @@ class Images:
                 printed.append(str(line.get("stream", "")))
                 if "error" in line:
                     tail = "".join(printed)[-500:]
-                    raise LabProblem(
-                        f"{name} cannot be built: {line['error']}; the build's last output: {tail}"
-                    )
+                    raise LabProblem(f"{name} cannot be built: {line['error']}; its last output: {tail}")
         with work_directory() as work, new_directory(self.archives) as target:
             for archive, name in (
                 (recipe.CPU_ARCHIVE, recipe.CPU_IMAGE),

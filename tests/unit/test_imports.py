@@ -34,7 +34,7 @@ def modules(packages: dict[str, Path] = PACKAGES) -> dict[str, Path]:
 
 
 def imports(tree: ast.AST, *, types: bool = False) -> Iterator[str]:
-    """Yield the names that a piece of a program imports, in functions too; on request also those for types alone."""
+    """Yield the names that a piece of a program imports, in functions too, and with `types` for types."""
     for node in ast.iter_child_nodes(tree):
         is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         if is_for_types and not types:

@@ -105,7 +105,7 @@ def test_a_role_imports_its_tasks_by_their_whole_path() -> None:
 
 
 def test_what_the_all_reduce_lacks_is_refused_before_anything_is_measured() -> None:
-    """Planned and requested of all nodes by the tasks that start it, short of the start."""
+    """Planned, and queried on all nodes, by the tasks that start it, short of the start."""
     parts = [
         play.get("vars", {}).get("__tasks") or play["ansible.builtin.import_playbook"]
         for play in _read(PLAYBOOKS / "verify.yml")[-4:]

@@ -75,7 +75,7 @@ class Connection(ConnectionBase):
         module, parameters = module_call(in_data)
         socket = self.get_option("socket")
         if socket and f"DOCKER_HOST=unix://{socket} " not in cmd:
-            raise AnsibleConnectionFailure(f"{module} has no argument for the engine at {socket}")
+            raise AnsibleConnectionFailure(f"{module} is called without DOCKER_HOST for {socket}")
         answer = json.dumps(node.answer(module, parameters)).encode()
         node.count(module, len(in_data), len(answer))
         return 0, answer, b""
