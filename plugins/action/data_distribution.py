@@ -163,9 +163,11 @@ class ActionModule(Decision):
         }
         compared = query(destinations)
         present = {name: compared[name]["digests"] for name in destinations}
+        compare = to_hash(found, present)
         hashed = {
-            name: {"sizes": {path: sizes[path] for path in paths}}
-            for name, paths in to_hash(found, present).items()
+            name: {"sizes": {path: sizes[path] for path in compare[name]}}
+            for name in listed
+            if name in compare
         }
         digests = {name: answer["digests"] for name, answer in query(hashed).items()}
         _require(conflicts(directory, digests))

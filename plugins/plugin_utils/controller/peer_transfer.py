@@ -370,7 +370,7 @@ def call_all(
     timeout: float = CALL_S,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Return a module's result on each host, and why it failed on the others.
+    """Return a module's result on each host, and why it failed on the others, in the order of `arguments`.
 
     Args:
         executor: runs modules on the hosts.
@@ -402,7 +402,8 @@ def call_all(
             problems[name] = str(value.get("msg") or "its module failed")
         else:
             answers[name] = value
-    return answers, problems
+    ordered = {name: answers[name] for name in arguments if name in answers}
+    return ordered, {name: problems[name] for name in arguments if name in problems}
 
 
 def remove_left(executor: RemoteExecutor, left: Mapping[str, str], threads: int) -> None:
