@@ -6,11 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.rdm.provision.plugins.modules.collective_result import DOCUMENTATION
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.collective import evaluate_collective
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results import faulty
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import collective_report, text
@@ -19,8 +15,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 
 class ActionModule(Decision):
     """The action; it works on the controller only."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the result.

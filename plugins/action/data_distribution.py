@@ -16,14 +16,10 @@ from ansible_collections.rdm.provision.plugins.action.job_data import (
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
 from ansible_collections.rdm.provision.plugins.module_utils.images.joined_files import layout
-from ansible_collections.rdm.provision.plugins.modules.data_distribution import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
     RemoteExecutor,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import SMALLEST
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import (
     READ_S,
@@ -49,8 +45,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.data_sources im
 
 class ActionModule(Decision):
     """Finds the files to transfer from node to node, and transfers them."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return which node has got which file."""

@@ -7,11 +7,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
-from ansible_collections.rdm.provision.plugins.modules.fabric_result import DOCUMENTATION
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import fabric
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.evaluation import evaluate
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results import faulty, of_rails
@@ -25,8 +21,6 @@ container."""
 
 class ActionModule(Decision):
     """The action; it works on the controller only."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the result.

@@ -6,15 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.modules.image_distribution import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
     RemoteExecutor,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.archive_files import other_images, refused
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import (
     FEWEST_READERS,
     Shared,
@@ -42,8 +38,6 @@ PULL_S = 4 * 3600.0
 
 class ActionModule(Decision):
     """Finds the archives and images to transfer from node to node, and transfers them one by one."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return which node has got which archive or image."""

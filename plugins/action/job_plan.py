@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS
-from ansible_collections.rdm.provision.plugins.modules.job_plan import DOCUMENTATION
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -31,8 +27,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_plan import
 
 class ActionModule(Decision):
     """The action; it works on the controller only."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the plan, or the precondition failure."""

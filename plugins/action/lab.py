@@ -9,11 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.modules.lab import DOCUMENTATION
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 from ansible_collections.rdm.provision.rdm_lab import images, lab
 from ansible_collections.rdm.provision.rdm_lab.client import clear, connect
@@ -31,8 +27,6 @@ MMDEBSTRAP = {
 
 class ActionModule(Decision):
     """The action; a lab runs on this machine and its engine."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Bring the lab into its desired state; return what was done, or why it failed."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
-from ansible_collections.rdm.provision.plugins.modules.locked_nodes import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import (
     PlanFileError,
     read_plan,
@@ -19,10 +18,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.existing impo
     lock_problem,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import node_locks
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -32,8 +28,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_k
 
 class ActionModule(Decision):
     """The action; it takes the locks, or releases them."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return nothing, or the precondition failure."""

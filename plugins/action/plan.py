@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
-from ansible_collections.rdm.provision.plugins.modules.plan import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.play_variables import (
@@ -24,10 +23,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.cluster impor
     problems_of_nodes,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import run_cache
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_locks import (
     NodeLocks,
     ended,
@@ -81,7 +77,6 @@ class _Desired(NamedTuple):
 class ActionModule(Decision):
     """The action; it plans from the variables, and writes the plan file."""
 
-    ARGUMENTS = documented_options(DOCUMENTATION)
     STAGE = "inventory"
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.modules.protect_jobs import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.running_jobs import ended_jobs
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     dry_run,
@@ -20,8 +16,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 
 class ActionModule(Decision):
     """The action; it works on the controller only."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return nothing, or the precondition failure."""

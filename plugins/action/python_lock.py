@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
-from ansible_collections.rdm.provision.plugins.modules.python_lock import DOCUMENTATION
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import HostVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
@@ -25,7 +21,7 @@ TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 class ActionModule(Decision):
     """The action; it works on the controller only."""
 
-    ARGUMENTS = documented_options(DOCUMENTATION, no_log=("index_url", "extra_index_urls", "proxy"))
+    SECRETS = ("index_url", "extra_index_urls", "proxy")
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the sources of the environments, or the precondition failure."""

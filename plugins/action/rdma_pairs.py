@@ -10,11 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.module_utils.network.rails import on_rail
-from ansible_collections.rdm.provision.plugins.modules.rdma_pairs import DOCUMENTATION
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import rdma
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_evaluation import Bounds
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results import faulty, of_rails
@@ -29,8 +25,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 
 class ActionModule(Decision):
     """The action; it works on the controller only."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the rounds, or the result.

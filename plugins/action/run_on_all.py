@@ -8,16 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible_collections.rdm.provision.plugins.modules.run_on_all import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
     Host,
     OrdinaryError,
     RemoteExecutor,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import Progress
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_results import INTERPRETER, sort
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import run_all
@@ -25,8 +21,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_po
 
 class ActionModule(Decision):
     """The action; it makes the calls, and returns the hosts that need an ordinary task."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the answers, and the hosts without one."""

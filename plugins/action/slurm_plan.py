@@ -10,11 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
-from ansible_collections.rdm.provision.plugins.modules.slurm_plan import DOCUMENTATION
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -31,8 +27,6 @@ KEY_BYTES = 64
 
 class ActionModule(Decision):
     """The action; it plans, and makes munge's key on the controller."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the plan, or the precondition failure."""

@@ -10,11 +10,7 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import HOST_NAME
-from ansible_collections.rdm.provision.plugins.modules.ssh_config_plan import DOCUMENTATION
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -30,8 +26,6 @@ _AT_ONCE = 16
 
 class ActionModule(Decision):
     """The action; it works on the controller only, and keeps the file of the hosts' keys."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the contents of ssh's files, or the precondition failure."""

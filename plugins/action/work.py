@@ -6,20 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from ansible import context
-from ansible_collections.rdm.provision.plugins.modules.work import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.node import with_strays
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
-    Decision,
-    documented_options,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import BUNDLED, decide
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 
 class ActionModule(Decision):
     """The action; it works on the controller only."""
-
-    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the work of each node."""

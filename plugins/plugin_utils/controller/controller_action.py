@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -22,14 +23,15 @@ _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TEXTS = ("description", "version_added", "sample")
 
 
-def documented_options(documentation: str, no_log: Collection[str] = ()) -> dict[str, Any]:
-    """Return the argument_spec of an action from the documentation of its module.
+def _documented_options(action: str, no_log: Collection[str]) -> dict[str, Any]:
+    """Return the argument_spec of an action from the documentation of the module of the same name.
 
     Args:
-        documentation: of the module of the same name.
+        action: its name.
         no_log: the options whose values are secret.
     """
-    options = yaml.load(documentation, Loader=_YAML).get("options") or {}  # noqa: S506
+    module = importlib.import_module(f"ansible_collections.rdm.provision.plugins.modules.{action}")
+    options = yaml.load(module.DOCUMENTATION, Loader=_YAML).get("options") or {}  # noqa: S506
     return {
         name: {key: value for key, value in option.items() if key not in _TEXTS}
         | ({"no_log": True} if name in no_log else {})
@@ -51,7 +53,8 @@ class Decision(ActionBase):
     """An action that runs once, on the controller: it decides, checks, evaluates, or coordinates nodes.
 
     Attributes:
-        ARGUMENTS: the argument_spec; see documented_options.
+        ARGUMENTS: the argument_spec; by default from the documentation of the module of the same name.
+        SECRETS: the options of that module whose values are secret.
         REQUIRED_IF: Ansible's required_if.
         STAGE: what a precondition failure is about: the inventory, or the nodes' results.
     """
@@ -60,8 +63,14 @@ class Decision(ActionBase):
     _requires_connection = False
     _supports_check_mode = True
     ARGUMENTS: ClassVar[dict[str, Any]]
+    SECRETS: ClassVar[Collection[str]] = ()
     REQUIRED_IF: ClassVar[Sequence[tuple[str, Any, Sequence[str]]]] = ()
     STAGE: ClassVar[Literal["inventory", "nodes"]] = "nodes"
+
+    def __init_subclass__(cls) -> None:
+        """Read the argument_spec, unless the class has one."""
+        if "ARGUMENTS" not in vars(cls):
+            cls.ARGUMENTS = _documented_options(cls.__module__.rpartition(".")[2], cls.SECRETS)
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the decision, or the precondition failure."""
