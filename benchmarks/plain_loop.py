@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["PlainGPT", "PlainLlama", "PlainLoop"]
-
 
 def attention_kernels(device: torch.device) -> AbstractContextManager[None]:
     """Prefer cuDNN's attention on NVIDIA GPUs from Hopper on; PyTorch's default is flash attention."""

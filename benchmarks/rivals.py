@@ -19,8 +19,6 @@ from torch.nn import functional
 
 from benchmarks.plain_loop import attention_kernels
 
-__all__ = ["RIVALS", "MegatronCore", "TorchTitan", "Training"]
-
 LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 1e-4, (0.9, 0.999), 1e-8, 0.01, 1.0
 
 

@@ -13,19 +13,6 @@ from pathlib import Path
 
 from rdm_provision.errors import InputError, ToolMissingError
 
-__all__ = [
-    "ansible_environment",
-    "checkout",
-    "collection",
-    "collections_path",
-    "collections_root",
-    "make_importable",
-    "make_planner_importable",
-    "playbook",
-    "program",
-    "shell_line",
-]
-
 _SYSTEM_COLLECTIONS = "~/.ansible/collections:/usr/share/ansible/collections"
 COLLECTION = Path("ansible_collections", "rdm", "provision")
 CALLBACKS = "rdm.provision.module_cache,rdm.provision.template_cache"

@@ -8,19 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
-__all__ = [
-    "BAD_INPUT",
-    "CANCELLED",
-    "DONE",
-    "FAILED",
-    "REFUSED",
-    "ClusterBusyError",
-    "InputError",
-    "InventoryError",
-    "RdmError",
-    "ToolMissingError",
-]
-
 DONE = 0
 """Exit code: everything is done."""
 FAILED = 1

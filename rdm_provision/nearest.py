@@ -6,8 +6,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean"]
-
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """Return a question with the known names nearest to a misspelt one.

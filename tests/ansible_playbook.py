@@ -24,8 +24,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Played", "ansible_inventory", "ansible_playbook", "played"]
-
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 1200
 _PRELOADED = (

@@ -8,8 +8,6 @@ from benchmarks import scale
 from tests.ansible_playbook import ansible_playbook
 from tests.conftest import ROOT
 
-__all__ = ["Cluster"]
-
 
 class Cluster(scale.Cluster):
     """Simulated nodes, on which a server starts the playbooks."""

@@ -44,8 +44,6 @@ from rdm_provision.runner.vault import password_file, password_in_memory
 if TYPE_CHECKING:
     from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 
-__all__ = ["Cluster", "Node"]
-
 DEFAULT_TIMEOUT_S = 600
 """How long ``exec`` waits for a command, in seconds."""
 

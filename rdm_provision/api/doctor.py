@@ -19,8 +19,6 @@ from rdm_provision.errors import RdmError
 from rdm_provision.runner.run_spec import MAX_FORKS
 from rdm_provision.wording import size_text
 
-__all__ = ["Check", "examine"]
-
 MIB_PER_FORK = 60
 """Memory of one of Ansible's forks, in MiB; 30 to 80 were measured."""
 _GIB = 1 << 30

@@ -21,8 +21,6 @@ from rdm_provision.results.pruning import Removal
 if TYPE_CHECKING:
     from rdm_provision.runner.run import Run
 
-__all__ = ["JobVerbs"]
-
 STREAMS = ("out", "err", "gpu")
 
 

@@ -19,8 +19,6 @@ from rdm_provision.runner.run_spec import RunSpec
 if TYPE_CHECKING:
     from ansible_collections.rdm.provision.rdm_lab.engine import LabEngine
 
-__all__ = ["DRIVERS", "HARDWARE", "Lab", "LabNode"]
-
 DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
 """Drivers of the container network; ``sriov`` has stand-ins for virtual functions in containers."""
 HARDWARE = ("container", "vm")

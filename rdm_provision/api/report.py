@@ -19,8 +19,6 @@ from rdm_provision import environment
 from rdm_provision.errors import InputError
 from rdm_provision.runner.lock import cluster_lock_module
 
-__all__ = ["last_known", "write", "write_parts"]
-
 MODULE = "rdm_log.report.write"
 # Parts of a result about the network, and the key that is not empty where there are data.
 _DATA_KEYS = {"fabric": "rtt_us", "rdma": "bandwidth_gbit", "plan": "nodes"}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-__all__ = ["RunOptions"]
-
 
 class RunOptions(TypedDict, total=False):
     """How a verb runs; each option may be left out.

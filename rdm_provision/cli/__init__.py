@@ -15,8 +15,6 @@ import click
 
 from rdm_provision.errors import BAD_INPUT, CANCELLED, FAILED
 
-__all__ = ["cli", "main"]
-
 PROGRAM = "rdm-provision"
 
 # Verb → (file and name of its command, its line in --help). In the order of the help.

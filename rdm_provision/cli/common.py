@@ -25,24 +25,6 @@ if TYPE_CHECKING:
     from rdm_provision.results.events import RunResult
     from rdm_provision.runner.run import Run
 
-__all__ = [
-    "Options",
-    "emit_json",
-    "inventory_options",
-    "is_here",
-    "json_option",
-    "lab_steps",
-    "limited_run_options",
-    "recheck_option",
-    "refuse_empty",
-    "run_options",
-    "search_options",
-    "show_command_option",
-    "unknown_job",
-    "verbose_option",
-    "whole_run_options",
-]
-
 Command = Callable[..., Any]
 
 # Terminals interpret these; JSON allows them in strings (RFC 8259, section 7).

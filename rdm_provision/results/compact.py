@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["FEW_NODES", "compact", "cut_files", "without_repeats"]
-
 FEW_NODES = 64
 """Up to this many nodes, each lists everything, even what it shares with others."""
 ROOM = 2_000_000

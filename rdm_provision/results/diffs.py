@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["environment_values", "unified_diff"]
-
 _NO_SECRETS = frozenset({"MY_IP", "MASTER_ADDR"})
 
 

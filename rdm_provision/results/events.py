@@ -16,28 +16,6 @@ from typing import Any
 from rdm_provision.errors import BAD_INPUT, CANCELLED, DONE, FAILED, REFUSED
 from rdm_provision.problem import Problem
 
-__all__ = [
-    "Change",
-    "Event",
-    "InProgress",
-    "NodeRecap",
-    "NodeResult",
-    "NodeStarted",
-    "Notice",
-    "Output",
-    "PhaseStarted",
-    "PhaseTime",
-    "Progress",
-    "RunFinished",
-    "RunResult",
-    "RunStarted",
-    "Status",
-    "TaskGoesOn",
-    "TaskStarted",
-    "WorkFound",
-    "to_json",
-]
-
 
 class Status(StrEnum):
     """How a task, or a whole run, ended on one node."""

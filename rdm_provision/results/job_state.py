@@ -11,8 +11,6 @@ from typing import Any
 from rdm_provision.constants import FINAL_STATES
 from rdm_provision.results.events import Event, to_json
 
-__all__ = ["JobFailure", "JobLines", "JobNode", "JobState", "JobUpdate", "JobVerdict", "job_news"]
-
 
 @dataclass(frozen=True, slots=True)
 class JobNode:

@@ -9,8 +9,6 @@ from typing import Any
 from rdm_provision.constants import LABEL_CLUSTER, LABEL_ROLE
 from rdm_provision.problem import Problem
 
-__all__ = ["NodeState", "node_state"]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeState:

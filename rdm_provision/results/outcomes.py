@@ -10,38 +10,11 @@ from rdm_provision.problem import Problem
 from rdm_provision.results.events import RunResult
 from rdm_provision.results.node_state import NodeState, node_state
 
-__all__ = [
-    "CONTAINER_MODULE",
-    "EXEC_MODULE",
-    "FACTS_MODULE",
-    "FILES_MODULE",
-    "SLURM_NODES_MODULE",
-    "SLURM_PLAN_MODULE",
-    "CommandOutput",
-    "SlurmAnswer",
-    "containers",
-    "kept",
-    "outputs",
-    "slurm_answer",
-    "states",
-]
-
-
 FACTS_MODULE = "rdm.provision.node_facts"
-
-
 CONTAINER_MODULE = "rdm.provision.container"
-
-
 FILES_MODULE = "rdm.provision.node_files"
-
-
 EXEC_MODULE = "rdm.provision.container_exec"
-
-
 SLURM_PLAN_MODULE = "rdm.provision.slurm_plan"
-
-
 SLURM_NODES_MODULE = "rdm.provision.slurm_nodes"
 
 

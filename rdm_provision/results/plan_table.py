@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PlanTable", "PlannedNode", "planned_nodes"]
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:

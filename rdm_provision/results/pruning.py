@@ -11,8 +11,6 @@ from rdm_provision.constants import FINAL_STATES
 from rdm_provision.errors import InputError
 from rdm_provision.results.job_state import JobState
 
-__all__ = ["Removal", "age", "prunable"]
-
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 

@@ -19,8 +19,6 @@ from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.runner.translator import error_sentence, plain
 from rdm_provision.runner.vault import vault_environment
 
-__all__ = ["find_inventory", "members_of", "read_inventory", "read_with_plan", "similar_inventories"]
-
 _VAULT = b"$ANSIBLE_VAULT;"
 _LIMIT_S = 300.0
 """Seconds that an inventory may take, such as one that queries a cloud or a database."""

@@ -10,8 +10,6 @@ from types import ModuleType
 from rdm_provision import environment
 from rdm_provision.errors import ClusterBusyError
 
-__all__ = ["Lock", "cluster_lock_module"]
-
 
 class Lock:
     """Only one run may change a cluster at a time; the kernel releases the lock when its holders die.

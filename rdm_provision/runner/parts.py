@@ -10,8 +10,6 @@ from rdm_provision import environment
 from rdm_provision.errors import InputError
 from rdm_provision.nearest import did_you_mean
 
-__all__ = ["check_tags", "named", "tags_of"]
-
 _ROLE = "rdm.provision."
 _OF_ANSIBLE = ("all", "tagged", "untagged", "always", "never")
 

@@ -29,8 +29,6 @@ from rdm_provision.results.events import (
 )
 from rdm_provision.runner.lock import cluster_lock_module
 
-__all__ = ["KEEP", "Record"]
-
 KEEP = 20
 """How many records are kept."""
 

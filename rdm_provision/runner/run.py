@@ -25,8 +25,6 @@ from rdm_provision.runner.run_spec import RunSpec
 from rdm_provision.runner.translator import Translator
 from rdm_provision.runner.vault import vault_environment
 
-__all__ = ["Run"]
-
 GRACE_S = 10.0
 """Seconds that ansible-playbook has to stop by itself after Ctrl-C, before it is killed."""
 _POLL_S = 0.5

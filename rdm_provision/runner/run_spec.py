@@ -14,8 +14,6 @@ from typing import Any
 from rdm_provision import environment
 from rdm_provision.runner.vault import vault_arguments
 
-__all__ = ["MAX_FORKS", "RunSpec"]
-
 MAX_FORKS = 50
 """Ansible gets no faster beyond this on one machine, and each fork takes some 50 MB."""
 _YAML_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")

@@ -11,8 +11,6 @@ from rdm_provision.errors import InputError
 from rdm_provision.nearest import did_you_mean
 from rdm_provision.wording import names
 
-__all__ = ["nearest_node", "select"]
-
 _NO_GROUPS_OF_OURS = ("all", "ungrouped")
 
 

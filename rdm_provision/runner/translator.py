@@ -39,8 +39,6 @@ from rdm_provision.wording import names
 if TYPE_CHECKING:
     from rdm_provision.runner.run_spec import RunSpec
 
-__all__ = ["Translator", "error_sentence", "plain"]
-
 PLAN_ACTION = "rdm.provision.plan"
 RUN_ON_ALL_ACTION = "rdm.provision.run_on_all"
 WORK_ACTION = "rdm.provision.work"

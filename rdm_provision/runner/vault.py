@@ -8,8 +8,6 @@ from pathlib import Path
 
 from rdm_provision.errors import InputError
 
-__all__ = ["password_file", "password_in_memory", "vault_arguments", "vault_environment"]
-
 _IN_MEMORY = "/proc/"
 
 

@@ -17,8 +17,6 @@ import pytest
 
 from tests.conftest import COLLECTIONS
 
-__all__ = ["run_forked"]
-
 _SERVER = multiprocessing.get_context("forkserver")
 
 

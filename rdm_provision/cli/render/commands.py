@@ -10,8 +10,6 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-__all__ = ["WRITTEN_VARS", "again", "inventory_flag", "with_inventory"]
-
 WRITTEN_VARS = "rdm_provision.extra_vars"
 """Key of click's context for the words of ``--extra-vars``."""
 _OF_CLUSTER = ("inventory", "extra_vars", "vault_password_file", "ask_vault_pass", "ask_become_pass")

@@ -7,8 +7,6 @@ import itertools
 import math
 from collections.abc import Sequence
 
-__all__ = ["curve"]
-
 Point = tuple[float, float]
 
 _BRAILLE = 0x2800

@@ -15,8 +15,6 @@ from rdm_provision.results.events import RunResult
 if TYPE_CHECKING:
     from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import Report, Table
 
-__all__ = ["show_measured"]
-
 _STYLES = {"ok": "green", "slow": "yellow", "failed": "bold red", "silent": "bold red"} | dict.fromkeys(
     ("-", "--", "?"), "dim"
 )

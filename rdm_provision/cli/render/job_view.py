@@ -24,8 +24,6 @@ from rdm_provision.results.job_state import JobLines, JobState, JobUpdate, JobVe
 from rdm_provision.runner.run import Run
 from rdm_provision.wording import names
 
-__all__ = ["ending", "failures", "watch"]
-
 COMPACT_FROM = 17
 """From this many nodes on, the live display shows counts instead of names."""
 CURVE_HEIGHT = 10

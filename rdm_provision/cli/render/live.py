@@ -39,8 +39,6 @@ from rdm_provision.results.job_state import JobUpdate
 from rdm_provision.runner.run import Run
 from rdm_provision.wording import names
 
-__all__ = ["View", "no_echo", "signals", "watch"]
-
 COMPACT_FROM = 21
 """From this many nodes on, progress shows counts instead of names."""
 LONGEST_NAME = 24

@@ -18,8 +18,6 @@ from rdm_provision.problem import Problem
 from rdm_provision.results.events import InProgress, RunResult, Status
 from rdm_provision.wording import names
 
-__all__ = ["complain", "err", "heading", "out", "problems", "table"]
-
 SHOWN = 20
 """How many nodes a recap lists before it only counts those that are ok."""
 DIFFS_SHOWN = 2

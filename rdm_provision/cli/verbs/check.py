@@ -10,8 +10,6 @@ from rdm_provision.cli.common import Options, emit_json, recheck_option, run_opt
 from rdm_provision.cli.render.commands import again, inventory_flag
 from rdm_provision.errors import FAILED
 
-__all__ = ["check"]
-
 
 @click.command(
     epilog="""\b

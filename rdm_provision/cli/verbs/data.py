@@ -12,8 +12,6 @@ from rdm_provision.cli.render.commands import again
 from rdm_provision.errors import InputError
 from rdm_provision.wording import names
 
-__all__ = ["data"]
-
 
 @click.command(
     epilog="""\b

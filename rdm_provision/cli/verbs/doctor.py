@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from rdm_provision.api.doctor import Check
 
-__all__ = ["doctor"]
-
 
 @click.command(
     epilog="""\b

@@ -7,8 +7,6 @@ import click
 from rdm_provision.cli.common import Options, lab_steps, run_options
 from rdm_provision.cli.render.commands import inventory_flag
 
-__all__ = ["down"]
-
 
 @click.command(
     epilog="""\b

@@ -7,8 +7,6 @@ import click
 from rdm_provision.cli.common import Options, run_options
 from rdm_provision.cli.render.commands import inventory_flag
 
-__all__ = ["env"]
-
 
 @click.group(
     epilog="""\b

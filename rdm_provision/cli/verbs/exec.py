@@ -19,8 +19,6 @@ from rdm_provision.cli.render.printable import printable
 if TYPE_CHECKING:
     from rdm_provision.results.outcomes import CommandOutput
 
-__all__ = ["exec_"]
-
 _FOR_A_SHELL = re.compile(r"[\s;|&<>$*`]")
 """Characters that no program's name has."""
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from rdm_provision.results.job_state import JobState
     from rdm_provision.runner.run import Run
 
-__all__ = ["jobs"]
-
 _RULE = "*" * 19
 
 

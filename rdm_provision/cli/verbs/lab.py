@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rdm_provision.results.events import RunResult
     from rdm_provision.runner.run import Run
 
-__all__ = ["lab"]
-
 _NAME = "lab"  # rdm_provision.api.lab.DEFAULT_NAME, without loading it for --help
 _HARDWARE = ("container", "vm")
 _ENGINES = ("20.10", "26.1", "newest", "podman")

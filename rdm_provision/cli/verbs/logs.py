@@ -13,8 +13,6 @@ from rdm_provision.wording import names
 if TYPE_CHECKING:
     from rdm_provision.api.cluster import Cluster
 
-__all__ = ["logs"]
-
 
 @click.command(
     epilog="""\b

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rdm_provision.results.job_state import JobState
     from rdm_provision.runner.run import Run
 
-__all__ = ["check_nodes", "job_stem", "watch_to_end"]
-
 
 def job_stem(verb: str, config: Path) -> str:
     """Return the prefix of the names of a verb's jobs.

@@ -12,8 +12,6 @@ from rdm_provision.cli.render.commands import inventory_flag
 if TYPE_CHECKING:
     from rdm_provision.results.plan_table import PlanTable
 
-__all__ = ["plan"]
-
 _STYLES = {"new": "green", "kept": "dim", "pinned": "cyan", "moved": "yellow", "removed": "magenta"}
 
 

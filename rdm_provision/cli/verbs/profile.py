@@ -19,8 +19,6 @@ from rdm_provision.wording import names
 if TYPE_CHECKING:
     from rdm_provision.api.cluster import Cluster
 
-__all__ = ["profile"]
-
 
 @click.command(
     epilog="""\b

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rdm_provision.results.job_state import JobState
     from rdm_provision.runner.run import Run
 
-__all__ = ["prune"]
-
 
 def prune(options: Options, older: str, *, yes: bool) -> int:
     """Remove the directories of jobs that ended some time ago.

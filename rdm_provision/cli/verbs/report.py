@@ -23,8 +23,6 @@ from rdm_provision.wording import names
 if TYPE_CHECKING:
     from rdm_provision.api.cluster import Cluster
 
-__all__ = ["report"]
-
 
 @click.command(
     epilog="""\b

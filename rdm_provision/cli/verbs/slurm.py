@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rdm_provision.results.outcomes import SlurmAnswer
     from rdm_provision.runner.run import Run
 
-__all__ = ["slurm"]
-
 
 @click.group(
     epilog="""\b

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from rdm_provision.results.node_state import NodeState
 
-__all__ = ["status"]
-
 
 @click.command(
     epilog="""\b

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rdm_provision.results.events import RunResult
     from rdm_provision.results.job_state import JobState
 
-__all__ = ["stop"]
-
 
 @click.command(
     epilog="""\b

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rdm_provision.results.events import RunResult
     from rdm_provision.results.job_state import JobState
 
-__all__ = ["train"]
-
 
 @click.command(
     epilog="""\b

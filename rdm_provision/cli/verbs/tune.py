@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from rdm_provision.api.cluster import Cluster
 
-__all__ = ["searched_fleet", "tune"]
-
 _ALL = 1000
 """More layouts than any search finds."""
 

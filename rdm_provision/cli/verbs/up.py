@@ -12,8 +12,6 @@ from rdm_provision.cli.render.commands import again, inventory_flag
 if TYPE_CHECKING:
     from rdm_provision.api.cluster import Cluster
 
-__all__ = ["up"]
-
 
 @click.command(
     epilog="""\b

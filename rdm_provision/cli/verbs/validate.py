@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from rdm_provision.api.cluster import Cluster
 
-__all__ = ["show", "validate"]
-
 _STEPS, _TIMED = 15, 5
 _RUN = (
     f"checkpoint.exit_interval={_STEPS}",

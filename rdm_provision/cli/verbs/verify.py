@@ -12,8 +12,6 @@ from rdm_provision.cli.render.commands import again, inventory_flag
 if TYPE_CHECKING:
     from rdm_provision.results.events import RunResult
 
-__all__ = ["verify"]
-
 
 @click.command(
     epilog="""\b
