@@ -34,3 +34,17 @@ attributes:
     support: full
     description: A second run changes nothing.
 """
+
+    # The same, but what changes is not shown.
+    NO_DIFF = r"""
+attributes:
+  check_mode:
+    support: full
+    description: Reports what would change without changing it.
+  diff_mode:
+    support: none
+    description: It shows no difference.
+  idempotent:
+    support: full
+    description: A second run changes nothing.
+"""

@@ -13,16 +13,7 @@ description:
     fingerprints. Run it once.
 version_added: 0.2.0
 author: The rdm-provision developers
-attributes:
-  check_mode:
-    support: full
-    description: In check mode nothing is made.
-  diff_mode:
-    support: none
-    description: There is nothing to show but secrets.
-  idempotent:
-    support: full
-    description: Keys that are there stay.
+extends_documentation_fragment: rdm.provision.attributes.no_diff
 options:
   directory:
     description:

@@ -12,8 +12,7 @@ description:
   - The command is a list of arguments; no shell sees it.
   - It fails when the command's exit code is not 0, and when there is no such container or it does not run.
 version_added: 0.1.0
-author:
-  - The rdm-provision developers
+author: The rdm-provision developers
 attributes:
   check_mode:
     support: none

@@ -14,15 +14,12 @@ description:
     answers the request that Docker sends it. A container that ends, or that is not ready in time, is reported
     with its last words.
   - A plugin rdm-sriov whose state is lost then gets the networks that the engine has and it lacks.
-author:
-  - The rdm-provision developers
+author: The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.no_diff
 attributes:
   check_mode:
     support: full
     description: In check mode nothing was started, so O(state=ready) does not wait. No networks are sent.
-  diff_mode:
-    support: none
-    description: There is nothing to show.
   idempotent:
     support: full
     description: A plugin that knows its networks gets nothing.

@@ -13,13 +13,8 @@ description:
   - The root of a training container can write there, so it could have left symbolic links. None is followed
     below the jobs' directory, and what is in the way is refused.
   - A file is replaced in one step.
-author:
-  - The rdm-provision developers
+author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
-attributes:
-  diff_mode:
-    support: full
-    description: Shows the names of the files that are copied.
 options:
   source:
     description: The directory on the controller. Symbolic links in it are copied as what they lead to.

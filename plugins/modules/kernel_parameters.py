@@ -13,16 +13,8 @@ description:
   - Parameters that the kernel was booted with are not added again, whoever has set them.
   - What is set holds after a reboot, which is not done here.
 version_added: 0.2.0
-author:
-  - The rdm-provision developers
+author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
-attributes:
-  diff_mode:
-    support: full
-    description: Shows what is added.
-  idempotent:
-    support: full
-    description: It compares with the command line, and with what it has written.
 options:
   parameters:
     description:

@@ -19,13 +19,8 @@ description:
   - Runs on the control machine, as root or as a user that may use the engine.
 requirements:
   - The package docker (the Docker SDK for Python) beside Ansible; rdm-provision brings it.
-author:
-  - The rdm-provision developers
+author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
-attributes:
-  diff_mode:
-    support: full
-    description: Shows what happens to the nodes and the lines of the inventory that change.
 options:
   desired:
     description: What the lab should be. Its keys are the variables of the role lab.

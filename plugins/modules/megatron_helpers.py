@@ -11,18 +11,8 @@ description:
   - Compiles C(megatron/data/helpers.cpp), or C(megatron/core/datasets/helpers.cpp), with the headers that the
     environment's own Python names. No Makefile is edited or run.
 version_added: 0.2.0
-author:
-  - The rdm-provision developers
-attributes:
-  check_mode:
-    support: full
-    description: Says whether they would be built or removed.
-  diff_mode:
-    support: none
-    description: What is made is a program.
-  idempotent:
-    support: full
-    description: Helpers for this Python that are no older than their source stay.
+author: The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.no_diff
 options:
   state:
     description:

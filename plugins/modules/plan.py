@@ -16,16 +16,7 @@ description:
   - The address plan is kept in C(address_plan.cfg) beside the inventory.
 version_added: 0.1.0
 author: The rdm-provision developers
-attributes:
-  check_mode:
-    support: full
-    description: In check mode the plan file is not written.
-  diff_mode:
-    support: full
-    description: Shows how the plan file changes.
-  idempotent:
-    support: full
-    description: The same inventory and plan file give the same plan.
+extends_documentation_fragment: rdm.provision.attributes.changes
 options:
   stage:
     description: What to decide from; V(inventory) alone, or the V(nodes) as well.

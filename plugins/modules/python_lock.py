@@ -12,16 +12,7 @@ description:
   - Builds the trainer's wheel. Run it once.
 version_added: 0.2.0
 author: The rdm-provision developers
-attributes:
-  check_mode:
-    support: full
-    description: In check mode the lock file is made and not written.
-  diff_mode:
-    support: none
-    description: A lock file is long and nobody's own words.
-  idempotent:
-    support: full
-    description: The same requirements keep the same lock file.
+extends_documentation_fragment: rdm.provision.attributes.no_diff
 options:
   python:
     description: The version of the environments' Python, such as V(3.11).

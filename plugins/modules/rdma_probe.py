@@ -22,16 +22,11 @@ description:
   - The image of the container needs C(python3) (3.7 or newer) and the package C(perftest).
 version_added: 0.1.0
 author: The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   check_mode:
     support: full
     description: It gathers in check mode too, and measures nothing.
-  diff_mode:
-    support: none
-    description: There is nothing that could differ.
-  idempotent:
-    support: full
-    description: It leaves nothing on the node.
 options:
   stage:
     description: What to do.

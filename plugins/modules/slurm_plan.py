@@ -12,16 +12,7 @@ description:
   - Makes munge's key where it is not there yet.
 version_added: 0.3.0
 author: The rdm-provision developers
-attributes:
-  check_mode:
-    support: full
-    description: It makes no key then.
-  diff_mode:
-    support: none
-    description: The files that it plans have a difference where they are written.
-  idempotent:
-    support: full
-    description: The same inventory and hosts give the same plan.
+extends_documentation_fragment: rdm.provision.attributes.no_diff
 options:
   state:
     description: What is planned, the cluster or its end.

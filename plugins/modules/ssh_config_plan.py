@@ -13,14 +13,7 @@ description:
   - A host that has another key than the file says is refused.
 version_added: 0.2.0
 author: The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.reads
-attributes:
-  check_mode:
-    support: full
-    description: The file is not written.
-  idempotent:
-    support: full
-    description: A second run returns the same.
+extends_documentation_fragment: rdm.provision.attributes.no_diff
 options:
   cluster:
     description: Name of the cluster.

@@ -12,16 +12,11 @@ description:
     which they worked. M(rdm.provision.node_facts) compares both the next time, in one call.
   - Run it when all roles have ended well. What it writes holds digests and no secrets, and is readable by its
     owner only. With O(lock), the lock of the cluster is released then.
-author:
-  - The rdm-provision developers
-extends_documentation_fragment: rdm.provision.lock
+author: The rdm-provision developers
+extends_documentation_fragment:
+  - rdm.provision.attributes.no_diff
+  - rdm.provision.lock
 attributes:
-  check_mode:
-    support: full
-    description: In check mode nothing is written.
-  diff_mode:
-    support: none
-    description: The state file is no part of what the user requested.
   idempotent:
     support: full
     description: A state file is never reported as a change.
