@@ -204,7 +204,8 @@ class Worker:
             agent.part.request_end()
             agent.write(state="stopping")
         elif order == "kill":
-            agent.part.kill()
+            # The order is repeated, and the master's launcher may have begun the next attempt here by then.
+            agent.part.kill(int(message["attempt"]))
             self._send({"attempt": message["attempt"], "quiet": True})
         elif order == "end":
             agent.finish(str(message["state"]), str(message["reason"]))
@@ -256,7 +257,9 @@ class Master:
                 return
             if self._first:
                 # The previous agent was killed before it could end its attempt.
+                self._attempt -= 1
                 self._kill_everywhere()
+                self._attempt += 1
             while not self._try():
                 agent.write(state="restarting" if self._attempt < restarts else agent.state.state)
                 if self._attempt >= restarts or not self._all_return():

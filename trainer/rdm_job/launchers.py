@@ -16,9 +16,9 @@ from pathlib import Path
 
 from rdm_core.config.job import LauncherConfig
 from rdm_job.directory import NODE_VARIABLE
-from rdm_job.processes import JOB_VARIABLE
+from rdm_job.processes import ATTEMPT_VARIABLE, JOB_VARIABLE
 from rdm_job.protocol import Node
-from rdm_job.rank import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE
+from rdm_job.rank import DIRECTORY_VARIABLE
 
 __all__ = [
     "LAUNCHERS",

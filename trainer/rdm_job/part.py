@@ -142,10 +142,14 @@ class Part:
         self._signalled |= pids
         processes.end(pids, signal.SIGTERM)
 
-    def kill(self) -> None:
-        """End all of the job's processes on this node now."""
-        processes.end_all(self.request.job_id)
-        if self._launcher is not None:
+    def kill(self, until: int | None = None) -> None:
+        """End the job's processes on this node now.
+
+        Args:
+            until: The last attempt to end; by default, all are.
+        """
+        processes.end_all(self.request.job_id, until=until)
+        if self._launcher is not None and (until is None or self.attempt <= until):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._launcher.wait(timeout=5)
             self._launcher = None

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 __all__ = [
+    "ATTEMPT_VARIABLE",
     "JOB_VARIABLE",
     "alive",
     "allow_files",
     "condition",
     "end",
+    "end_all",
     "environment_of",
     "identity",
     "is_alive",
@@ -27,16 +29,19 @@ __all__ = [
 ]
 
 JOB_VARIABLE = "RDM_JOB_ID"
+ATTEMPT_VARIABLE = "RDM_ATTEMPT"
 
+_ATTEMPT = f"{ATTEMPT_VARIABLE}=".encode()
 _MANY_FILES = 1 << 20
 
 
-def of_job(job: str, *, excluding: Iterable[int] = ()) -> list[int]:
+def of_job(job: str, *, excluding: Iterable[int] = (), until: int | None = None) -> list[int]:
     """Return a job's running processes, including those that a launcher started over ssh.
 
     Args:
         job: The value of their variable, ``Request.job_id``.
         excluding: Processes to leave out; this one always is.
+        until: The last attempt whose processes count; by default, those of all attempts do.
     """
     excluded = {os.getpid(), *excluding}
     entry = f"{JOB_VARIABLE}={job}".encode()
@@ -45,9 +50,16 @@ def of_job(job: str, *, excluding: Iterable[int] = ()) -> list[int]:
         if not path.name.isdigit() or int(path.name) in excluded:
             continue
         with contextlib.suppress(OSError):
-            if entry in (path / "environ").read_bytes().split(b"\0") and alive(int(path.name)):
+            variables = (path / "environ").read_bytes().split(b"\0")
+            if entry in variables and not _is_after(until, variables) and alive(int(path.name)):
                 found.append(int(path.name))
     return found
+
+
+def _is_after(until: int | None, variables: list[bytes]) -> bool:
+    """Whether a process with these variables is of a later attempt; without a number it is not."""
+    attempts = [one.removeprefix(_ATTEMPT) for one in variables if one.startswith(_ATTEMPT)]
+    return until is not None and any(one.isdigit() and int(one) > until for one in attempts)
 
 
 def alive(process: int) -> bool:
@@ -100,13 +112,15 @@ def end(processes: Iterable[int], number: signal.Signals) -> None:
             os.kill(process, number)
 
 
-def end_all(job: str, *, excluding: Iterable[int] = (), timeout: float = 10.0) -> bool:
+def end_all(
+    job: str, *, excluding: Iterable[int] = (), until: int | None = None, timeout: float = 10.0
+) -> bool:
     """Kill every process of a job on this node, and wait until they are gone. Return whether there were any.
 
-    This repeats because a launcher may still be starting new ones.
+    This repeats because a launcher may still be starting new ones. ``of_job`` describes the arguments.
     """
     deadline, found = time.monotonic() + timeout, False
-    while processes := of_job(job, excluding=excluding):
+    while processes := of_job(job, excluding=excluding, until=until):
         found = True
         end(processes, signal.SIGKILL)
         if time.monotonic() > deadline:

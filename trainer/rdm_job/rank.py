@@ -32,13 +32,12 @@ from rdm_job.directory import NODE_VARIABLE, JobDirectory
 from rdm_job.environment import adopt_launcher_environment
 from rdm_job.marking import Marked
 from rdm_job.network import interface_of
-from rdm_job.processes import allow_files
+from rdm_job.processes import ATTEMPT_VARIABLE, allow_files
 from rdm_job.profilers import PROFILED_VARIABLE, PROFILES, wrapped
 
 __all__ = ["main"]
 
 DIRECTORY_VARIABLE = "RDM_JOB_DIR"
-ATTEMPT_VARIABLE = "RDM_ATTEMPT"
 _OF_LAUNCHER = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),

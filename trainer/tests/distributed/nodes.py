@@ -155,10 +155,16 @@ class Nodes:
             wait_until(f"{job} runs on {node}", directory.read_state, lambda state: state.state == "running")
 
     def wait_for_attempt(self, job: str, attempt: int) -> None:
+        """Wait until all processes of an attempt have begun, or fail because the attempt has failed."""
+        name = str(self.nodes[0]["name"])
+        master = JobDirectory(self.folder / name / job, name)
+        wanted = {f"{job}.{rank}.{attempt}" for rank in range(sum(one["slots"] for one in self.nodes))}
+
         def begun() -> list[str]:
+            failures = master.read_state().failures
+            assert len(failures) <= attempt, f"attempt {attempt} of {job} has failed: {failures}"
             return sorted(path.name for path in self.folder.glob(f"{job}.*"))
 
-        wanted = {f"{job}.{rank}.{attempt}" for rank in range(sum(one["slots"] for one in self.nodes))}
         wait_until(f"all processes of attempt {attempt} have begun", begun, wanted.issubset)
 
     def end(self, rank: int, how: str = "") -> None:

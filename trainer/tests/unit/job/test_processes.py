@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from rdm_job.measure import measure
-from rdm_job.processes import usage, usage_with_children
+from rdm_job.processes import ATTEMPT_VARIABLE, JOB_VARIABLE, end_all, of_job, usage, usage_with_children
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(("limit", "allowed"), [("", 200), ("150", 150), ("10", 100), ("1000", 200)])
@@ -24,6 +26,24 @@ def test_a_process_gets_the_open_files_that_it_may_have(limit: str, allowed: int
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(allowed), "200"]
+
+
+def test_a_repeated_order_to_end_an_attempt_leaves_the_next_one_alone() -> None:
+    """A busy node obeys it late; a launcher on the master has begun the next attempt there by then."""
+    job = f"attempts@{os.getpid()}"
+    with contextlib.ExitStack() as running:
+        pids = []
+        for attempt in ({}, {ATTEMPT_VARIABLE: "0"}, {ATTEMPT_VARIABLE: "1"}, {ATTEMPT_VARIABLE: "2"}):
+            environment = {**os.environ, JOB_VARIABLE: job, **attempt}
+            process = running.enter_context(subprocess.Popen(["sleep", "3600"], env=environment))
+            running.callback(process.kill)
+            pids.append(process.pid)
+        wait_until("all run", lambda: sorted(of_job(job)) == sorted(pids))
+        assert end_all(job, until=1)
+        assert of_job(job) == pids[3:]
+        assert not end_all(job, until=1)
+        assert end_all(job)
+        assert of_job(job) == []
 
 
 def test_a_rank_has_used_what_a_users_program_has(tmp_path: Path) -> None:
