@@ -42,6 +42,9 @@ _AT_ONCE = 64
 """How many connections are accepted, or blocks of one read, before the others get their turn."""
 _BLOCK = 65536
 _RETRY_S = 1.0
+_CONNECT_S = 2.0
+_LISTENED_S = 3.0
+"""The most that one wait for messages counts, in seconds: none takes longer unless the machine stands."""
 _MOST_REFUSED = 16
 """How many addresses that sent a wrong proof are kept: a port scan must not fill a log."""
 _FILES_LEFT = 64
@@ -162,6 +165,24 @@ class _Channel:
         self.lines.close()
 
 
+class _Listening:
+    """A clock of the seconds in which this end has listened.
+
+    While the machine stands still, or is so busy that this process does not run, nobody is silent: what was
+    sent meanwhile is still to be read.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._at = time.monotonic()
+
+    def advance(self) -> None:
+        """Count the time since the last call. To be called after each wait for messages."""
+        at = time.monotonic()
+        self.now += min(at - self._at, _LISTENED_S)
+        self._at = at
+
+
 class _Unproven:
     """An accepted connection whose other end has not proved itself yet."""
 
@@ -216,6 +237,7 @@ class ControlServer:
         self._accepts_from = 0.0
         self._unproven: dict[_Lines, _Unproven] = {}
         self._members: dict[str, _Channel] = {}
+        self._listening = _Listening()
         self._received_at: dict[str, float] = {}
         self.refused: list[str] = []
 
@@ -239,6 +261,7 @@ class ControlServer:
         """
         self._listen()
         ready = {key.data for key, _ in self._selector.select(timeout)}
+        self._listening.advance()
         found: dict[str, list[dict[str, Any]]] = {}
         for name, channel in self._members.items():
             channel.flush()
@@ -248,18 +271,17 @@ class ControlServer:
             found.setdefault(name, []).extend(messages)
         if self._listener in ready:
             self._accept()
-        now = time.monotonic()
         found = {name: messages for name, messages in found.items() if messages}
-        self._received_at.update(dict.fromkeys(found, now))
+        self._received_at.update(dict.fromkeys(found, self._listening.now))
         return found
 
     def silent_for(self, name: str) -> float | None:
-        """Return the seconds since a member's last message; None if it has never proved itself.
+        """Return the seconds listened since a member's last message; None if it has never proved itself.
 
         Reconnecting does not count as a message.
         """
         received_at = self._received_at.get(name)
-        return None if received_at is None else time.monotonic() - received_at
+        return None if received_at is None else self._listening.now - received_at
 
     def is_connected(self, name: str) -> bool:
         """Whether a member's connection is open, as far as this end knows."""
@@ -327,7 +349,7 @@ class ControlServer:
                     found.append((name, self._members[name].receive()))
                     self._members[name].close()
                 self._members[name] = channel
-                self._received_at.setdefault(name, now)
+                self._received_at.setdefault(name, self._listening.now)
                 found.append((name, channel.receive()))
             elif one.is_refused and one.source not in self.refused and len(self.refused) < _MOST_REFUSED:
                 self.refused.append(one.source)
@@ -356,7 +378,8 @@ class ControlClient:
         self._about: tuple[str, str, str] | None = None
         self._channel: _Channel | None = None
         self._tried = -_RETRY_S
-        self._received_at = time.monotonic()
+        self._listening = _Listening()
+        self._received_at = self._listening.now
         self.was_refused = False
         """Whether the last connection was closed before both ends had proved themselves."""
 
@@ -378,21 +401,22 @@ class ControlClient:
         """
         self._connect()
         self._selector.select(timeout)
+        self._listening.advance()
         if self._lines is None:
             return []
         if self._channel is None:
             self._prove(self._lines)
         messages = [] if self._channel is None else self._channel.receive()
         if messages:
-            self._received_at = time.monotonic()
+            self._received_at = self._listening.now
         if not self._lines.is_open:
             self.was_refused = self._channel is None
             self._lines = self._channel = None
         return messages
 
     def silent_for(self) -> float:
-        """Return the seconds since the server's last message."""
-        return time.monotonic() - self._received_at
+        """Return the seconds listened since the server's last message."""
+        return self._listening.now - self._received_at
 
     def connect_again(self) -> None:
         """Close the connection, in case the other end has lost it; ``receive`` reconnects."""
@@ -412,7 +436,7 @@ class ControlClient:
         self._tried = time.monotonic()
         self._about = None
         try:
-            connection = socket.create_connection(self._to, timeout=2)
+            connection = socket.create_connection(self._to, timeout=_CONNECT_S)
         except OSError:
             self.was_refused = False
             return

@@ -360,7 +360,7 @@ def test_a_member_that_only_connects_again_is_as_silent_as_before(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     deliver(server, join("n2"), {"report": 1})
-    received_at, channel = time.monotonic(), server._members["n2"]
+    received_at, channel = server._received_at["n2"], server._members["n2"]
     again = join("n2")
 
     def connected() -> bool:
@@ -369,10 +369,23 @@ def test_a_member_that_only_connects_again_is_as_silent_as_before(
         return server._members["n2"] is not channel
 
     until("it has connected again", connected)
-    began = time.monotonic()
-    silent = server.silent_for("n2")
-    assert silent is not None
-    assert silent >= began - received_at
+    assert server._received_at["n2"] == received_at
+
+
+def test_nobody_is_silent_while_this_end_stands_still(
+    server: ControlServer, join: Callable[..., ControlClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was suspended, or too busy, would otherwise end a job of which nothing is lost."""
+    client = join("n2")
+    deliver(server, client, {"report": 1})
+    monotonic = time.monotonic
+    for later in (3600.0, 7200.0):
+        monkeypatch.setattr("rdm_job.control.time.monotonic", lambda later=later: monotonic() + later)
+        server.receive()
+        client.receive()
+    for silent in (server.silent_for("n2"), client.silent_for()):
+        assert silent is not None
+        assert 2 * control._LISTENED_S <= silent < 3600
 
 
 def test_a_member_that_does_not_read_is_sent_no_more(
