@@ -88,8 +88,8 @@ test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner
 	    grep -oE '^([^ ]+: )?(FAILED|ERROR) [^ ]+' $$log | sort -u; fi; \
 	done; exit $$status
 
-# Four on two cores, since those that drive nodes compute for a third of their time.
-SUITES_AT_ONCE := 4
+# Three on two cores, since those that drive nodes compute for a third of their time. Four took no less.
+SUITES_AT_ONCE := 3
 STRESS := .artifacts/stress
 ROUNDS ?= 10
 # The longest first. The environment may have SUITES, as in a round of test-stress; `make test` runs all.
