@@ -252,8 +252,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 _START_S = 20
 _SAVE_S = 1800
 """Seconds that an engine may stay silent while it prepares the archive of an image."""
-_PORT_S = 25
-"""Seconds to wait for a port, which the processes of a killed run keep until their lease has expired."""
+_PORT_S = 5
+"""Seconds to wait for a port after the lease of a killed run's processes has expired."""
 _ANSWER_S = 10
 _STOP_S = 6
 _KILLED_S = 4
@@ -467,13 +467,13 @@ def serve(params: Dict[str, Any], base: str, lock: Any) -> Dict[str, Any]:
         None,
         params["bandwidth"] * 1e6 / 8,
         params["lease"],
-        _PORT_S,
+        params["lease"] + _PORT_S,
     )
     os.unlink(lock.name)
     lock.close()
     started = start(
         base,
-        run_name(params),
+        params,
         lambda: Peer(
             settings,
             pieces.digest,
@@ -505,14 +505,14 @@ def joined(params: Dict[str, Any]) -> Dict[str, Any]:
         at,
         params["bandwidth"] * 1e6 / 8,
         params["lease"],
-        _PORT_S,
+        params["lease"] + _PORT_S,
     )
     path = base + ".tar"
     left_out = left_out_of(params["index"]) if params["index"] else tuple(params["left_out"])
     blobs = engine_blobs()
     started = start(
         base,
-        run_name(params),
+        params,
         lambda: Peer(settings, params["digest"], path, left_out=left_out, blobs=blobs),
     )
     return {**started, "path": path}
@@ -625,12 +625,12 @@ def held_by(base: str) -> Tuple[str, str]:
     return "", ""
 
 
-def start(base: str, run: str, make: Callable[[], Peer], temporary: str = "") -> Dict[str, Any]:
+def start(base: str, params: Dict[str, Any], make: Callable[[], Peer], temporary: str = "") -> Dict[str, Any]:
     """Start a process that outlives this module, and return when it listens.
 
     Args:
         base: path prefix of its files.
-        run: `run_name`.
+        params: of the module.
         make: makes its peer.
         temporary: a file that the process removes when it ends.
     """
@@ -640,7 +640,7 @@ def start(base: str, run: str, make: Callable[[], Peer], temporary: str = "") ->
             os.close(read_end)
             os.setsid()
             if os.fork() == 0:
-                _be_daemon(base, run, make, write_end, temporary)
+                _be_daemon(base, params, make, write_end, temporary)
         finally:
             os._exit(0)
     os.close(write_end)
@@ -654,7 +654,9 @@ def start(base: str, run: str, make: Callable[[], Peer], temporary: str = "") ->
     return answer
 
 
-def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int, temporary: str) -> None:
+def _be_daemon(
+    base: str, params: Dict[str, Any], make: Callable[[], Peer], write_end: int, temporary: str
+) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for handle in (0, 1, 2):
         os.dup2(nothing, handle)
@@ -663,14 +665,14 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int, te
             with contextlib.suppress(OSError):
                 os.close(handle)
     os.umask(0o077)
-    signal.alarm(_START_S + _PORT_S)
+    signal.setitimer(signal.ITIMER_REAL, _START_S + params["lease"] + _PORT_S)
     problem: Dict[str, Any] = {}
     lock = None
     try:
         lock = held(base)
         if lock is None:
             raise NodeError("another run brings this archive here")
-        sign(lock, run)
+        sign(lock, run_name(params))
         with contextlib.suppress(OSError):
             os.unlink(base + ".result")
         peer = make()
@@ -686,7 +688,7 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int, te
                 os.unlink(base + ".lock")
         os.write(write_end, json.dumps(problem).encode())
         return
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGTERM, lambda _number, _frame: peer.end())
     os.write(write_end, json.dumps({"port": peer.port, "stored": peer.file.stored}).encode())
     os.close(write_end)

@@ -47,7 +47,16 @@ CALL_S = 60.0
 READ_S = 3600.0
 """Timeout in seconds for a node to read its archive or files."""
 _POLL_S = 1.0
-_LEASE_S = 30.0
+_RENEW_S = 5.0
+"""Seconds between two reports while nodes join."""
+_REPORT_S = 30.0
+"""Timeout in seconds of a report, which renews the source's lease."""
+_LEASE_S = 2 * (_REPORT_S + _RENEW_S)
+"""A stall of half a minute is ordinary, so one report may time out, and the next may take as long."""
+_START_S = CALL_S + _LEASE_S
+"""Timeout in seconds for a node to start, which waits for the port of a killed run's processes."""
+_LOST_S = 30.0
+"""A source that two reports or more have not reached for so long is given up."""
 
 
 class Transfer:
@@ -130,7 +139,7 @@ class Transfer:
             if self._here:
                 pieces, upload = self._start_upload(first)
                 source.update(path=upload.path, pieces=pieces.encoded().decode(), digest=pieces.digest)
-                started = {**self._call(first, source), "index": upload.index}
+                started = {**self._call(first, source, _START_S), "index": upload.index}
             else:
                 started = self._call(first, source, READ_S)
         except AnsibleActionFail:
@@ -159,7 +168,7 @@ class Transfer:
             }
             for name in others
         }
-        answers, problems = self._call_all(joining, meanwhile=self._presence(first, at))
+        answers, problems = self._call_all(joining, _START_S, self._presence(first, at))
         joined = [name for name in answers if not answers[name]["problem"]]
         problems.update({name: one["problem"] for name, one in answers.items() if one["problem"]})
         stored = {name: answers[name]["stored"] for name in joined if answers[name]["stored"]}
@@ -245,29 +254,36 @@ class Transfer:
 
         def show() -> None:
             nonlocal last
-            if time.monotonic() - last > _LEASE_S / 3:
+            if time.monotonic() - last > _RENEW_S:
                 with contextlib.suppress(NodeError):
-                    self._call(first, {"state": "reported", "source": at})
+                    self._report(first, at)
                 last = time.monotonic()
 
         return show
+
+    def _report(self, first: str, at: list[str]) -> dict[str, Any]:
+        """Return the source's report, and renew its lease."""
+        return self._call(first, {"state": "reported", "source": at}, _REPORT_S)
 
     def _watch(
         self, first: str, at: list[str], watch: Watch, result: dict[str, Any], upload: _Upload | None
     ) -> str:
         """Wait until all nodes have the file or are given up; return why the transfer ended earlier."""
         heard = time.monotonic()
+        failures = 0
         shown = ""
         while not (upload and upload.broken):
             try:
-                report = self._call(first, {"state": "reported", "source": at})
+                report = self._report(first, at)
             except NodeError as error:
+                failures += 1
                 # One failed call is no reason to give up all nodes.
-                if isinstance(error, _Unreached) and time.monotonic() - heard < _LEASE_S:
+                patient = failures < 2 or time.monotonic() - heard < _LOST_S
+                if isinstance(error, _Unreached) and patient:
                     time.sleep(_POLL_S)
                     continue
                 return f"lost its source {first}: {error}"
-            heard = time.monotonic()
+            heard, failures = time.monotonic(), 0
             result["sent"][self._name] = report["sent"]
             watch.add(report["nodes"], time.monotonic())
             text = watch.text(self._name)

@@ -274,7 +274,7 @@ def test_a_process_that_cannot_start_says_why_and_leaves_nothing(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(NodeError, match=str(port)):
-            serve(archive, port=port)
+            serve(archive, port=port, lease=0)
     with pytest.raises(NodeError, match="port must be 0-65535"):
         serve(archive, port=99999)
     with pytest.raises(NodeError, match=r"no address in images_network 203.0.113.0/24"):
@@ -282,9 +282,12 @@ def test_a_process_that_cannot_start_says_why_and_leaves_nothing(
     assert not list((tmp_path / "cache" / "peers").iterdir())
 
 
-def test_a_port_that_a_killed_run_still_has_is_waited_for(tmp_path: Path, archive: Path) -> None:
-    killed = serve(archive, "a", lease=1)
-    later = serve(archive, "b", port=killed["port"])
+def test_a_port_is_waited_for_as_long_as_a_killed_run_keeps_it(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_peer, "_PORT_S", 3)
+    killed = serve(archive, "a", lease=5)
+    later = serve(archive, "b", port=killed["port"], lease=HANGS_S)
     assert later["port"] == killed["port"]
     image_peer.stopped(parameters(tmp_path, key="b"))
 

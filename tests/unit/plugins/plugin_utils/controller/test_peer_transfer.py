@@ -50,7 +50,7 @@ def test_nodes_load_what_others_have_brought(nodes: Nodes, archive: Path) -> Non
 def test_the_source_hears_of_the_controller_while_a_node_takes_long_to_join(
     nodes: Nodes, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_transfer, "_LEASE_S", 0.3)
+    monkeypatch.setattr(peer_transfer, "_RENEW_S", 0.1)
     called = threading.Event()
 
     def reported(_name: str) -> dict[str, Any]:
@@ -65,6 +65,24 @@ def test_the_source_hears_of_the_controller_while_a_node_takes_long_to_join(
     result = nodes.transfer(archive, remote_src=True)
     assert set(result["nodes"]) == {"n2", "n3", "n4"}
     assert not nodes.warnings
+
+
+def test_a_lease_outlives_a_report_that_times_out_and_another_as_slow(
+    nodes: Nodes, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call_all = peer_transfer.call_all
+    timeouts: dict[str, float] = {}
+
+    def recorded(executor: Any, module: str, arguments: Any, threads: int, *more: Any) -> Any:
+        timeouts.update((one["state"], more[0]) for one in arguments.values() if more)
+        return call_all(executor, module, arguments, threads, *more)
+
+    monkeypatch.setattr(peer_transfer, "call_all", recorded)
+    nodes.transfer(archive, remote_src=False)
+    (lease,) = {one["lease"] for _name, one in nodes.calls}
+    assert lease > 2 * timeouts["reported"]
+    for state in ("source", "joined"):
+        assert timeouts[state] > lease, "a killed run's processes keep the port so long"
 
 
 def test_a_call_that_fails_once_loses_nobody(nodes: Nodes, archive: Path) -> None:
@@ -176,7 +194,7 @@ def test_a_node_that_joins_too_late_keeps_nothing(nodes: Nodes, archive: Path) -
     assert set(result["nodes"]) == {"n2", "n4"}
     assert nodes.warnings == [
         f"{archive} is brought directly to n3, which cannot take part with n1 as source: "
-        "it has not answered for 60 s"
+        f"it has not answered for {peer_transfer._START_S:.0f} s"
     ]
     called = [given.get("state") for name, given in nodes.calls if name == "n3"]
     assert called == ["joined", "stopped", "absent", "absent"]
