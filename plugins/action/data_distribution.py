@@ -204,7 +204,9 @@ class ActionModule(Decision):
         for other, own in lacking.items():
             end = ends["nodes"][other][directory]
             if "problem" in end:
-                result["nodes"][other]["problem"] = end["problem"]
+                # The node stores what other sources have sent, and fails then.
+                own = result["nodes"][other]
+                own["problem"] += f"; {end['problem']}" if own["problem"] else end["problem"]
             else:
                 parts = {path: [spans[path][0], files[path]] for path in own}
                 result["nodes"][other]["copies"][end["copy"]] = parts

@@ -146,7 +146,10 @@ class Transfer:
             raise
         except (OrdinaryError, AnsibleError, NodeError) as error:
             if self._files:
-                raise AnsibleActionFail(f"{first} cannot send {self._name}: {error}") from error
+                for name in others:
+                    why = f"{first} cannot send {self._name} to {name}: {error}"
+                    self._note(result, name, {"problem": why})
+                return
             directly = "pulled by each node" if self._image else "brought to each node directly"
             self._warn(f"{self._name} is {directly}, since {first} cannot serve it: {error}")
             if upload:
@@ -205,7 +208,8 @@ class Transfer:
             why = watch.given_up.get(name) or lost or missing
             # A later run resumes from the part that has arrived.
             left = {"left": end["path"]} if "path" in end else {}
-            self._note(result, name, {"problem": f"{self._name} did not reach {name}, which {why}", **left})
+            what = f"{self._name} of {first}" if self._files else self._name
+            self._note(result, name, {"problem": f"{what} did not reach {name}, which {why}", **left})
         if self._files:
             for name in problems.keys() & set(others):
                 why = f"{first} could not send {self._name} to {name}: {problems[name]}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ansible import constants
-from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
+from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.rdm.provision.plugins.action import data_distribution
 from ansible_collections.rdm.provision.plugins.action.data_distribution import ActionModule
 from ansible_collections.rdm.provision.plugins.action.job_data import others
@@ -186,16 +186,36 @@ def test_a_node_that_did_not_get_a_shard_fails_and_keeps_what_has_arrived(shards
     assert problems == {
         "n1": "",
         "n2": "",
-        "n3": "n2 could not send /jobs/gpt/checkpoints to n3: its port is taken",
-        "n4": "/jobs/gpt/checkpoints did not reach n4, which has not got all of it",
+        "n3": "; ".join(
+            f"{name} could not send /jobs/gpt/checkpoints to n3: its port is taken" for name in ("n1", "n2")
+        ),
+        "n4": "; ".join(
+            f"/jobs/gpt/checkpoints of {name} did not reach n4, which has not got all of it"
+            for name in ("n1", "n2")
+        ),
     }
     assert not [one for name, one in shards.calls if name == "n4" and one.get("state") == "absent"]
 
 
-def test_a_source_that_cannot_send_ends_the_run(shards: Nodes) -> None:
-    shards.answers["source"] = lambda _name: {"problem": "a cannot be read"}
-    with pytest.raises(AnsibleActionFail, match="n1 cannot send /jobs/gpt/checkpoints: a cannot be read"):
-        decide(shards, SOURCE, **FROM)
+def test_a_source_that_cannot_send_is_named_and_the_other_sends_what_it_has(shards: Nodes) -> None:
+    source = shards.answers["source"]
+    shards.answers["source"] = lambda name: {"problem": "a cannot be read"} if name == "n1" else source(name)
+    result = decide(shards, SOURCE, **FROM)["nodes"]
+    assert {name: one["problem"] for name, one in result.items()} == {
+        "n1": "",
+        **{name: f"n1 cannot send /jobs/gpt/checkpoints to {name}: a cannot be read" for name in NODES[1:]},
+    }
+    copies = {name: list(one["copies"].values()) for name, one in result.items()}
+    assert copies == {"n1": [{"b": [0, 4]}], "n2": [], "n3": [{"b": [0, 4]}], "n4": [{"b": [0, 4]}]}
+
+
+def test_each_source_that_cannot_send_is_named(shards: Nodes) -> None:
+    shards.answers["source"] = lambda name: {"problem": f"{name}'s file cannot be read"}
+    problem = decide(shards, SOURCE, **FROM)["nodes"]["n3"]["problem"]
+    assert problem == "; ".join(
+        f"{name} cannot send /jobs/gpt/checkpoints to n3: {name}'s file cannot be read"
+        for name in ("n1", "n2")
+    )
 
 
 def test_a_node_that_does_not_answer_is_refused_before_anything_is_sent(shards: Nodes) -> None:
