@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.re
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import SMALLEST
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import (
+    READ_BYTES,
     READ_S,
     Transfer,
     call_all,
@@ -37,6 +39,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.data_sources im
     conflicts,
     fetched,
     holders,
+    parts,
     source_nodes,
     to_hash,
     without_directory,
@@ -155,15 +158,17 @@ class ActionModule(Decision):
             str(name): {"directory": jobs, "folder": options["folder"], "sizes": sizes}
             for name, jobs in options["directories"].items()
         }
-        compared = query(destinations)
-        present = {name: compared[name]["digests"] for name in destinations}
-        compare = to_hash(found, present)
-        hashed = {
-            name: {"sizes": {path: sizes[path] for path in compare[name]}}
-            for name in listed
-            if name in compare
+        compared = query({name: {**own, "by_size": True} for name, own in destinations.items()})
+        missing = {name: set(answer["needed"]) for name, answer in compared.items()}
+        same_size = {
+            name: {**own, "sizes": {path: size for path, size in sizes.items() if path not in missing[name]}}
+            for name, own in destinations.items()
         }
-        digests = {name: answer["digests"] for name, answer in query(hashed).items()}
+        present = _digests(query, same_size)
+        compare = to_hash(found, present)
+        digests = _digests(
+            query, {name: {"sizes": {path: sizes[path] for path in paths}} for name, paths in compare.items()}
+        )
         _require(conflicts(directory, digests))
         needed = {
             name: [
@@ -208,8 +213,33 @@ class ActionModule(Decision):
                 own = result["nodes"][other]
                 own["problem"] += f"; {end['problem']}" if own["problem"] else end["problem"]
             else:
-                parts = {path: [spans[path][0], files[path]] for path in own}
-                result["nodes"][other]["copies"][end["copy"]] = parts
+                copied = {path: [spans[path][0], files[path]] for path in own}
+                result["nodes"][other]["copies"][end["copy"]] = copied
+
+
+def _digests(
+    query: Callable[[Mapping[str, Mapping[str, Any]]], Mapping[str, Any]],
+    nodes: Mapping[str, Mapping[str, Any]],
+) -> dict[str, dict[str, str]]:
+    """Return the digests of files: node -> path -> the digests of the file's parts, joined.
+
+    A call hashes `READ_BYTES` bytes at most, so its timeout limits the progress and not the whole.
+
+    Args:
+        query: returns each node's result for its arguments.
+        nodes: node -> its arguments, with the `sizes` of the files.
+    """
+    digests = {name: dict.fromkeys(own["sizes"], "") for name, own in nodes.items()}
+    for turn in zip_longest(*(parts(own["sizes"], READ_BYTES) for own in nodes.values())):
+        asked = {
+            name: {**own, "sizes": {path: own["sizes"][path] for path in hashed}, "hashed": hashed}
+            for (name, own), hashed in zip(nodes.items(), turn, strict=True)
+            if hashed
+        }
+        for name, answer in query(asked).items():
+            for path, digest in answer["digests"].items():
+                digests[name][path] += digest
+    return digests
 
 
 def _require(problems: list[Problem]) -> None:

@@ -46,6 +46,12 @@ options:
     description: A file of the right size is taken for the right one. Set by the action plugin.
     type: bool
     default: false
+  hashed:
+    description:
+      - Path of each file of O(sizes) of which only a part is hashed, with the part's offset and bytes. Set by
+        the action plugin.
+    type: dict
+    default: {}
   brought:
     description: What M(rdm.provision.data_distribution) returns for the node.
     type: dict
@@ -125,6 +131,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "listed": {"type": "bool", "default": False},
     "sizes": {"type": "dict", "default": {}},
     "by_size": {"type": "bool", "default": False},
+    "hashed": {"type": "dict", "default": {}},
     "brought": {"type": "dict", "default": {}},
     "parts": {"type": "dict", "default": {}},
     "file": {"type": "str", "default": ""},
@@ -136,7 +143,11 @@ _READ_SIZE = 1 << 20
 
 
 def compare(
-    root: str, sizes: Dict[str, int], by_size: bool = False, folder: str = FOLDER
+    root: str,
+    sizes: Dict[str, int],
+    by_size: bool = False,
+    folder: str = FOLDER,
+    hashed: Optional[Dict[str, Tuple[int, int]]] = None,
 ) -> Tuple[List[str], Dict[str, str]]:
     """Return the files that are missing or have another size, and the digests of the others.
 
@@ -145,6 +156,7 @@ def compare(
         sizes: path of each file -> its bytes.
         by_size: whether to compare only sizes, without digests.
         folder: the directory below the root that has the files.
+        hashed: path of a file -> offset and bytes of the part that is hashed, instead of the whole file.
     """
     needed: List[str] = []
     digests: Dict[str, str] = {}
@@ -155,7 +167,9 @@ def compare(
             continue
         with found:
             if not by_size:
-                digests[path] = digest(found)
+                begin, length = (hashed or {}).get(path, (0, int(size)))
+                found.seek(begin)
+                digests[path] = digest(found, length)
     return needed, digests
 
 
@@ -232,11 +246,12 @@ def store_parts(
             store(root, "{0}/{1}".format(folder, path), source, size)
 
 
-def digest(stream: Any) -> str:
-    """Return the SHA-256 digest of a stream."""
+def digest(stream: Any, length: int = sys.maxsize) -> str:
+    """Return the SHA-256 digest of so many bytes of a stream, from its position on."""
     state = hashlib.sha256()
-    for piece in iter(lambda: stream.read(_READ_SIZE), b""):
+    while piece := stream.read(min(_READ_SIZE, length)):
         state.update(piece)
+        length -= len(piece)
     return state.hexdigest()
 
 
@@ -256,7 +271,8 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
             return {"changed": True, "copied": sorted(params["parts"])}
         if params["listed"]:
             return {"copied": [], "sizes": list_files(params["source"])}
-        needed, digests = compare(params["directory"], params["sizes"], params["by_size"], params["folder"])
+        asked = (params["sizes"], params["by_size"], params["folder"], params["hashed"])
+        needed, digests = compare(params["directory"], *asked)
         return {"copied": [], "needed": needed, "digests": digests}
     except OSError as error:
         where = str(error.filename or "")

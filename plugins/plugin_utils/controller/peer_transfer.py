@@ -45,7 +45,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_po
 MODULE = "rdm.provision.image_peer"
 CALL_S = 60.0
 READ_S = 3600.0
-"""Timeout in seconds for a node to read its archive or files."""
+READ_BYTES = 64 << 30
+"""Timeout in seconds for a node to read so many bytes, on a slow disk or from a busy file server."""
 _POLL_S = 1.0
 _RENEW_S = 5.0
 """Seconds between two reports while nodes join."""
@@ -141,7 +142,8 @@ class Transfer:
                 source.update(path=upload.path, pieces=pieces.encoded().decode(), digest=pieces.digest)
                 started = {**self._call(first, source, _START_S), "index": upload.index}
             else:
-                started = self._call(first, source, READ_S)
+                size = sum(self._files.values()) if self._files else self._hosts[first].get("size", 0)
+                started = self._call(first, source, READ_S * (1 + size / READ_BYTES))
         except AnsibleActionFail:
             raise
         except (OrdinaryError, AnsibleError, NodeError) as error:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
@@ -96,6 +96,29 @@ def to_hash(found: Mapping[str, Sequence[str]], present: Files) -> dict[str, lis
             for node in nodes:
                 hashed.setdefault(node, []).append(path)
     return hashed
+
+
+def parts(sizes: Mapping[str, int], most: int) -> Iterator[dict[str, list[int]]]:
+    """Yield the parts of files that are hashed at a time: path -> offset and bytes.
+
+    The parts of a file are the same whatever the other files are.
+
+    Args:
+        sizes: path of each file -> its bytes.
+        most: bytes of all parts together.
+    """
+    found: dict[str, list[int]] = {}
+    left = most
+    for path, size in sizes.items():
+        for begin in range(0, max(size, 1), most):
+            length = min(most, size - begin)
+            if length > left:
+                yield found
+                found, left = {}, most
+            found[path] = [begin, length]
+            left -= length
+    if found:
+        yield found
 
 
 def fetched(

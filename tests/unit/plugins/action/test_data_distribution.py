@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.action import data_distribution
 from ansible_collections.rdm.provision.plugins.action.data_distribution import ActionModule
 from ansible_collections.rdm.provision.plugins.action.job_data import others
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
+from ansible_collections.rdm.provision.plugins.modules.job_data import compare
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import peer_transfer
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 
@@ -167,6 +168,31 @@ def test_each_shard_goes_from_the_node_that_has_it_to_all_others(shards: Nodes) 
     assert not [
         name for name, one in shards.calls if one.get("directory") == "/" and not one.get("listed")
     ], "hashed"
+
+
+def test_large_files_are_hashed_in_several_calls(
+    shards: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for top, b in (("source", b"1234"), ("n3/data", b"1235"), ("n4/data", b"1234")):
+        (tmp_path / top).mkdir(parents=True)
+        (tmp_path / top / "a").write_bytes(b"abc")
+        (tmp_path / top / "b").write_bytes(b)
+    most = []
+
+    def compared(name: str) -> dict[str, Any]:
+        given = [arguments for node, arguments in shards.calls if node == name][-1]
+        hashed = given.get("hashed") or {}
+        most.append(sum(length for _begin, length in hashed.values()))
+        by_size = given.get("by_size", False)
+        needed, digests = compare(given["directory"], given["sizes"], by_size, given["folder"], hashed)
+        return {"needed": needed, "digests": digests}
+
+    shards.answers["compared"] = compared
+    monkeypatch.setattr(data_distribution, "READ_BYTES", 2)
+    directories = {name: str(tmp_path / name) for name in ("n3", "n4")}
+    result = decide(shards, tmp_path / "source", True, **FROM, folder="data", directories=directories)
+    assert {name: one["needed"] for name, one in result["nodes"].items()} == {"n3": ["b"], "n4": []}
+    assert max(most) == 2, "a timeout would limit the whole and not the progress"
 
 
 def test_check_mode_only_compares(shards: Nodes) -> None:

@@ -7,6 +7,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.data_sources im
     conflicts,
     fetched,
     holders,
+    parts,
     source_nodes,
     to_hash,
     without_directory,
@@ -65,6 +66,21 @@ def test_a_file_is_hashed_only_if_its_digest_decides_something() -> None:
     found = holders(LISTED)
     assert to_hash(found, {}) == {"n1": ["manifest"], "n2": ["manifest"]}
     assert to_hash(found, {"n3": {"b": "digest"}}) == {"n1": ["manifest"], "n2": ["manifest", "b"]}
+
+
+def test_each_part_of_a_file_is_hashed_in_a_call_of_bounded_size() -> None:
+    sizes = {"empty": 0, "a": 3, "b": 9, "c": 1, "d": 4}
+    calls = list(parts(sizes, 4))
+    assert all(sum(length for _begin, length in one.values()) <= 4 for one in calls)
+    spans = {path: [one[path] for one in calls if path in one] for path in sizes}
+    assert spans == {
+        "empty": [[0, 0]],
+        "a": [[0, 3]],
+        "b": [[0, 4], [4, 4], [8, 1]],
+        "c": [[0, 1]],
+        "d": [[0, 4]],
+    }
+    assert len(calls) == 5
 
 
 def test_each_node_fetches_what_it_lacks_and_does_not_have_itself() -> None:
