@@ -321,7 +321,7 @@ def source(params: Dict[str, Any]) -> Dict[str, Any]:
                 return serve({**params, "path": saved}, base, lock)
             if params["unpack"] and unpack(params, saved):
                 made = _version(saved)
-                return {**serve({**params, "path": saved, "sha256": ""}, base, lock), "path": saved}
+                return {**serve({**params, "path": saved}, base, lock), "path": saved}
             return serve(params, base, lock)
         except BaseException:
             if not lock.closed:
