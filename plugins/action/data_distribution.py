@@ -27,7 +27,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_tran
     READ_S,
     Transfer,
     call_all,
-    remove_left,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
@@ -108,25 +107,15 @@ class ActionModule(Decision):
         """Transfer one file to several nodes, and add those that have it to `result`."""
         index = ArchiveIndex("none", file.stat().st_size, "", 0, False, [])
         item = {"path": str(file), "remote_src": False}
-        found: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
         transfer = Transfer(self, executor, options, variables, item, lacking, index)
         if len(lacking) == 1:
             transfer.forget()  # an earlier run may have left parts of it
             return
-        transfer.run(found)
+        copies, _problems = transfer.outcome(result, "gets it directly")
         if transfer.sha256:
             remember_digest(file, Path(constants.DEFAULT_LOCAL_TMP), transfer.sha256)
-        result["sent"].update(found["sent"])
-        broken = {}
-        for name, ends in found["nodes"].items():
-            (end,) = ends.values()
-            if "problem" not in end:
-                result["nodes"].setdefault(name, {})[path] = end["copy"]
-                continue
-            self._display.warning(f"{name} gets it directly: {end['problem']}")
-            if left := end.get("copy") or end.get("left"):
-                broken[name] = left
-        remove_left(executor, broken, int(variables["ansible_forks"]))
+        for name, one in copies.items():
+            result["nodes"].setdefault(name, {})[path] = one["copy"]
 
     def _from_nodes(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Compare the files of nodes with those of all nodes, and transfer what is missing."""
@@ -202,19 +191,18 @@ class ActionModule(Decision):
         name, directory = source
         hosts = {other: {"present_members": sorted(files.keys() - own)} for other, own in lacking.items()}
         item = {"path": directory, "files": files}
-        ends: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
-        Transfer(self, executor, options, variables, item, {name: {}, **hosts}).run(ends)
-        result["sent"][name] = ends["sent"].get(directory, 0)
+        sent: dict[str, int] = {}
+        transfer = Transfer(self, executor, options, variables, item, {name: {}, **hosts})
+        copies, problems = transfer.outcome({"sent": sent})
+        result["sent"][name] = sent.get(directory, 0)
         spans = layout(files)
-        for other, own in lacking.items():
-            end = ends["nodes"][other][directory]
-            if "problem" in end:
-                # The node stores what other sources have sent, and fails then.
-                own = result["nodes"][other]
-                own["problem"] += f"; {end['problem']}" if own["problem"] else end["problem"]
-            else:
-                copied = {path: [spans[path][0], files[path]] for path in own}
-                result["nodes"][other]["copies"][end["copy"]] = copied
+        for other, one in copies.items():
+            own = {path: [spans[path][0], files[path]] for path in lacking[other]}
+            result["nodes"][other]["copies"][one["copy"]] = own
+        for other, why in problems.items():
+            # The node stores what other sources have sent, and fails then.
+            earlier = result["nodes"][other]["problem"]
+            result["nodes"][other]["problem"] = f"{earlier}; {why}" if earlier else why
 
 
 def _digests(

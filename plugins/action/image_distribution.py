@@ -23,7 +23,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_tra
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import (
     Transfer,
     call_all,
-    remove_left,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.image_pull import pull_problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
@@ -95,18 +94,9 @@ class ActionModule(Decision):
             return
         if answers[first].get("changed"):
             result["pulled"].setdefault(first, []).append(image)
-        found: dict[str, Any] = {"nodes": {}, "indexes": result["indexes"], "sent": result["sent"]}
-        transfer.run(found)
-        left = {}
-        for name, ends in found["nodes"].items():
-            end = ends[image]
-            if "problem" not in end:
-                result["nodes"].setdefault(name, {})[image] = end
-                continue
-            self._display.warning(f"{name} pulls it: {end['problem']}")
-            if "left" in end:
-                left[name] = end["left"]
-        remove_left(executor, left, int(variables["ansible_forks"]))
+        copies, _problems = transfer.outcome(result, "pulls it")
+        for name, copy in copies.items():
+            result["nodes"].setdefault(name, {})[image] = copy
 
     def _archives(self, variables: dict[str, Any]) -> list[tuple[Item, dict[str, Item]]]:
         """Return the archives to load, each with the inspections of the hosts that need it."""

@@ -225,6 +225,28 @@ class Transfer:
         for name, why in watch.slow.items():
             self._warn(f"{name} {why} while {self._name} went from node to node; the others did without it")
 
+    def outcome(
+        self, result: dict[str, Any], instead: str = ""
+    ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+        """Run the transfer; return the copies of the nodes that got the file, and why the others did not.
+
+        Args:
+            result: of the action; `run` adds to all but its nodes.
+            instead: how the others get it, for a warning; then they keep no half of it. Without it, a later
+                run continues with what they have.
+        """
+        found: dict[str, Any] = {"indexes": {}, **result, "nodes": {}}
+        self.run(found)
+        ends = {name: own[self._name] for name, own in found["nodes"].items()}
+        failed = {name: end for name, end in ends.items() if "problem" in end}
+        if instead:
+            for name, end in failed.items():
+                self._warn(f"{name} {instead}: {end['problem']}")
+            parts = {name: end.get("copy") or end.get("left") for name, end in failed.items()}
+            remove_left(self._executor, {name: part for name, part in parts.items() if part}, self._threads)
+        copies = {name: end for name, end in ends.items() if name not in failed}
+        return copies, {name: end["problem"] for name, end in failed.items()}
+
     def forget(self) -> None:
         """Remove what earlier transfers have left on the nodes, which get the file in another way."""
         self._call_all({name: {"state": "absent"} for name in self._hosts})
