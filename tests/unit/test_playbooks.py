@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+
+from rdm_provision import environment
+from tests.ansible_playbook import ansible_playbook
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 ROLES = Path(__file__).parents[2] / "roles"
@@ -124,6 +130,20 @@ def test_what_the_all_reduce_lacks_is_refused_before_anything_is_measured() -> N
         for name in ("collective_agree", "collective")
     )
     assert before == after
+
+
+@pytest.mark.parametrize("verb", ["stop", "remove"])
+def test_the_playbook_that_shows_jobs_changes_none(tmp_path: Path, verb: str) -> None:
+    inventory = tmp_path / "hosts.ini"
+    inventory.write_text(
+        "[master]\nn1\n[workers]\nn2\n[all:vars]\nansible_connection=local\nrdm_become=false\n"
+        f"ansible_python_interpreter={sys.executable}\n"
+    )
+    words = ["--inventory", inventory, "-e", f"job_name=gpt job_verb={verb}", PLAYBOOKS / "jobs.yml"]
+    run = ansible_playbook(*words, environment={**os.environ, **environment.ansible_environment()})
+    assert run.returncode == 2
+    assert f"job_verb {verb} is not one that only reads a job, as sections or report;" in run.stdout
+    assert "Query each node" not in run.stdout
 
 
 def test_every_play_says_which_strategy_it_has_been_made_for() -> None:
