@@ -11,11 +11,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import (  # noqa: E402
+    NO_ENGINE,
+    NodeFacts,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import (  # noqa: E402
     address_plan,
     collision,
@@ -37,7 +40,7 @@ def best_of(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def node_facts(rank: int) -> dict[str, Any]:
+def node_facts(rank: int) -> NodeFacts:
     """Return the facts about collisions of a typical node in a data centre."""
     high, low = divmod(rank, 256)
     addresses = {"eth0": f"10.1.{high}.{low}/16", "ib0": f"10.2.{high}.{low}/16", "docker0": "172.17.0.1/16"}
@@ -54,6 +57,7 @@ def node_facts(rank: int) -> dict[str, Any]:
             for destination in ("default", "10.1.0.0/16", "10.2.0.0/16", "10.64.0.0/10", "172.17.0.0/16")
         ],
         "docker": {
+            **NO_ENGINE,
             "networks": [
                 {
                     "id": "0" * 64,
@@ -70,6 +74,9 @@ def node_facts(rank: int) -> dict[str, Any]:
                 {"base": "192.168.0.0/16", "size": 20},
             ],
         },
+        "pools_to_come": [],
+        "kubernetes": {"name": "", "ranges": []},
+        "ssh": {"client": "", "server": ""},
     }
 
 

@@ -37,6 +37,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan
     presumed_config_dir,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.draft import Draft, draft_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import (
     keys_of,
     origins,
@@ -154,9 +155,9 @@ class ActionModule(Decision):
 
     def _facts(
         self, reader: HostVariables, plan: ClusterPlan, options: dict[str, Any], locks: NodeLocks | None
-    ) -> dict[str, dict[str, Any]]:
+    ) -> dict[str, ObservedState]:
         """Return the facts of the nodes, without the locks of killed runs."""
-        facts = {
+        facts: dict[str, ObservedState] = {
             node: {**found, "archives": reader.archives(options["inspection"], node)}
             for node, found in reader.facts(options["facts"], plan.addresses.nodes)
         }
@@ -235,7 +236,7 @@ def _planned_variables() -> set[str]:
     return names | set(role_specs.cluster_options())
 
 
-def _taken_over(locks: NodeLocks | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _taken_over(locks: NodeLocks | None, facts: Mapping[str, ObservedState]) -> dict[str, ObservedState]:
     """Take over the locks of runs that were killed on this machine; return the facts without these."""
     holders = {node: found["lock"] for node, found in facts.items() if found.get("lock")}
     now = {node: {} if ended(holder) else holder for node, holder in holders.items()}

@@ -376,6 +376,11 @@ from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base import host, shell_variable
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import (
+    Gpu,
+    NodeFacts,
+    RdmaDevice,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
 from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, ip_json
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
@@ -465,11 +470,11 @@ def node_facts(
     addresses: dict[str, str] | None = None,
     sriov: dict[str, Any] | None = None,
     mirrors: list[str] | None = None,
-) -> dict[str, Any]:
+) -> NodeFacts:
     """Return the facts of this node; see RETURN."""
     findings = Findings()
     login_user = host.login_user()
-    found: dict[str, Any] = {
+    found: NodeFacts = {
         "hostname": platform.node(),
         "kernel": os.uname().release,
         "architecture": os.uname().machine,
@@ -525,7 +530,7 @@ def node_facts(
     return found
 
 
-def _mirrors(found: dict[str, Any], wanted: list[str], compares: bool) -> dict[str, dict[str, str]]:
+def _mirrors(found: NodeFacts, wanted: list[str], compares: bool) -> NodeFacts:
     """Return why mirrors cannot be used. If the engine lacks one, the role images has work."""
     docker = found["docker"]
     foreign: dict[str, str] = {}
@@ -548,7 +553,7 @@ def _mirrors(found: dict[str, Any], wanted: list[str], compares: bool) -> dict[s
     return {"unreachable_mirrors": unreachable, "foreign_mirror_files": foreign}
 
 
-def _in_use(found: dict[str, Any], addresses: dict[str, str], sysfs_root: str) -> list[dict[str, str]]:
+def _in_use(found: NodeFacts, addresses: dict[str, str], sysfs_root: str) -> list[dict[str, str]]:
     """Return which hosts already have the addresses. Probe only if needed, since it takes a second."""
     if not {"network", "container"}.intersection(found["work"]):
         return []
@@ -559,7 +564,7 @@ def _in_use(found: dict[str, Any], addresses: dict[str, str], sysfs_root: str) -
     return arp.in_use({name: one for name, one in addresses.items() if one not in here}, sysfs_root)
 
 
-def _lock(findings: Findings, wanted: dict[str, Any] | None, takes: bool, cluster: str) -> dict[str, Any]:
+def _lock(findings: Findings, wanted: dict[str, Any] | None, takes: bool, cluster: str) -> NodeFacts:
     """Take the lock if the run is going to change the node, else return its holder."""
     holder: node_lock.Holder = {}
     locked = False
@@ -576,7 +581,7 @@ def _lock(findings: Findings, wanted: dict[str, Any] | None, takes: bool, cluste
 
 
 def _work(
-    found: dict[str, Any], directory: str, inputs: dict[str, str], keys: dict[str, str], sysfs_root: str
+    found: NodeFacts, directory: str, inputs: dict[str, str], keys: dict[str, str], sysfs_root: str
 ) -> dict[str, list[str]]:
     """Return which roles have work, and why."""
     kept = state_file.read(directory) if inputs else {}
@@ -593,7 +598,7 @@ def _work(
     return work
 
 
-def _network(findings: Findings, sysfs_root: str) -> dict[str, Any]:
+def _network(findings: Findings, sysfs_root: str) -> NodeFacts:
     try:
         found = interfaces.interfaces(ip_json("addr", "show"))
         routes = interfaces.routes(ip_json("-4", "route", "show", "table", "all"))
@@ -616,7 +621,7 @@ def _network(findings: Findings, sysfs_root: str) -> dict[str, Any]:
     }
 
 
-def _docker(findings: Findings, socket: str, node: str) -> dict[str, Any]:
+def _docker(findings: Findings, socket: str, node: str) -> NodeFacts:
     state, error, docker = "ok", "", None
     pid = 0
     programs = podman.serving("")
@@ -684,7 +689,7 @@ def _docker(findings: Findings, socket: str, node: str) -> dict[str, Any]:
     }
 
 
-def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, Any]:
+def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> NodeFacts:
     gpus = findings.guard("gpus", sysfs.gpus, sysfs_root, otherwise=[])
     devices = findings.guard(
         "devices",
@@ -706,7 +711,7 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
     }
 
 
-def _hardware_digest(found: dict[str, Any], function_devices: bool) -> str:
+def _hardware_digest(found: NodeFacts, function_devices: bool) -> str:
     """Return the digest of the hardware that containers get, without VFs' RDMA devices if VFs are watched.
 
     In RDMA's mode exclusive the node does not show the devices in a container, and in any mode a run that
@@ -719,8 +724,8 @@ def _hardware_digest(found: dict[str, Any], function_devices: bool) -> str:
 
 
 def _parents(
-    findings: Findings, infiniband: list[dict[str, Any]], sysfs_root: str, wanted: dict[str, Any]
-) -> dict[str, Any]:
+    findings: Findings, infiniband: list[RdmaDevice], sysfs_root: str, wanted: dict[str, Any]
+) -> NodeFacts:
     rails: dict[str, int] = {}
     for rail, named in enumerate(wanted.get("parents") or []):
         # The plan refuses a function that is named twice, by interface and by PCI address.
@@ -751,7 +756,7 @@ def _parents(
     }
 
 
-def _check_gpus(findings: Findings, gpus: list[dict[str, Any]]) -> None:
+def _check_gpus(findings: Findings, gpus: list[Gpu]) -> None:
     unserved = sysfs.unserved(gpus)
     if unserved:
         described = [
@@ -762,7 +767,7 @@ def _check_gpus(findings: Findings, gpus: list[dict[str, Any]]) -> None:
         findings.add("warning", "gpu-vendors", "there are AMD and NVIDIA GPUs; containers get one kind only")
 
 
-def _check_infiniband(findings: Findings, infiniband: list[dict[str, Any]]) -> None:
+def _check_infiniband(findings: Findings, infiniband: list[RdmaDevice]) -> None:
     without = [
         device["name"]
         for device in infiniband

@@ -14,9 +14,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import Port
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma_tools, sysfs
 
 SUBNET = """
@@ -63,7 +63,7 @@ class Subnet:
         )
         return done.stdout
 
-    def port(self, host: str) -> dict[str, Any]:
+    def port(self, host: str) -> Port:
         """Return the host's port, as we read it from the /sys of a process there."""
         # It prints what it has read, so /sys is complete; then it waits for its standard input.
         command = ["cat", f"/sys/class/infiniband/{DEVICE}/node_guid", "-"]
@@ -78,8 +78,7 @@ class Subnet:
             assert process.stdout.readline()
             (device,) = sysfs.infiniband(str(self.directory / f"sys-{process.pid}" / "sys"), "/nowhere")
             process.terminate()
-        port: dict[str, Any] = device["ports"][0]
-        return port
+        return device["ports"][0]
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def occupied(engine: Engine, busybox_image: str) -> Iterator[Engine]:
     api.delete(f"/networks/{network['Id']}")
 
 
-def facts(socket: str) -> dict[str, Any]:
+def facts(socket: str) -> Any:
     """Return the facts of this machine with the engine at `socket`."""
     return node_facts.node_facts("/sys", "/dev", socket)
 

@@ -16,13 +16,15 @@ import socket
 import struct
 from typing import Any, Sequence
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import User
+
 _PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 _CAP_SYS_RESOURCE = 24
 _FILES_NEED = 2**20
 """Bytes that the files of a cluster of some thousand nodes need."""
 
 
-def user() -> dict[str, Any]:
+def user() -> User:
     """Return the user that this process runs as: name, uid, home, shell, root."""
     uid = os.geteuid()
     try:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import NO_ENGINE, NodeFacts
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import NVIDIA_CDI
 
 RDMA_CM = "/dev/infiniband/rdma_cm"
@@ -32,9 +33,7 @@ class ContainerSpec(NamedTuple):
     shm_size: str
 
 
-def container_spec(
-    facts: Mapping[str, Any], accelerator: str, *interfaces: str, rdma: bool = True
-) -> ContainerSpec:
+def container_spec(facts: NodeFacts, accelerator: str, *interfaces: str, rdma: bool = True) -> ContainerSpec:
     """Return the hardware options of a node's container.
 
     Args:
@@ -50,11 +49,11 @@ def container_spec(
     capabilities: List[str] = []
     if accelerator == "rocm":
         # The container's /etc/group may have other numbers for these groups.
-        ids = facts.get("groups") or {}
+        ids = facts["groups"]
         paths += ["/dev/kfd", "/dev/dri"]
         groups.append(str(ids["video"]) if ids.get("video") is not None else "video")
         groups += [str(ids["render"])] if ids.get("render") is not None else []
-        owners = (facts.get("devices") or {}).get("groups") or []
+        owners = facts["devices"].get("groups") or []
         groups += [str(gid) for gid in owners if str(gid) not in groups]
     elif accelerator == "cuda":
         if nvidia_way(facts) == "cdi":
@@ -76,37 +75,37 @@ def container_spec(
     )
 
 
-def own_shm_size(facts: Mapping[str, Any]) -> str:
+def own_shm_size(facts: NodeFacts) -> str:
     """Return the size of a container's own shared memory: about the node's.
 
     It is a power of two, since the node's size varies a little with the kernel.
     """
-    gibibytes = max(int(facts.get("shared_memory") or 0), SHARED_MEMORY) // SHARED_MEMORY
+    gibibytes = max(int(facts["shared_memory"] or 0), SHARED_MEMORY) // SHARED_MEMORY
     return "{0}G".format(2 ** (gibibytes.bit_length() - 1))
 
 
-def nvidia_way(facts: Mapping[str, Any]) -> str:
+def nvidia_way(facts: NodeFacts) -> str:
     """Return how containers on the node get NVIDIA GPUs: toolkit, cdi, or "" if they cannot."""
-    docker = facts.get("docker") or {}
-    output = docker.get("nvidia") or []
+    docker = facts["docker"] or NO_ENGINE
+    output = docker["nvidia"]
     # Podman ignores the toolkit's hook in requests through its API.
-    if (facts.get("nvidia_hook") and docker.get("engine") != "podman") or "runtime" in output:
+    if (facts["nvidia_hook"] and docker["engine"] != "podman") or "runtime" in output:
         return "toolkit"
     return "cdi" if "cdi" in output else ""
 
 
-def memlock_limit(facts: Mapping[str, Any]) -> int:
+def memlock_limit(facts: NodeFacts) -> int:
     """Return the locked-memory limit in bytes that a container can get on the node; -1 for unlimited.
 
     Where no engine is installed yet it is unlimited.
     """
-    memlock = facts.get("memlock") or {}
-    if not facts.get("docker") or memlock.get("raise_allowed", True):
+    memlock = facts["memlock"]
+    if not facts["docker"] or memlock["raise_allowed"]:
         return -1
     return int(memlock["hard"])
 
 
-def memlock_shortage(facts: Mapping[str, Any]) -> Optional[str]:
+def memlock_shortage(facts: NodeFacts) -> Optional[str]:
     """Return why containers on the node cannot lock all memory; None if they can."""
     limit = memlock_limit(facts)
     if limit == -1:
@@ -126,7 +125,7 @@ class RdmaDevices(NamedTuple):
     left_out: List[str]
 
 
-def rdma_devices(facts: Mapping[str, Any], *interfaces: str) -> RdmaDevices:
+def rdma_devices(facts: NodeFacts, *interfaces: str) -> RdmaDevices:
     """Return the RDMA devices of the interfaces' functions, and of these functions' VFs.
 
     Args:
@@ -137,18 +136,18 @@ def rdma_devices(facts: Mapping[str, Any], *interfaces: str) -> RdmaDevices:
     named = {part for name in interfaces for part in (name, name.rpartition(".")[0])} - {""}
     functions = {
         str(address)
-        for physical in facts.get("sriov") or []
+        for physical in facts["sriov"]
         if physical["pf"] in named
         for address in [physical["pci"], *(virtual["pci"] for virtual in physical["vfs"])]
     }
     paths: List[str] = []
     left_out: List[str] = []
-    for device in facts.get("infiniband") or []:
-        below = device.get("pci") in functions or named.intersection(device.get("netdevs") or [])
+    for device in facts["infiniband"]:
+        below = device["pci"] in functions or named.intersection(device["netdevs"])
         if below or not named:
-            paths += device.get("char_devices") or []
+            paths += device["char_devices"]
         else:
             left_out.append(str(device["name"]))
-    if paths and (facts.get("devices") or {}).get("rdma_cm"):
+    if paths and facts["devices"].get("rdma_cm"):
         paths.append(RDMA_CM)
     return RdmaDevices(list(dict.fromkeys(paths)), left_out)

@@ -12,6 +12,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import (
+    Container,
+    Engine,
+    Image,
+    Network,
+    Pool,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.constants import JOBS, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.docker import registry_mirrors
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
@@ -35,7 +42,7 @@ _SYSTEM_CONTAINERD = "/run/containerd/containerd.sock"
 _LOCAL_ADDRESS = re.compile(r"\|-- (\S+)\n +/32 host LOCAL")
 
 
-def read(api: DockerAPI, daemon_json: str) -> dict[str, Any]:
+def read(api: DockerAPI, daemon_json: str) -> Engine:
     """Return the state of the engine, in five requests.
 
     Args:
@@ -113,7 +120,7 @@ def blob_dir(info: dict[str, Any]) -> str:
     return os.path.join(root, "io.containerd.content.v1.content/blobs/sha256")
 
 
-def default_address_pools(info: dict[str, Any], daemon_json: str) -> list[dict[str, Any]]:
+def default_address_pools(info: dict[str, Any], daemon_json: str) -> list[Pool]:
     """Return the pools from which the engine allocates subnets: base, size (prefix length)."""
     pools = info.get("DefaultAddressPools")
     if pools:
@@ -126,7 +133,7 @@ def default_address_pools(info: dict[str, Any], daemon_json: str) -> list[dict[s
     return pools or [{"base": base, "size": size} for base, size in BUILT_IN_POOLS]
 
 
-def swarm_address_pools(info: dict[str, Any]) -> list[dict[str, Any]]:
+def swarm_address_pools(info: dict[str, Any]) -> list[Pool]:
     """Return the pools from which the engine's swarm allocates subnets of overlay networks: base, size.
 
     Only managers know the configured pools; for a worker these are the defaults.
@@ -139,7 +146,7 @@ def swarm_address_pools(info: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"base": str(base), "size": cluster.get("SubnetSize") or 24} for base in bases]
 
 
-def networks(found: list[dict[str, Any]], all_containers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def networks(found: list[dict[str, Any]], all_containers: list[dict[str, Any]]) -> list[Network]:
     """Return the networks; `containers` names the attached ones, also if stopped."""
     return [
         {
@@ -167,7 +174,7 @@ def networks(found: list[dict[str, Any]], all_containers: list[dict[str, Any]]) 
     ]
 
 
-def containers(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def containers(found: list[dict[str, Any]]) -> list[Container]:
     """Return the containers; `networks` maps each network's name to the container's address.
 
     For a stopped container it is the requested address. `job_directory` is the directory on the node that a
@@ -217,7 +224,7 @@ def lost_addresses(container: Mapping[str, Any]) -> list[str]:
     return [address for address in addresses if address and address not in has]
 
 
-def images(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def images(found: list[dict[str, Any]]) -> list[Image]:
     """Return the images: id, tags."""
     return [
         {"id": image["Id"], "tags": [tag for tag in image.get("RepoTags") or [] if tag != "<none>:<none>"]}

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import List, Sequence
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import Boot
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import entries
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import read as read_file
 
@@ -38,7 +39,7 @@ def cpu_vendor(root: str = "/sys") -> str:
     return _VENDORS.get(match.group(1), "") if match else ""
 
 
-def read(root: str = "/sys", command_line: str = "") -> Dict[str, Any]:
+def read(root: str = "/sys", command_line: str = "") -> Boot:
     """Return the state of the IOMMU.
 
     Args:
@@ -63,7 +64,7 @@ def read(root: str = "/sys", command_line: str = "") -> Dict[str, Any]:
     }
 
 
-def missing_parameters(booted: Mapping[str, Any]) -> List[str]:
+def missing_parameters(booted: Boot) -> List[str]:
     """Return the parameters that the IOMMU needs and the command line lacks.
 
     Args:

@@ -14,6 +14,13 @@ import os
 import re
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import (
+    DeviceNodes,
+    Gpu,
+    Interface,
+    Port,
+    RdmaDevice,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import entries as _entries
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import link as _link
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import number as _number
@@ -37,7 +44,7 @@ RDMA_CLASSES = (
 )
 
 
-def gpus(root: str = "/sys") -> list[dict[str, Any]]:
+def gpus(root: str = "/sys") -> list[Gpu]:
     """Return the GPUs in PCI order: vendor (amd, nvidia), pci, device_id, driver, render_node.
 
     `driver` is the GPU's kernel driver and `render_node` its node in /dev/dri, each "" if there is none. On
@@ -45,7 +52,7 @@ def gpus(root: str = "/sys") -> list[dict[str, Any]]:
     (KFD), AMD GPUs without it, such as a console's, are left out.
     """
     compute = _kfd_addresses(root)
-    found = []
+    found: list[Gpu] = []
     for pci in sorted(_entries(root, _PCI_DEVICES)):  # hexadecimal, so not in natural order
         device = os.path.join(root, _PCI_DEVICES, pci)
         vendor = _GPU_VENDORS.get(_read(device, "vendor"))
@@ -66,7 +73,7 @@ def gpus(root: str = "/sys") -> list[dict[str, Any]]:
     return found
 
 
-def accelerator(found: list[dict[str, Any]]) -> str:
+def accelerator(found: list[Gpu]) -> str:
     """Return rocm, cuda or cpu, by the driver of most GPUs.
 
     A GPU without its driver, or passed to a virtual machine, does not count. On a tie, such as one AMD APU
@@ -78,12 +85,12 @@ def accelerator(found: list[dict[str, Any]]) -> str:
     return _ACCELERATORS[max(sorted(set(drivers), reverse=True), key=drivers.count)]
 
 
-def unserved(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def unserved(found: list[Gpu]) -> list[Gpu]:
     """Return the GPUs without a compute driver."""
     return [gpu for gpu in found if gpu["driver"] not in _ACCELERATORS]
 
 
-def device_nodes(dev_root: str = "/dev") -> dict[str, Any]:
+def device_nodes(dev_root: str = "/dev") -> DeviceNodes:
     """Return which device nodes that containers may need exist: kfd, dri, nvidia, rdma_cm.
 
     `groups` has the ids of the groups, without root's, that own AMD's device nodes.
@@ -100,13 +107,13 @@ def device_nodes(dev_root: str = "/dev") -> dict[str, Any]:
     }
 
 
-def infiniband(root: str = "/sys", dev_root: str = "/dev") -> list[dict[str, Any]]:
+def infiniband(root: str = "/sys", dev_root: str = "/dev") -> list[RdmaDevice]:
     """Return the RDMA devices (InfiniBand and RoCE), VFs included, with ports and character devices.
 
     `char_devices` are those that exist in dev_root, `virtual` is whether the device is a VF, and
     `driver_version` is empty for most of the kernel's own drivers.
     """
-    found = []
+    found: list[RdmaDevice] = []
     for name in _entries(root, "class/infiniband"):
         device = os.path.join(root, "class/infiniband", name)
         found.append(
@@ -134,7 +141,7 @@ def siblings(netdev: str, root: str = "/sys") -> list[str]:
     return [name for name in names if name != netdev]
 
 
-def netdevs(root: str = "/sys") -> list[dict[str, Any]]:
+def netdevs(root: str = "/sys") -> list[Interface]:
     """Return the network interfaces of this network namespace: name, mac, mtu, state."""
     return [
         {
@@ -173,7 +180,7 @@ def _kfd_addresses(root: str) -> set[str]:
     return addresses
 
 
-def _port(device: str, number: str) -> dict[str, Any]:
+def _port(device: str, number: str) -> Port:
     port = os.path.join(device, "ports", number)
     lid = _read(port, "lid")
     return {

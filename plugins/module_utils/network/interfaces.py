@@ -13,6 +13,7 @@ import socket
 import struct
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import Interface, Route
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs
 
@@ -20,7 +21,7 @@ _SIOCGIFADDR = 0x8915
 _SIOCGIFNETMASK = 0x891B
 
 
-def interfaces(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def interfaces(entries: list[dict[str, Any]]) -> list[Interface]:
     """Return the interfaces from the output of `ip -j addr`: name, mac, mtu, state, addresses."""
     return [
         {
@@ -38,12 +39,12 @@ def interfaces(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def routes(entries: list[dict[str, Any]]) -> list[dict[str, str]]:
+def routes(entries: list[dict[str, Any]]) -> list[Route]:
     """Return the routes from `ip -j -4 route show table all`: table, destination, interface, gateway, type.
 
     A route with several next hops is returned once per next hop.
     """
-    found = []
+    found: list[Route] = []
     for entry in entries:
         destination = str(entry.get("dst", ""))
         if destination != "default" and "/" not in destination:
@@ -61,7 +62,7 @@ def routes(entries: list[dict[str, Any]]) -> list[dict[str, str]]:
     return found
 
 
-def interfaces_without_ip(sysfs_root: str = "/sys") -> list[dict[str, Any]]:
+def interfaces_without_ip(sysfs_root: str = "/sys") -> list[Interface]:
     """Return the interfaces like interfaces(), from sysfs, with only the first IPv4 address of each."""
     found = sysfs.netdevs(sysfs_root)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
@@ -70,9 +71,9 @@ def interfaces_without_ip(sysfs_root: str = "/sys") -> list[dict[str, Any]]:
     return found
 
 
-def routes_without_ip(table: str) -> list[dict[str, str]]:
+def routes_without_ip(table: str) -> list[Route]:
     """Return the routes like routes(), from the text of /proc/net/route: only those of the main table."""
-    found = []
+    found: list[Route] = []
     for line in table.splitlines()[1:]:
         words = line.split()
         if len(words) < 8:

@@ -13,6 +13,13 @@ import os
 import re
 from typing import Any, Dict, List, Mapping
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import (
+    Boot,
+    Opensm,
+    Parent,
+    Rdma,
+    RdmaDevice,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma_tools
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.iommu import missing_parameters
@@ -31,7 +38,7 @@ _NETWORK_CLASS = "0x02"  # PCI_BASE_CLASS_NETWORK of linux/pci_ids.h, Ethernet a
 _SM_CONFIGURATIONS = ("/etc/opensm/opensm.conf", "/etc/rdma/opensm.conf")
 
 
-def parent(name: str, root: str = "/sys") -> Dict[str, Any]:
+def parent(name: str, root: str = "/sys") -> Parent:
     """Return the facts of an interface, given its name or the PCI address of its function.
 
     Returns:
@@ -79,12 +86,12 @@ def driverless(root: str = "/sys") -> List[str]:
     return found
 
 
-def firmware_needed(found: Mapping[str, Any], vfs: int) -> bool:
+def firmware_needed(found: Parent, vfs: int) -> bool:
     """Return whether a PF offers too few VFs, and its firmware settings may explain it."""
     return found["vendor"] == MELLANOX and not found["virtual"] and found["total_vfs"] < vfs
 
 
-def port_of(name: str, infiniband: List[Dict[str, Any]]) -> Dict[str, Any]:
+def port_of(name: str, infiniband: List[RdmaDevice]) -> Dict[str, Any]:
     """Return the RDMA device and port of an interface; `device` is empty if there is none.
 
     For a device with several ports (mlx4, which is refused for SR-IOV) it is the first port.
@@ -95,7 +102,7 @@ def port_of(name: str, infiniband: List[Dict[str, Any]]) -> Dict[str, Any]:
     return {"device": "", "port": 0}
 
 
-def subnet_manager(name: str, infiniband: List[Dict[str, Any]]) -> Dict[str, str]:
+def subnet_manager(name: str, infiniband: List[RdmaDevice]) -> Dict[str, str]:
     """Query the subnet manager from an interface's port, if that is InfiniBand and its link is up.
 
     Returns:
@@ -107,7 +114,7 @@ def subnet_manager(name: str, infiniband: List[Dict[str, Any]]) -> Dict[str, str
     return rdma_tools.subnet_manager(port["device"], port["port"])
 
 
-def unready(parents: List[Dict[str, Any]], booted: Mapping[str, Any], wanted: Mapping[str, Any]) -> List[str]:
+def unready(parents: List[Parent], booted: Boot, wanted: Mapping[str, Any]) -> List[str]:
     """Return what the role sriov still has to prepare for VFs, in sentences.
 
     Args:
@@ -126,7 +133,7 @@ def unready(parents: List[Dict[str, Any]], booted: Mapping[str, Any], wanted: Ma
     return found
 
 
-def opensm(root: str = "/") -> Dict[str, str]:
+def opensm(root: str = "/") -> Opensm:
     """Return this node's configuration of the subnet manager: `path` and `virt_enabled`; empty for none.
 
     It may not be in use: opensm takes another one with -F.
@@ -139,7 +146,7 @@ def opensm(root: str = "/") -> Dict[str, str]:
     return {}
 
 
-def rdma(root: str = "/sys") -> Dict[str, Any]:
+def rdma(root: str = "/sys") -> Rdma:
     """Return RDMA's settings.
 
     Returns:

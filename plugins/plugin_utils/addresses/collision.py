@@ -11,8 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import (
+    NO_ENGINE,
+    KubernetesRange,
+    Network,
+    NodeFacts,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import is_ours
 from ansible_collections.rdm.provision.plugins.module_utils.network.free_subnet import (
     free_subnet,
@@ -91,7 +97,7 @@ def ssh_address_problems(
 
 def collisions(
     subnet: IPv4Network,
-    facts: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, NodeFacts],
     network_names: Mapping[str, str],
     cluster: str,
     ssh_addresses: Iterable[str] = (),
@@ -131,7 +137,7 @@ def collisions(
 
 
 def pool_warnings(
-    subnet: IPv4Network, facts: Mapping[str, Mapping[str, Any]], with_network: Container[str] = ()
+    subnet: IPv4Network, facts: Mapping[str, NodeFacts], with_network: Container[str] = ()
 ) -> list[Problem]:
     """Return one warning for each node whose engine may use a part of the subnet later.
 
@@ -162,38 +168,35 @@ def pool_warnings(
     ]
 
 
-def subnets_of(network: Mapping[str, Any]) -> list[IPv4Network]:
+def subnets_of(network: Network) -> list[IPv4Network]:
     """Return the IPv4 subnets of a Docker network."""
-    found = (ipv4_network(one.get("subnet", "")) for one in network.get("subnets") or [])
+    found = (ipv4_network(one["subnet"]) for one in network["subnets"])
     return [subnet for subnet in found if subnet is not None]
 
 
 # --- ranges in use -----------------------------------------------------------------------------------
 
 
-def _own_networks(
-    facts: Mapping[str, Any], name: str, cluster: str, subnet: IPv4Network
-) -> list[Mapping[str, Any]]:
-    networks: list[Mapping[str, Any]] = (facts.get("docker") or {}).get("networks") or []
+def _own_networks(facts: NodeFacts, name: str, cluster: str, subnet: IPv4Network) -> list[Network]:
+    networks = (facts["docker"] or NO_ENGINE)["networks"]
     return [
         network
         for network in networks
-        if is_ours(network.get("labels"), cluster)
-        or (network["name"] == name and subnet in subnets_of(network))
+        if is_ours(network["labels"], cluster) or (network["name"] == name and subnet in subnets_of(network))
     ]
 
 
-def _uses(facts: Mapping[str, Any], own: list[Mapping[str, Any]]) -> Iterator[Use]:
+def _uses(facts: NodeFacts, own: list[Network]) -> Iterator[Use]:
     """Yield every range that a node uses, except those of its `own` networks.
 
     A range that appears several times (Docker network, its bridge, the bridge's route) is yielded once.
     """
-    docker = facts.get("docker") or {}
+    docker = facts["docker"] or NO_ENGINE
     # interface -> its ranges that were yielded, or must not be
     explained: dict[str, list[IPv4Network]] = {
         interface: subnets_of(network) for network in own for interface in _interfaces_of(network)
     }
-    for network in docker.get("networks") or []:
+    for network in docker["networks"]:
         if network in own:
             continue
         subnets = subnets_of(network)
@@ -201,48 +204,48 @@ def _uses(facts: Mapping[str, Any], own: list[Mapping[str, Any]]) -> Iterator[Us
             explained.update((interface, subnets) for interface in _interfaces_of(network))
         for subnet in subnets:
             yield Use(subnet, f"Docker network {network['name']} ({subnet})")
-    for interface in facts.get("interfaces") or []:
+    for interface in facts["interfaces"]:
         if interface["name"] in explained:
             continue
         named: list[IPv4Network] = []
-        for address in interface.get("addresses") or []:
+        for address in interface["addresses"]:
             found = ipv4_network(address)
             if found is not None:
                 yield Use(found, f"interface {interface['name']} ({address})")
                 named.append(found)
         explained[interface["name"]] = named
-    for route in facts.get("routes") or []:
+    for route in facts["routes"]:
         found = None if route["destination"] in EVERYWHERE else ipv4_network(route["destination"])
         if found is None:
             continue
-        ranges = [] if route.get("gateway") else explained.get(route.get("interface", ""), [])
-        of_own = any(route.get("interface") in _interfaces_of(network) for network in own)
+        ranges = [] if route["gateway"] else explained.get(route["interface"], [])
+        of_own = any(route["interface"] in _interfaces_of(network) for network in own)
         if of_own or any(found.subnet_of(one) for one in ranges):
             continue
-        way = f" via {route['gateway']}" if route.get("gateway") else ""
-        device = f" on {route['interface']}" if route.get("interface") else ""
+        way = f" via {route['gateway']}" if route["gateway"] else ""
+        device = f" on {route['interface']}" if route["interface"] else ""
         yield Use(found, f"route {found}{way}{device} (table {route.get('table') or 'main'})")
     kubernetes, its_ranges = _kubernetes(facts)
     for its in its_ranges:
         found = ipv4_network(its["range"])
         if found is not None and its["known"]:
             yield Use(found, f"the range of {kubernetes}'s {its['of']} ({found})", removable=False)
-    for end, address in (facts.get("ssh") or {}).items():
+    for end, address in facts["ssh"].items():
         found = ipv4_network(address)
         if found is not None:
             yield Use(found, f"the address {address} of the ssh {end}", removable=False)
 
 
-def _pools(facts: Mapping[str, Any]) -> Iterator[Use]:
+def _pools(facts: NodeFacts) -> Iterator[Use]:
     """Yield the ranges from which the node's engine or Kubernetes may assign a part automatically."""
-    docker = facts.get("docker") or {}
+    docker = facts["docker"] or NO_ENGINE
     for pools, whose in (
-        (docker.get("default_address_pools"), "the Docker daemon's address pool"),
-        (docker.get("swarm_address_pools"), "the swarm's address pool"),
-        (facts.get("pools_to_come"), "an address pool of the engine that is yet to be installed,"),
+        (docker["default_address_pools"], "the Docker daemon's address pool"),
+        (docker["swarm_address_pools"], "the swarm's address pool"),
+        (facts["pools_to_come"], "an address pool of the engine that is yet to be installed,"),
     ):
         for pool in pools or []:
-            base = ipv4_network(pool.get("base", ""))
+            base = ipv4_network(pool["base"])
             if base is not None:
                 yield Use(base, whose)
     name, ranges = _kubernetes(facts)
@@ -252,17 +255,17 @@ def _pools(facts: Mapping[str, Any]) -> Iterator[Use]:
             yield Use(found, f"the range that {name} gives {one['of']} by default,")
 
 
-def _kubernetes(facts: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
+def _kubernetes(facts: NodeFacts) -> tuple[str, list[KubernetesRange]]:
     """Return the name of the node's Kubernetes, for messages, and its ranges."""
-    found = facts.get("kubernetes") or {}
-    name = str(found.get("name", ""))
-    return f"Kubernetes ({name})", found.get("ranges") or []
+    found = facts["kubernetes"]
+    name = str(found["name"])
+    return f"Kubernetes ({name})", found["ranges"]
 
 
-def _interfaces_of(network: Mapping[str, Any]) -> tuple[str, ...]:
+def _interfaces_of(network: Network) -> tuple[str, ...]:
     """Return the names of a network's interfaces on the node."""
-    short = str(network.get("id", ""))[:12]
-    named = (network.get("options") or {}).get("com.docker.network.bridge.name")
+    short = str(network["id"])[:12]
+    named = network["options"].get("com.docker.network.bridge.name")
     return (*([named] if named else []), *(f"{kind}-{short}" for kind in ("br", "dm", "di")))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
@@ -38,7 +39,7 @@ def refused(path: str, inspections: Mapping[str, Mapping[str, Any]]) -> list[Pro
     return [Problem(None, path, reason, _HINT)] if why else []
 
 
-def archive_files(wants: Mapping[str, DesiredState], facts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
+def archive_files(wants: Mapping[str, DesiredState], facts: Mapping[str, ObservedState]) -> list[Problem]:
     """Report each archive to pass on that is not the same on all nodes that load it.
 
     Args:

@@ -37,6 +37,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.node import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.running_jobs import ended_jobs
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan import ClusterPlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import default_directory
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import Attachment, DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
@@ -102,7 +103,7 @@ class CheckedNodes(NamedTuple):
 def plan_nodes(
     plan: ClusterPlan,
     wants: Mapping[str, DesiredState],
-    facts: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, ObservedState],
     changes: bool = True,
     failed: Mapping[str, str] | None = None,
 ) -> CheckedNodes:
@@ -131,7 +132,7 @@ def plan_nodes(
     ended = ended_jobs(running)
     if changes:
         problems += ended
-    locked = [lock_problem(node, found["lock"]) for node, found in facts.items() if found.get("lock")]
+    locked = [lock_problem(node, found["lock"]) for node, found in facts.items() if found["lock"]]
     if changes:
         problems += locked
     warnings: list[Problem] = []
@@ -160,7 +161,7 @@ def plan_nodes(
 
 
 def _taken(
-    plan: ClusterPlan, wants: Mapping[str, DesiredState], facts: Mapping[str, Mapping[str, Any]], bare: bool
+    plan: ClusterPlan, wants: Mapping[str, DesiredState], facts: Mapping[str, ObservedState], bare: bool
 ) -> list[Problem]:
     """Return the collisions of the planned subnets and VFs with those on the nodes."""
     # A bare host has no container network: its fabric address is its own.
@@ -188,7 +189,7 @@ def _taken(
     return problems
 
 
-def _checked(want: DesiredState, found: Mapping[str, Any], config_dir: str) -> CheckedNode:
+def _checked(want: DesiredState, found: ObservedState, config_dir: str) -> CheckedNode:
     """Return what a node's facts add to its plan."""
     spec = container_spec(
         found,
@@ -201,7 +202,7 @@ def _checked(want: DesiredState, found: Mapping[str, Any], config_dir: str) -> C
         container=spec._asdict(),
         network_present=network_present(want, found),
         network_differences=network_differences(want, found),
-        shells=dict(found.get("shells") or {}),
+        shells=dict(found["shells"]),
         seen=container_seen(want, found),
         functions_end=sriov_checks.ending(want, found),
         function_devices=want.function_devices if want.reserves_vf else None,
@@ -225,7 +226,7 @@ def problems_of_nodes(
     plan: ClusterPlan,
     found: Sequence[Problem],
     wants: Mapping[str, DesiredState],
-    facts: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, ObservedState],
 ) -> list[Problem]:
     """Return the problems of the nodes, after the inventory was refused.
 
@@ -255,7 +256,7 @@ def problems_of_nodes(
     ]
 
 
-def _config_dir(inventory: Inventory, node: str, facts: Mapping[str, Any]) -> str:
+def _config_dir(inventory: Inventory, node: str, facts: ObservedState) -> str:
     """Return the directory on the node for the cluster's files."""
     mine = inventory.nodes[node]
     if mine.config_dir:

@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.spec impor
 )
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import SHARED
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
     DRIVERS_ON_A_PARENT,
 )
@@ -32,10 +33,10 @@ def rdma_interfaces(want: DesiredState) -> list[str]:
     return [] if want.container.devices_of == "all" else want.below_all
 
 
-def accelerator(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def accelerator(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report accelerators that differ from the desired ones."""
-    has = facts.get("accelerator", "cpu")
-    count = len(facts.get("gpus") or [])
+    has = facts["accelerator"]
+    count = len(facts["gpus"])
     if want.accelerator == has:
         return
     if want.accelerator == "cpu":
@@ -52,11 +53,11 @@ def accelerator(want: DesiredState, facts: Mapping[str, Any], findings: Findings
     )
 
 
-def gpu_access(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def gpu_access(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report what would make the engine refuse the GPUs to a container."""
-    if want.accelerator != facts.get("accelerator") or want.own_devices:
+    if want.accelerator != facts["accelerator"] or want.own_devices:
         return
-    devices = facts.get("devices") or {}
+    devices = facts["devices"]
     value = f"rdm_accelerator {want.accelerator}"
     if want.accelerator == "cuda" and not nvidia_way(facts):
         reason = "needs NVIDIA's container toolkit, and neither it nor a CDI specification is on the node"
@@ -65,7 +66,7 @@ def gpu_access(want: DesiredState, facts: Mapping[str, Any], findings: Findings)
             "restart Docker"
         )
         findings.problems.append(Problem(want.node, value, reason, hint))
-    elif want.accelerator == "cuda" and not devices.get("nvidia"):
+    elif want.accelerator == "cuda" and not devices["nvidia"]:
         findings.warn(
             want.node,
             "the NVIDIA driver is loaded, and there is no /dev/nvidia0 yet: nvidia-smi or "
@@ -79,7 +80,7 @@ def gpu_access(want: DesiredState, facts: Mapping[str, Any], findings: Findings)
             hint = "load amdgpu with its compute part (modprobe amdgpu; dmesg says what it lacks)"
             findings.problems.append(Problem(want.node, value, f"needs {names(missing)}, missing here", hint))
         groups = [str(group) for group in want.container.groups]
-        lacking = [str(gid) for gid in devices.get("groups") or [] if str(gid) not in groups]
+        lacking = [str(gid) for gid in devices["groups"] if str(gid) not in groups]
         if lacking and "groups" in want.chosen and all(group.isdigit() for group in groups):
             findings.warn(
                 want.node,
@@ -88,12 +89,12 @@ def gpu_access(want: DesiredState, facts: Mapping[str, Any], findings: Findings)
             )
 
 
-def parent(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def parent(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report a network's interface that the node lacks or that cannot carry the network."""
     if want.network_driver not in DRIVERS_ON_A_PARENT or not want.interfaces[0]:
         return
-    existing = {one["name"]: one for one in facts.get("interfaces") or []}
-    driverless = facts.get("driverless") or []
+    existing = {one["name"]: one for one in facts["interfaces"]}
+    driverless = facts["driverless"]
     choose = f"choose one of {names(name for name in existing if name != 'lo')}"
     for name in want.below_all:
         # For macvlan and ipvlan Docker creates the VLAN interface itself: ib0.100 needs only ib0.
@@ -110,7 +111,7 @@ def parent(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
             findings.problems.append(Problem(want.node, value, reason, hint or choose))
 
 
-def _unfit(want: DesiredState, interface: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, str]:
+def _unfit(want: DesiredState, interface: Mapping[str, Any], facts: ObservedState) -> tuple[str, str]:
     """Return why an interface cannot carry the network, and the hint; empty if it can.
 
     Sources: the kernel's drivers/net/macvlan.c (macvlan_port_create) and ipvlan_main.c (ipvlan_link_new).
@@ -120,17 +121,17 @@ def _unfit(want: DesiredState, interface: Mapping[str, Any], facts: Mapping[str,
         return "is the loopback interface, which reaches no other node", ""
     if want.network_driver == "sriov":
         return "", ""
-    if len(str(interface.get("mac", "")).split(":")) == _INFINIBAND_ADDRESS:
+    if len(str(interface["mac"]).split(":")) == _INFINIBAND_ADDRESS:
         hint = "set network_driver: sriov, or choose an Ethernet interface"
         return f"is InfiniBand, and the kernel puts {want.network_driver} on Ethernet only", hint
-    ports = {one["name"]: one["bond"] for one in facts.get("parents") or []}
+    ports = {one["name"]: one["bond"] for one in facts["parents"]}
     if ports.get(name) not in (None, "", name):
         bond = ports[name]
         return f"is a port of the bond {bond}, which has all that arrives there", f"set it to {bond}"
     return "", ""
 
 
-def memlock(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def memlock(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report a limit of locked memory that is too low for RDMA."""
     shortage = memlock_shortage(facts) if want.run.memlock_required else None
     if shortage is not None:
@@ -141,10 +142,10 @@ def memlock(want: DesiredState, facts: Mapping[str, Any], findings: Findings) ->
         findings.problems.append(Problem(want.node, "", shortage, hint))
 
 
-def shared_memory(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def shared_memory(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report too little shared memory for collectives between a node's processes."""
     own = want.container.own_memory
-    has = int(facts.get("shared_memory", SHARED_MEMORY)) if own is None else own
+    has = int(facts["shared_memory"]) if own is None else own
     if want.accelerator == "cpu" or want.slots < 2 or has >= SHARED_MEMORY:
         return
     reason = (
@@ -162,11 +163,11 @@ def shared_memory(want: DesiredState, facts: Mapping[str, Any], findings: Findin
     findings.problems.append(problem)
 
 
-def rdma(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def rdma(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn of RDMA devices that the container does not get, unless the user has chosen."""
     interfaces = rdma_interfaces(want)
     paths, left_out = rdma_devices(facts, *interfaces)
-    if paths and not want.own_devices and (facts.get("rdma") or {}).get("netns_mode") == "exclusive":
+    if paths and not want.own_devices and facts["rdma"].get("netns_mode") == "exclusive":
         findings.problems.extend(_stay_out(want, facts))
     if left_out and want.container.devices_of == "auto":
         findings.warn(
@@ -176,22 +177,22 @@ def rdma(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> No
         )
 
 
-def _stay_out(want: DesiredState, facts: Mapping[str, Any]) -> list[Problem]:
+def _stay_out(want: DesiredState, facts: ObservedState) -> list[Problem]:
     """Return why the container cannot get RDMA devices in exclusive mode."""
     value = "the mode exclusive of RDMA devices in network namespaces"
     shared = f"{SHARED}, and options ib_core netns_mode=1 in /etc/modprobe.d for the next boot"
     if not want.reserves_vf or not want.function_devices:
         reason = "keeps them from every container: rdm-sriov alone moves one there, its function's"
         return [Problem(want.node, value, reason, shared)]
-    infiniband = [one["name"] for one in facts.get("parents") or [] if one["infiniband"]]
+    infiniband = [one["name"] for one in facts["parents"] if one["infiniband"]]
     if infiniband:
         reason = (
             f"keeps those of {names(infiniband)} from every container: when an InfiniBand device moves to "
             "one, the kernel takes its interface away"
         )
         return [Problem(want.node, value, reason, shared)]
-    seen = facts.get("network_plugin") or {}
-    if want.sriov.run_as == "container" or (want.sriov.run_as == "auto" and not seen.get("systemd")):
+    seen = facts["network_plugin"]
+    if want.sriov.run_as == "container" or (want.sriov.run_as == "auto" and not seen["systemd"]):
         reason = "needs rdm-sriov as a systemd unit: in a container it sees no other one's namespace"
         hint = f"set sriov_run_as: unit, where systemd runs; or {shared}"
         return [Problem(want.node, value, reason, hint)]

@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import NO_ENGINE, Engine
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names, size_text
 from ansible_collections.rdm.provision.plugins.module_utils.docker import podman
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DEFAULT_SOCKET
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import room_to_load
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import DRIVERS_ON_A_PARENT
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
@@ -31,12 +33,12 @@ _NOT_WRITABLE = {
 }
 
 
-def engine(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def engine(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report a node without a usable engine, unless the run installs one."""
-    docker = facts.get("docker")
-    others = facts.get("other_engines") or []
+    docker = facts["docker"]
+    others = facts["other_engines"]
     if not docker:
-        if want.run.install_engine and facts.get("docker_state") in ("absent", "stopped"):
+        if want.run.install_engine and facts["docker_state"] in ("absent", "stopped"):
             if facts["docker_state"] == "absent" and want.engine.socket not in (
                 *_DOCKER_SOCKETS,
                 podman.SOCKET,
@@ -55,8 +57,8 @@ def engine(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
             "paused": "let the Docker daemon go on",
             "forbidden": "add the user to group docker, or set rdm_become: true",
         }
-        reason = str(facts.get("docker_error") or "Docker cannot be used").rstrip(". ")
-        hint = hints.get(str(facts.get("docker_state")), "make sure that the Docker daemon runs")
+        reason = str(facts["docker_error"] or "Docker cannot be used").rstrip(". ")
+        hint = hints.get(str(facts["docker_state"]), "make sure that the Docker daemon runs")
         for other in others:
             reason += f"; {_described(other)}"
             if other["address"].startswith("/") and _fits(want, other["kind"] == "rootless"):
@@ -70,7 +72,7 @@ def engine(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
                 f"{_described(other)}, and the cluster is on {docker['socket']} (rdm_docker_socket says "
                 f"otherwise): `docker --context default` shows {other['user']} what runs there.",
             )
-    if not _fits(want, "rootless" in (docker.get("security_options") or [])):
+    if not _fits(want, "rootless" in docker["security_options"]):
         findings.problems.append(
             Problem(
                 want.node,
@@ -80,13 +82,13 @@ def engine(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
             )
         )
     too_old = "install Docker Engine 20.10 or newer"
-    if docker.get("engine") == "podman":
+    if docker["engine"] == "podman":
         _podman(want, docker, findings)
-    elif _version(docker.get("version")) < OLDEST_ENGINE:
+    elif _version(docker["version"]) < OLDEST_ENGINE:
         findings.problems.append(
             Problem(want.node, f"Docker Engine {docker['version']}", "is too old", too_old)
         )
-    elif _version(docker.get("api_version")) < OLDEST_API:
+    elif _version(docker["api_version"]) < OLDEST_API:
         findings.problems.append(
             Problem(want.node, f"Docker API {docker['api_version']}", "is too old", too_old)
         )
@@ -101,7 +103,7 @@ def engine(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
         )
 
 
-def _podman(want: DesiredState, docker: Mapping[str, Any], findings: Findings) -> None:
+def _podman(want: DesiredState, docker: Engine, findings: Findings) -> None:
     """Report what Podman cannot do, and refuse it if the user has not chosen it."""
     release, name = docker["version"], f"Podman {docker['version']}"
     use_docker = "use a Docker Engine"
@@ -115,10 +117,10 @@ def _podman(want: DesiredState, docker: Mapping[str, Any], findings: Findings) -
     if _version(release) < OLDEST_PODMAN:
         hint = f"install Podman {'.'.join(map(str, OLDEST_PODMAN))} or newer"
         findings.problems.append(Problem(want.node, name, "is too old", hint))
-    if "rootless" in (docker.get("security_options") or []) and _fits(want, rootless=True):
+    if "rootless" in docker["security_options"] and _fits(want, rootless=True):
         hint = f"set rdm_docker_socket: {podman.SOCKET}, which is root's, and leave rdm_become true"
         findings.problems.append(Problem(want.node, name, "runs as a user", hint))
-    drivers = docker.get("network_plugins") or []
+    drivers = docker["network_plugins"]
     if want.network_driver not in drivers:
         lacks = "takes no network plugins of Docker's" if want.network_driver == "sriov" else "lacks it"
         hint = f"choose network_driver {' or '.join(drivers)}, or {use_docker}"
@@ -130,20 +132,20 @@ def _podman(want: DesiredState, docker: Mapping[str, Any], findings: Findings) -
         findings.problems.append(Problem(want.node, "rdm_accelerator cuda", reason, hint))
 
 
-def reported(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def reported(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Pass on the findings of `node_facts`."""
-    for finding in facts.get("findings") or []:
+    for finding in facts["findings"]:
         text = str(finding["text"]).rstrip(". ")
-        if finding.get("level") == "error":
+        if finding["level"] == "error":
             findings.problems.append(Problem(want.node, "", text, ""))
         else:
             findings.warn(want.node, f"{text}.")
 
 
-def user_namespaces(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def user_namespaces(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Refuse an engine that remaps users: the container's root could not read files of the node's root."""
     if (
-        "userns" not in ((facts.get("docker") or {}).get("security_options") or [])
+        "userns" not in (facts["docker"] or NO_ENGINE)["security_options"]
         or want.container.userns_mode == "host"
     ):
         return
@@ -155,10 +157,10 @@ def user_namespaces(want: DesiredState, facts: Mapping[str, Any], findings: Find
     findings.problems.append(Problem(want.node, "userns-remap of the engine", reason, hint))
 
 
-def selinux(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def selinux(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn of the user's mounts without an SELinux label; the cluster's own mounts have one."""
     mounts = want.container.unlabelled
-    if mounts and "selinux" in ((facts.get("docker") or {}).get("security_options") or []):
+    if mounts and "selinux" in (facts["docker"] or NO_ENGINE)["security_options"]:
         findings.warn(
             want.node,
             f"SELinux may keep the container from {names(mounts)} of container_volumes: give them "
@@ -166,28 +168,28 @@ def selinux(want: DesiredState, facts: Mapping[str, Any], findings: Findings) ->
         )
 
 
-def log_driver(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def log_driver(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report a log driver that drops the line by which the container is known to be ready."""
-    if want.container.ready_line and (facts.get("docker") or {}).get("log_driver") == "none":
+    if want.container.ready_line and (facts["docker"] or NO_ENGINE)["log_driver"] == "none":
         reason = "keeps no line of a container's log, and one says that the container's sshd is up"
         hint = "set another in /etc/docker/daemon.json, such as local, and restart the engine"
         findings.problems.append(Problem(want.node, "the engine's log driver none", reason, hint))
 
 
-def config_dir(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def config_dir(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report a directory where the cluster's files cannot be written."""
-    there = facts.get("config_dir") or {}
-    if why := str(there.get("why") or ""):
+    there = facts["config_dir"]
+    if why := there["why"]:
         findings.problems.append(Problem(want.node, str(there["path"]), *_NOT_WRITABLE[why]))
 
 
-def image(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def image(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report an unlisted image that the node lacks; facts do not show images named by a digest."""
-    docker, image = facts.get("docker"), want.container.image
+    docker, image = facts["docker"], want.container.image
     if not docker or not image or want.image_listed or "@" in image:
         return
-    found = docker.get("images") or []
-    if canonical(image) not in {tag for one in found for tag in one.get("tags") or []}:
+    found = docker["images"]
+    if canonical(image) not in {tag for one in found for tag in one["tags"]}:
         findings.problems.append(
             Problem(
                 want.node,
@@ -198,7 +200,7 @@ def image(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> N
         )
 
 
-def archives(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def archives(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report each image archive on the node that cannot be loaded."""
     for archive in facts.get("archives") or []:
         path, problem = str(archive["path"]), str(archive["problem"])
@@ -208,12 +210,12 @@ def archives(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -
             findings.problems.append(Problem(want.node, value, reason, str(archive["hint"])))
 
 
-def disk(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def disk(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report an engine's disk without room for the images to load."""
-    disk = facts.get("disk") or {}
-    if not disk.get("total"):
+    disk = facts["disk"]
+    if not disk["total"]:
         return
-    classic = (facts.get("docker") or {}).get("image_store") == "classic"
+    classic = (facts["docker"] or NO_ENGINE)["image_store"] == "classic"
     to_load = room_to_load(facts.get("archives") or [], classic)
     if int(disk["free"]) < to_load:
         free, needed = size_text(disk["free"]), size_text(to_load)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from ipaddress import ip_network
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import NO_ENGINE, Container, Network
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     LABEL_CLUSTER,
@@ -21,12 +22,13 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings impo
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.network_plugin import installed_plugin
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import Leader
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network import DockerNetwork
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import Attachment, DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 
 def network_differences(
-    want: DesiredState, facts: Mapping[str, Any], rail: Attachment | None = None
+    want: DesiredState, facts: ObservedState, rail: Attachment | None = None
 ) -> list[str]:
     """Return how the existing network of our name differs from the plan; empty if it does not.
 
@@ -36,33 +38,33 @@ def network_differences(
     network = _existing(planned, facts)
     if not network:
         return []
-    options = network.get("options") or {}
+    options = network["options"]
     has = [("driver", network["driver"], want.network_driver)]
     has.append(("subnet", names(map(str, subnets_of(network))) or "none", planned.subnet))
     has.append(("plugin", installed_plugin(facts, want.cluster) or want.plugin, want.plugin))
-    has.append(("gateway", names(map(_gateway, network.get("subnets") or [])) or "none", planned.gateway))
+    has.append(("gateway", names(map(_gateway, network["subnets"])) or "none", planned.gateway))
     if network["driver"] == want.network_driver:
         has += [(name, options.get(name) or "none", value) for name, value in planned.options.items()]
     differences = [f"{what} is {is_now}, not {wanted}" for what, is_now, wanted in has if is_now != wanted]
-    if not is_ours(network.get("labels"), want.cluster):
+    if not is_ours(network["labels"], want.cluster):
         differences.append("it does not carry this cluster's label")
     return differences
 
 
-def network_present(want: DesiredState, facts: Mapping[str, Any]) -> bool:
+def network_present(want: DesiredState, facts: ObservedState) -> bool:
     """Return whether a network of the cluster's network name exists on the node."""
     return bool(_existing(want.attachments[0].network, facts))
 
 
-def container_seen(want: DesiredState, facts: Mapping[str, Any]) -> dict[str, str]:
+def container_seen(want: DesiredState, facts: ObservedState) -> dict[str, str]:
     """Return name, state and image of the cluster's container on the node; empty if there is none."""
-    ours = [one for one in _containers(facts) if is_ours(one.get("labels"), want.cluster, "container")]
+    ours = [one for one in _containers(facts) if is_ours(one["labels"], want.cluster, "container")]
     # A killed run may have left further containers.
     ours.sort(key=lambda one: one["name"] != want.container.name)
     return {key: str(ours[0][key]) for key in ("name", "state", "image")} if ours else {}
 
 
-def ended_by_plan(want: DesiredState, facts: Mapping[str, Any]) -> list[str]:
+def ended_by_plan(want: DesiredState, facts: ObservedState) -> list[str]:
     """Return the jobs that would end because their container gets another address or a recreated network."""
     replaced = want.run.replace_network and any(
         network_differences(want, facts, one) for one in want.attachments
@@ -71,29 +73,29 @@ def ended_by_plan(want: DesiredState, facts: Mapping[str, Any]) -> list[str]:
     return sorted(
         job
         for container in _containers(facts)
-        if want.run.protect_jobs and is_ours(container.get("labels"), want.cluster)
-        if replaced or (container.get("networks") or {}).get(first.network.name, first.my_ip) != first.my_ip
-        for job in container.get("jobs") or []
+        if want.run.protect_jobs and is_ours(container["labels"], want.cluster)
+        if replaced or container["networks"].get(first.network.name, first.my_ip) != first.my_ip
+        for job in container["jobs"]
     )
 
 
-def config_dir_problems(want: DesiredState, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
+def config_dir_problems(want: DesiredState, config_dir: str, facts: ObservedState) -> list[Problem]:
     """Return a problem if another cluster's files are in the directory."""
-    owner = facts.get("config_owner") or want.cluster
+    owner = facts["config_owner"] or want.cluster
     if owner == want.cluster:
         return []
     hint = f"set rdm_config_dir to another directory, for example {config_dir}-{want.cluster}"
     return [Problem(want.node, config_dir, f"belongs to the cluster {owner}", hint)]
 
 
-def origin_problems(want: DesiredState, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
+def origin_problems(want: DesiredState, config_dir: str, facts: ObservedState) -> list[Problem]:
     """Return a problem if the cluster of our name on the node was made from another inventory.
 
     A node that was down while the keys were replaced is accepted: the plan records its address and the old
     keys.
     """
-    mine, theirs = want.origin, facts.get("origin") or {}
-    if mine is None or facts.get("config_owner") != want.cluster:
+    mine, theirs = want.origin, facts["origin"]
+    if mine is None or facts["config_owner"] != want.cluster:
         return []
     authority, my_ip = theirs.get("authority", ""), theirs.get("my_ip", "")
     known = authority in mine.replaced and mine.before == my_ip
@@ -125,7 +127,7 @@ def authority_problem(node: str, what: str, theirs: str, ours: str) -> Problem:
     return Problem(node, what, f"was made from another inventory: {its}", hint)
 
 
-def wire_problems(want: DesiredState, facts: Mapping[str, Any], ours: Collection[str]) -> list[Problem]:
+def wire_problems(want: DesiredState, facts: ObservedState, ours: Collection[str]) -> list[Problem]:
     """Return a problem for each address of the node that another host on the link uses.
 
     Args:
@@ -139,19 +141,19 @@ def wire_problems(want: DesiredState, facts: Mapping[str, Any], ours: Collection
     )
     return [
         Problem(want.node, one["address"], f"is used already on {one['interface']} by {one['mac']}", hint)
-        for one in facts.get("in_use") or ()
+        for one in facts["in_use"]
         if one["address"] not in ours
     ]
 
 
-def addresses_of(cluster: str, facts: Iterable[Mapping[str, Any]]) -> set[str]:
+def addresses_of(cluster: str, facts: Iterable[ObservedState]) -> set[str]:
     """Return the addresses that a cluster's containers have on these nodes."""
     return {
         address
         for found in facts
         for container in _containers(found)
-        if is_ours(container.get("labels"), cluster)
-        for address in (container.get("networks") or {}).values()
+        if is_ours(container["labels"], cluster)
+        for address in container["networks"].values()
     }
 
 
@@ -167,7 +169,7 @@ def lock_problem(node: str, holder: Mapping[str, Any]) -> Problem:
 
 
 def network(
-    want: DesiredState, facts: Mapping[str, Any], findings: Findings, rail: Attachment | None = None
+    want: DesiredState, facts: ObservedState, findings: Findings, rail: Attachment | None = None
 ) -> None:
     """Report a network of our name that is not ours, or that differs from the plan and stays."""
     differences = network_differences(want, facts, rail)
@@ -176,7 +178,7 @@ def network(
     network = _existing((rail or want.attachments[0]).network, facts)
     value = f"the Docker network {network['name']}"
     foreign = _foreign_containers(want, facts, network)
-    other = (network.get("labels") or {}).get(LABEL_CLUSTER)
+    other = network["labels"].get(LABEL_CLUSTER)
     if other and other != want.cluster:
         reason, hint = f"belongs to the cluster {other}", "choose another network_name"
     elif foreign:
@@ -190,9 +192,9 @@ def network(
     findings.problems.append(Problem(want.node, value, reason, hint))
 
 
-def old_names(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def old_names(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Refuse new names for what this cluster already has on the node: the old ones would be left behind."""
-    networks = (facts.get("docker") or {}).get("networks") or []
+    networks = (facts["docker"] or NO_ENGINE)["networks"]
     attached = [one.network.name for one in want.attachments]
     named = (
         ("container", "container_name", want.container.name, _containers(facts)),
@@ -203,7 +205,7 @@ def old_names(want: DesiredState, facts: Mapping[str, Any], findings: Findings) 
             # The name of a container without a name is its short ID.
             nameless = one["name"] == one["id"][:12]
             left_behind = kind == "container" and (nameless or one["name"] in (name + NEXT, name + OLD))
-            if one["name"] == name or left_behind or not is_ours(one.get("labels"), want.cluster, kind):
+            if one["name"] == name or left_behind or not is_ours(one["labels"], want.cluster, kind):
                 continue
             index = one["name"].rpartition("-")[2]
             if kind == "network" and index.isdigit() and one["name"] == network_of(name, int(index)):
@@ -221,16 +223,16 @@ def old_names(want: DesiredState, facts: Mapping[str, Any], findings: Findings) 
                 findings.problems.append(Problem(want.node, f"{variable} {name}", reason, hint))
 
 
-def parent_in_use(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def parent_in_use(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Refuse a second macvlan or ipvlan network on an interface, as the engine would later."""
     if want.network_driver not in ("macvlan", "ipvlan"):
         return
     first = want.attachments[0]
-    for network in (facts.get("docker") or {}).get("networks") or []:
-        same = (network.get("options") or {}).get("parent") == first.network.options.get("parent")
+    for network in (facts["docker"] or NO_ENGINE)["networks"]:
+        same = network["options"].get("parent") == first.network.options.get("parent")
         if network["driver"] not in ("macvlan", "ipvlan") or not same:
             continue
-        if network["name"] != first.network.name and not is_ours(network.get("labels"), want.cluster):
+        if network["name"] != first.network.name and not is_ours(network["labels"], want.cluster):
             findings.problems.append(
                 Problem(
                     want.node,
@@ -241,10 +243,10 @@ def parent_in_use(want: DesiredState, facts: Mapping[str, Any], findings: Findin
             )
 
 
-def container_name(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def container_name(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report a container of our name that is not this cluster's."""
     for container in _containers(facts):
-        if container["name"] == want.container.name and not is_ours(container.get("labels"), want.cluster):
+        if container["name"] == want.container.name and not is_ours(container["labels"], want.cluster):
             findings.problems.append(
                 Problem(
                     want.node,
@@ -256,13 +258,13 @@ def container_name(want: DesiredState, facts: Mapping[str, Any], findings: Findi
 
 
 def address(
-    want: DesiredState, facts: Mapping[str, Any], findings: Findings, rail: Attachment | None = None
+    want: DesiredState, facts: ObservedState, findings: Findings, rail: Attachment | None = None
 ) -> None:
     """Report a container with the node's address that is not this cluster's."""
     planned = rail or want.attachments[0]
     for container in _containers(facts):
-        at = (container.get("networks") or {}).get(planned.network.name)
-        if at == planned.my_ip and not is_ours(container.get("labels"), want.cluster):
+        at = container["networks"].get(planned.network.name)
+        if at == planned.my_ip and not is_ours(container["labels"], want.cluster):
             findings.problems.append(
                 Problem(
                     want.node,
@@ -273,7 +275,7 @@ def address(
             )
 
 
-def guests(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def guests(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report others' containers on our network: the engine may give them addresses of other nodes.
 
     The engine could reserve the plan's addresses only when it creates the network, so each new node would
@@ -281,9 +283,10 @@ def guests(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
     """
     name = want.attachments[0].network.name
     network = _existing(want.attachments[0].network, facts)
-    guests = _foreign_containers(want, facts, network) if network else []
-    at = {one["name"]: (one.get("networks") or {}).get(name, "") for one in _containers(facts)}
-    for guest in guests if is_ours(network.get("labels"), want.cluster) else []:
+    ours = network and is_ours(network["labels"], want.cluster)
+    guests = _foreign_containers(want, facts, network) if ours else []
+    at = {one["name"]: one["networks"].get(name, "") for one in _containers(facts)}
+    for guest in guests:
         address = at.get(guest, "")
         owner = want.others.get(address, "")
         if owner and address != want.my_ip:
@@ -299,11 +302,11 @@ def guests(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
             )
 
 
-def former_cluster(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def former_cluster(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn of jobs in another cluster's container; it may be this cluster under its former name."""
     for one in _containers(facts):
-        theirs = (one.get("labels") or {}).get(LABEL_CLUSTER, "")
-        if theirs and theirs != want.cluster and one.get("jobs"):
+        theirs = one["labels"].get(LABEL_CLUSTER, "")
+        if theirs and theirs != want.cluster and one["jobs"]:
             many = len(one["jobs"]) > 1
             jobs = f"jobs {names(one['jobs'])} run" if many else f"job {one['jobs'][0]} runs"
             findings.warn(
@@ -313,27 +316,25 @@ def former_cluster(want: DesiredState, facts: Mapping[str, Any], findings: Findi
             )
 
 
-def _existing(planned: DockerNetwork, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    networks: Iterable[Mapping[str, Any]] = (facts.get("docker") or {}).get("networks") or []
-    return next((one for one in networks if one["name"] == planned.name), {})
+def _existing(planned: DockerNetwork, facts: ObservedState) -> Network:
+    networks = (facts["docker"] or NO_ENGINE)["networks"]
+    return next((one for one in networks if one["name"] == planned.name), Network())
 
 
-def _containers(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return (facts.get("docker") or {}).get("containers") or []
+def _containers(facts: ObservedState) -> list[Container]:
+    return (facts["docker"] or NO_ENGINE)["containers"]
 
 
-def _foreign_containers(
-    want: DesiredState, facts: Mapping[str, Any], network: Mapping[str, Any]
-) -> list[str]:
+def _foreign_containers(want: DesiredState, facts: ObservedState, network: Network) -> list[str]:
     """Return the containers on the network, even stopped ones, that are not the cluster's."""
-    labels = {one["name"]: one.get("labels") for one in _containers(facts)}
-    attached = {one["name"] for one in _containers(facts) if network["name"] in (one.get("networks") or {})}
-    attached.update(network.get("containers") or [])
+    labels = {one["name"]: one["labels"] for one in _containers(facts)}
+    attached = {one["name"] for one in _containers(facts) if network["name"] in one["networks"]}
+    attached.update(network["containers"])
     return sorted(name for name in attached if not is_ours(labels.get(name), want.cluster))
 
 
 def _gateway(subnet: Mapping[str, Any]) -> str:
     """Return a subnet's gateway; the engine omits it if it chose the first usable address itself."""
-    if subnet.get("gateway"):
+    if subnet["gateway"]:
         return str(subnet["gateway"]).partition("/")[0]
     return str(next(ip_network(subnet["subnet"]).hosts()))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.pf import port_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 
@@ -48,7 +49,7 @@ class Seen(NamedTuple):
     command: str
 
 
-def differences(facts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
+def differences(facts: Mapping[str, ObservedState]) -> list[Problem]:
     """Return a warning for every node that differs from the majority, or one for all if there is no majority.
 
     Args:
@@ -86,11 +87,11 @@ def differences(facts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
     return warnings
 
 
-def _traits(facts: Mapping[str, Any]) -> Iterator[Seen]:
+def _traits(facts: ObservedState) -> Iterator[Seen]:
     """Yield the traits of one node."""
-    infiniband = facts.get("infiniband") or []
+    infiniband = facts["infiniband"]
     devices = {device["name"]: device for device in infiniband}
-    parents = facts.get("parents") or []
+    parents = facts["parents"]
     for parent in parents:
         rail = parent["rail"]
         port = port_of(parent["name"], infiniband)
@@ -135,7 +136,7 @@ def _traits(facts: Mapping[str, Any]) -> Iterator[Seen]:
                 name,
                 f"install the same on all (ofed_info -s, modinfo {device['driver']})",
             )
-    mode = (facts.get("rdma") or {}).get("netns_mode")
+    mode = facts["rdma"].get("netns_mode")
     if parents and mode:
         yield Seen(
             Trait("driver", "mode of RDMA devices in network namespaces"),
@@ -146,18 +147,18 @@ def _traits(facts: Mapping[str, Any]) -> Iterator[Seen]:
         )
 
 
-def _driver(facts: Mapping[str, Any], device: Mapping[str, Any]) -> str:
-    if not (facts.get("rdma") or {}).get("ofed"):
+def _driver(facts: ObservedState, device: Mapping[str, Any]) -> str:
+    if not facts["rdma"].get("ofed"):
         return f"{device['driver']} of the kernel"
     return f"{device['driver']} {device['driver_version']} of OFED".replace("  ", " ")
 
 
-def _slowest_function(facts: Mapping[str, Any], name: str) -> str:
+def _slowest_function(facts: ObservedState, name: str) -> str:
     """Return the lowest rate of a PF's active VFs; empty for none."""
-    addresses = {vf["pci"] for one in facts.get("sriov") or [] if one["pf"] == name for vf in one["vfs"]}
+    addresses = {vf["pci"] for one in facts["sriov"] if one["pf"] == name for vf in one["vfs"]}
     rates = (
         port["rate"]
-        for device in facts.get("infiniband") or []
+        for device in facts["infiniband"]
         if device["virtual"] and device["pci"] in addresses
         for port in device["ports"]
         if port["state"] == "ACTIVE" and port["rate"]

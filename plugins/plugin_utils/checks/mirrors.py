@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import NO_ENGINE, Engine
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.docker.registry_hosts import FOREIGN, unsupported
 from ansible_collections.rdm.provision.plugins.module_utils.docker.registry_mirrors import is_mirror, split
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import (
@@ -23,18 +24,18 @@ _FORM = (
 )
 
 
-def mirrors(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def mirrors(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report each registry mirror that the engine cannot use, or would use for none of the images."""
     images = want.parts.get("images")
     if not images or not images.mirrors:
         return
-    docker = facts.get("docker") or {}
-    if docker.get("engine") == "podman":
+    docker = facts["docker"] or NO_ENGINE
+    if docker["engine"] == "podman":
         reason = "is for Docker Engine, and the node has Podman"
         hint = "leave it out, and name the mirror in /etc/containers/registries.conf"
         findings.problems.append(Problem(want.node, "images_mirror", reason, hint))
         return
-    unreachable = facts.get("unreachable_mirrors") or {}
+    unreachable = facts["unreachable_mirrors"]
     for one in images.mirrors:
         value = f"images_mirror {one}"
         if not is_mirror(one):
@@ -61,16 +62,15 @@ def mirrors(want: DesiredState, facts: Mapping[str, Any], findings: Findings) ->
         )
 
 
-def _unsupported(docker: Mapping[str, Any]) -> str:
+def _unsupported(docker: Engine) -> str:
     """Return why the node's engine has no mirrors of named registries; "" if it has, or is not there yet."""
-    if not docker:
+    if not docker["engine"]:
         return ""
-    store = str(docker.get("image_store") or "classic")
-    return unsupported(str(docker.get("version")), store, docker.get("security_options") or [])
+    return unsupported(docker["version"], docker["image_store"], docker["security_options"])
 
 
 def _of_named_registries(
-    want: DesiredState, named: Sequence[str], why: str, facts: Mapping[str, Any], findings: Findings
+    want: DesiredState, named: Sequence[str], why: str, facts: ObservedState, findings: Findings
 ) -> None:
     """Report why an engine cannot have mirrors of named registries."""
     if why:
@@ -78,7 +78,7 @@ def _of_named_registries(
         hint = "write the mirror into the image's name" if others else f"leave {DOCKER_HUB}= and a path out"
         findings.problems.append(Problem(want.node, f"images_mirror {names(named)}", why, hint))
         return
-    for registry, path in (facts.get("foreign_mirror_files") or {}).items():
+    for registry, path in facts["foreign_mirror_files"].items():
         reason = f"{FOREIGN}, and images_mirror names mirrors of {registry}"
         hint = "name them in that file, or remove it"
         findings.problems.append(Problem(want.node, str(path), reason, hint))

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import NO_ENGINE
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_PLUGIN
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import OWN, UPSTREAM
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
@@ -18,29 +17,29 @@ _MAY_SERVE = ("running", "restarting", "paused")
 _UPSTREAM_API = (1, 12)
 
 
-def installed_plugin(facts: Mapping[str, Any], cluster: str) -> str:
+def installed_plugin(facts: ObservedState, cluster: str) -> str:
     """Return which plugin of the cluster a node has; empty for none."""
-    unit = facts.get("network_plugin") or {}
-    if unit.get("unit") and unit.get("cluster") == cluster:
+    unit = facts["network_plugin"]
+    if unit["unit"] and unit["cluster"] == cluster:
         return OWN
-    for container in (facts.get("docker") or {}).get("containers") or []:
-        labels = container.get("labels") or {}
+    for container in (facts["docker"] or NO_ENGINE)["containers"]:
+        labels = container["labels"]
         if is_ours(labels, cluster, "plugin"):
             return str(labels.get(LABEL_PLUGIN) or UPSTREAM)
     return ""
 
 
-def leaves_upstream(want: DesiredState, facts: Mapping[str, Any]) -> bool:
+def leaves_upstream(want: DesiredState, facts: ObservedState) -> bool:
     """Return whether this run replaces the upstream plugin with ours and so ends its networks' containers."""
     return (
         want.plugin == OWN and want.run.replace_network and installed_plugin(facts, want.cluster) == UPSTREAM
     )
 
 
-def upstream(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def upstream(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Refuse the upstream plugin with an engine that rejects its API version."""
-    docker = facts.get("docker") or {}
-    oldest = str(docker.get("min_api_version") or "")
+    docker = facts["docker"] or NO_ENGINE
+    oldest = docker["min_api_version"]
     if want.plugin != UPSTREAM or not oldest or _version(oldest) <= _UPSTREAM_API:
         return
     findings.problems.append(
@@ -48,22 +47,22 @@ def upstream(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -
             want.node,
             "sriov_plugin upstream",
             "forgets all its networks when it is restarted here: it queries the engine in API version 1.12, "
-            f"and Docker Engine {docker.get('version')} refuses those below {oldest}",
+            f"and Docker Engine {docker['version']} refuses those below {oldest}",
             "use sriov_plugin: rdm-sriov, or Docker Engine 24 or older",
         )
     )
 
 
-def socket(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def socket(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Refuse a socket that is served by anything but the cluster's plugin."""
-    seen, docker = facts.get("network_plugin") or {}, facts.get("docker") or {}
+    seen, docker = facts["network_plugin"], facts["docker"] or NO_ENGINE
     # Without an engine, the contents of its containers are unknown.
-    if not want.plugin or not docker or not seen.get("served_by"):
+    if not want.plugin or not docker["engine"] or not seen["served_by"]:
         return
     by_unit = seen["served_by"] == OWN and seen["unit"] and seen["cluster"] == want.cluster
     by_container = any(
-        is_ours(one.get("labels") or {}, want.cluster, "plugin") and one["state"] in _MAY_SERVE
-        for one in docker.get("containers") or []
+        is_ours(one["labels"], want.cluster, "plugin") and one["state"] in _MAY_SERVE
+        for one in docker["containers"]
     )
     if not by_unit and not by_container:
         reason = "is served by something else already"

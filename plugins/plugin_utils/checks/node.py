@@ -18,11 +18,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks import (
     sriov,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 
-def check_node(want: DesiredState, facts: Mapping[str, Any]) -> Findings:
+def check_node(want: DesiredState, facts: ObservedState) -> Findings:
     """Return the findings on one node that runs containers."""
     findings = Findings([], [])
     for check in (
@@ -69,10 +70,10 @@ def check_node(want: DesiredState, facts: Mapping[str, Any]) -> Findings:
     return findings
 
 
-def login_shell(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def login_shell(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn if commands over ssh lack MY_IP: without root it is in files that not every shell reads."""
-    user = facts.get("user") or {}
-    shell = str(user.get("shell") or "")
+    user = facts["user"]
+    shell = user["shell"]
     if want.become or not shell or PurePosixPath(shell).name in READ_FOR_COMMANDS:
         return
     findings.warn(
@@ -82,9 +83,9 @@ def login_shell(want: DesiredState, facts: Mapping[str, Any], findings: Findings
     )
 
 
-def check_host(want: DesiredState, facts: Mapping[str, Any]) -> Findings:
+def check_host(want: DesiredState, facts: ObservedState) -> Findings:
     """Return the findings on a bare host."""
-    interfaces = facts.get("interfaces") or []
+    interfaces = facts["interfaces"]
     own = {address.partition("/")[0] for one in interfaces for address in one["addresses"]}
     findings = Findings([], [])
     devices.shared_memory(want, facts, findings)
@@ -98,9 +99,9 @@ def check_host(want: DesiredState, facts: Mapping[str, Any]) -> Findings:
     return findings
 
 
-def shells(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def shells(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn of others' lines in shell files that set another MY_IP, unless the run repairs them."""
-    for stray in facts.get("strays") or ():
+    for stray in facts["strays"]:
         if stray["value"] == want.my_ip or (want.run.repair_strays and stray["plain"]):
             continue
         hint = "remove that line"
@@ -110,7 +111,7 @@ def shells(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
         findings.warnings.append(Problem(want.node, what, _stray_sentence(stray, want.my_ip), hint))
 
 
-def with_strays(facts: Mapping[str, Any], my_ip: str) -> Mapping[str, Sequence[str]]:
+def with_strays(facts: ObservedState, my_ip: str) -> Mapping[str, Sequence[str]]:
     """Return the roles with work on a node, including others' lines that set MY_IP and are commented out.
 
     Args:
@@ -132,7 +133,7 @@ def _stray_sentence(stray: Mapping[str, Any], my_ip: str) -> str:
     return f"sets MY_IP to {stray['value'] or 'nothing'}, which wins over {my_ip} in {where}"
 
 
-def check_engine(want: DesiredState, facts: Mapping[str, Any]) -> list[Problem]:
+def check_engine(want: DesiredState, facts: ObservedState) -> list[Problem]:
     """Return the problems of the engine and of the node itself, which do not depend on the plan."""
     findings = Findings([], [])
     engine.engine(want, facts, findings)

@@ -10,36 +10,38 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import Vf
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.pf import port_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 
-def ports(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def ports(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn of ports that are not active; for the networks' PFs, say why."""
-    infiniband = facts.get("infiniband") or []
-    below = {one["name"] for one in facts.get("parents") or []}
+    infiniband = facts["infiniband"]
+    below = {one["name"] for one in facts["parents"]}
     idle = [
         f"port {port['port']} of {device['name']} ({port['state']}, {port['physical_state']})"
         for device in infiniband
-        if not device.get("virtual") and below.isdisjoint(device.get("netdevs") or ())
-        for port in device.get("ports") or ()
+        if not device["virtual"] and below.isdisjoint(device["netdevs"])
+        for port in device["ports"]
         if port["state"] != "ACTIVE"
     ]
     if idle:
         findings.warn(want.node, f"not active: {', '.join(idle)}.")
-    for parent in facts.get("parents") or []:
+    for parent in facts["parents"]:
         port = port_of(parent["name"], infiniband)
         if port["device"]:
             findings.warnings.extend(_port(want, parent, port))
 
 
-def virtual_ports(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def virtual_ports(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn of VFs whose InfiniBand ports are down while the PF's port is active."""
-    infiniband = facts.get("infiniband") or []
-    for parent in facts.get("parents") or []:
+    infiniband = facts["infiniband"]
+    for parent in facts["parents"]:
         port = port_of(parent["name"], infiniband)
         down = _down(facts, parent["name"]) if port.get("state") == "ACTIVE" else []
         if not down or port["link_layer"] != "InfiniBand":
@@ -68,14 +70,14 @@ def virtual_ports(want: DesiredState, facts: Mapping[str, Any], findings: Findin
             )
 
 
-def opensm(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def opensm(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn if this node runs the subnet's master subnet manager and it is not configured to serve VFs."""
-    configured = facts.get("opensm") or {}
+    configured = facts["opensm"]
     if want.network_driver != "sriov" or not configured or configured["virt_enabled"] == "2":
         return
     in_charge = any(
         port["lid"] and port["lid"] == port["sm_lid"]
-        for device in facts.get("infiniband") or []
+        for device in facts["infiniband"]
         if not device["virtual"]
         for port in device["ports"]
     )
@@ -97,7 +99,7 @@ def opensm(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
 def _port(want: DesiredState, parent: Mapping[str, Any], port: Mapping[str, Any]) -> Iterator[Problem]:
     at = f"port {port['port']} of {port['device']} ({parent['name']})"
     query = f"sminfo -C {port['device']} -P {port['port']}"
-    answer = parent.get("subnet_manager") or {}
+    answer = parent["subnet_manager"]
     if port["state"] != "ACTIVE" and port["physical_state"] != "LinkUp":
         reason = f"{at} is {port['state']}, {port['physical_state']}: nobody at the other end"
         hint = f"check the cable and the switch's port (ibstat {port['device']}, ibportstate, mlxlink)"
@@ -130,21 +132,21 @@ def _unfollowing(want: DesiredState, name: str, which: str, kept: Sequence[Mappi
     return Problem(want.node, "driver:", reason, hint)
 
 
-def _down(facts: Mapping[str, Any], name: str) -> list[int]:
+def _down(facts: ObservedState, name: str) -> list[int]:
     """Return the indices of a PF's VFs whose RDMA port is down."""
     states = {
         device["pci"]: device["ports"][0]["state"]
-        for device in facts.get("infiniband") or []
+        for device in facts["infiniband"]
         if device["virtual"] and device["ports"]
     }
     return [vf["index"] for vf in _functions(facts, name) if states.get(vf["pci"]) == "DOWN"]
 
 
-def _count(facts: Mapping[str, Any], name: str) -> int:
+def _count(facts: ObservedState, name: str) -> int:
     """Return how many VFs of a PF have RDMA devices on the node."""
-    devices = {device["pci"] for device in facts.get("infiniband") or []}
+    devices = {device["pci"] for device in facts["infiniband"]}
     return sum(vf["pci"] in devices for vf in _functions(facts, name))
 
 
-def _functions(facts: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    return next((one["vfs"] for one in facts.get("sriov") or [] if one["pf"] == name), [])
+def _functions(facts: ObservedState, name: str) -> list[Vf]:
+    return next((one["vfs"] for one in facts["sriov"] if one["pf"] == name), [])

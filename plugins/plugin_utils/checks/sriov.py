@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import NO_ENGINE
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import is_ours
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.iommu import (
@@ -23,6 +24,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions impo
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.pf import MELLANOX
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.network_plugin import leaves_upstream
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import OWN, UPSTREAM
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
@@ -32,10 +34,10 @@ _FIRMWARE_VFS = 8
 _HAVE_VFS = ("running", "paused")
 
 
-def functions(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def functions(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Refuse VFs that a PF cannot have, before any node gets VFs."""
     reported, refused = set(), set()
-    for one in facts.get("parents") or [] if want.network_driver == "sriov" else []:
+    for one in facts["parents"] if want.network_driver == "sriov" else []:
         unfit = _unfit(want, one)
         if unfit or _is_short(want, one):
             reported |= {one["name"], one["pci"]}
@@ -50,12 +52,12 @@ def functions(want: DesiredState, facts: Mapping[str, Any], findings: Findings) 
     findings.problems.extend(_impossible(want, facts, reported))
 
 
-def link_layer(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def link_layer(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Refuse a VLAN on InfiniBand and a partition on Ethernet, as the plugin would later."""
     if want.network_driver != "sriov":
         return
-    infiniband = {one["pf"]: one["infiniband"] for one in facts.get("sriov") or []}
-    infiniband.update({one["name"]: one["infiniband"] for one in facts.get("parents") or [] if one["pci"]})
+    infiniband = {one["pf"]: one["infiniband"] for one in facts["sriov"]}
+    infiniband.update({one["name"]: one["infiniband"] for one in facts["parents"] if one["pci"]})
     below = [
         (name, one.network.options)
         for number, one in enumerate(want.attachments)
@@ -80,14 +82,14 @@ def link_layer(want: DesiredState, facts: Mapping[str, Any], findings: Findings)
             findings.problems.append(Problem(want.node, f"{variable} {value}", reason, hint))
 
 
-def shared_functions(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def shared_functions(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn of other interfaces on the PFs' PCI functions, which mislead the upstream plugin.
 
     These are partitions (pkeys) and second ports. rdm-sriov identifies functions by their PCI addresses.
     """
     if want.network_driver != "sriov" or want.plugin != UPSTREAM:
         return
-    for one in facts.get("parents") or []:
+    for one in facts["parents"]:
         others = [f"{child['name']} (pkey {child['pkey'] or 'unknown'})" for child in one["children"]]
         others += one["siblings"]
         if others and one["pci"]:
@@ -99,9 +101,9 @@ def shared_functions(want: DesiredState, facts: Mapping[str, Any], findings: Fin
             )
 
 
-def iommu(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def iommu(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn if the IOMMU is off, naming the layer, or slows devices down."""
-    booted = facts.get("boot") or {}
+    booted = facts["boot"]
     cpu = booted.get("cpu")
     if not cpu or booted["virtual"] or want.sriov.kernel_parameters:
         return  # an unknown CPU, a virtual machine (the hypervisor has the IOMMU), or set by the run
@@ -125,7 +127,7 @@ def iommu(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> N
         reason = f"the IOMMU is off (no IOMMU group, /proc/cmdline has {has})"
         findings.warnings.append(Problem(want.node, "kernel command line:", reason, hint))
         return
-    slow = [one for one in facts.get("parents") or [] if str(one["iommu"]).startswith("DMA")]
+    slow = [one for one in facts["parents"] if str(one["iommu"]).startswith("DMA")]
     if slow and missing_parameters(booted):
         reported = ", ".join(f"{one['name']} in a group of type {one['iommu']}" for one in slow)
         findings.warnings.append(
@@ -138,14 +140,14 @@ def iommu(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> N
         )
 
 
-def other_networks(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
+def other_networks(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Refuse to replace the upstream plugin while it serves networks that are not the cluster's."""
     if not leaves_upstream(want, facts):
         return
     others = [
         one["name"]
-        for one in (facts.get("docker") or {}).get("networks") or []
-        if one["driver"] == want.network_driver and not is_ours(one.get("labels"), want.cluster)
+        for one in (facts["docker"] or NO_ENGINE)["networks"]
+        if one["driver"] == want.network_driver and not is_ours(one["labels"], want.cluster)
     ]
     if others:
         reason = f"serves {names(others)}, not of this cluster, too, so that it cannot be replaced"
@@ -153,12 +155,12 @@ def other_networks(want: DesiredState, facts: Mapping[str, Any], findings: Findi
         findings.problems.append(Problem(want.node, "rdma/sriov-plugin", reason, hint))
 
 
-def _none_to_give(want: DesiredState, facts: Mapping[str, Any], refused: Set[str]) -> Iterator[Problem]:
+def _none_to_give(want: DesiredState, facts: ObservedState, refused: Set[str]) -> Iterator[Problem]:
     """Yield a problem if PFs have no VFs and none are configured: our plugin creates none itself."""
     if want.plugin != OWN or want.functions or _mode(want) == "passthrough":
         return
     below = set(want.below_all) - refused
-    used = [one for one in facts.get("parents") or [] if one["pci"] and one["name"] in below]
+    used = [one for one in facts["parents"] if one["pci"] and one["name"] in below]
     lost = leaves_upstream(want, facts)
     empty = used if lost else [one for one in used if not one["num_vfs"]]
     if not empty:
@@ -172,36 +174,36 @@ def _none_to_give(want: DesiredState, facts: Mapping[str, Any], refused: Set[str
     yield Problem(want.node, "sriov_vfs 0", reason, hint)
 
 
-def ending(want: DesiredState, facts: Mapping[str, Any]) -> dict[str, int]:
+def ending(want: DesiredState, facts: ObservedState) -> dict[str, int]:
     """Return, by PF interface, how many VFs are used by containers that end before VFs are configured.
 
     The cluster's own containers end when another plugin replaces the one that created their networks.
     """
     if not leaves_upstream(want, facts):
         return {}
-    counts = {fact["pf"]: _on_its_network(want, facts, fact["pf"]) for fact in facts.get("sriov") or []}
+    counts = {fact["pf"]: _on_its_network(want, facts, fact["pf"]) for fact in facts["sriov"]}
     return {parent: count for parent, count in counts.items() if count}
 
 
-def _on_its_network(want: DesiredState, facts: Mapping[str, Any], parent: str) -> int:
+def _on_its_network(want: DesiredState, facts: ObservedState, parent: str) -> int:
     """Return how many VFs of a PF the cluster's own containers use, through its networks there."""
-    docker = facts.get("docker") or {}
+    docker = facts["docker"] or NO_ENGINE
     on_parent = {
         one["name"]
-        for one in docker.get("networks") or []
-        if one["driver"] == want.network_driver and is_ours(one.get("labels"), want.cluster)
-        if (one.get("options") or {}).get("netdevice") == parent
+        for one in docker["networks"]
+        if one["driver"] == want.network_driver and is_ours(one["labels"], want.cluster)
+        if one["options"].get("netdevice") == parent
     }
     return sum(
-        len(on_parent & set(one.get("networks") or {}))
-        for one in docker.get("containers") or []
-        if is_ours(one.get("labels"), want.cluster) and one["state"] in _HAVE_VFS
+        len(on_parent & set(one["networks"]))
+        for one in docker["containers"]
+        if is_ours(one["labels"], want.cluster) and one["state"] in _HAVE_VFS
     )
 
 
-def _impossible(want: DesiredState, facts: Mapping[str, Any], reported: Set[str]) -> Iterator[Problem]:
+def _impossible(want: DesiredState, facts: ObservedState, reported: Set[str]) -> Iterator[Problem]:
     """Yield why the desired VFs cannot be created, except for PFs that were already reported."""
-    found = {name: one for one in facts.get("sriov") or [] for name in (one["pf"], one["pci"])}
+    found = {name: one for one in facts["sriov"] for name in (one["pf"], one["pci"])}
     seen: dict[str, str] = {}
     ends = ending(want, facts)
     for wanted in want.functions:
@@ -269,7 +271,7 @@ def _too_few(want: DesiredState, one: Mapping[str, Any], findings: Findings) -> 
         return Problem(
             node, "BIOS:", offers, f"switch SR-IOV on in the BIOS set-up, if the adapter has it ({dmesg})"
         )
-    firmware = one.get("firmware") or {}
+    firmware = one["firmware"]
     tool = firmware.get("tool") or "mstconfig"
     count = want.sriov.firmware_vfs or max(want.sriov.vfs, _FIRMWARE_VFS)
     command = " ".join(set_command(tool, pci, count))
@@ -309,10 +311,10 @@ def _shown(value: Any) -> str:
     return "unknown" if value is None else str(value)
 
 
-def _kernel_command(facts: Mapping[str, Any], parameters: list[str]) -> str:
+def _kernel_command(facts: ObservedState, parameters: list[str]) -> str:
     """Return the distribution's command that adds parameters to the next boot's command line."""
     words = " ".join(parameters)
-    if (facts.get("distribution") or {}).get("id") in ("debian", "ubuntu"):
+    if facts["distribution"].get("id") in ("debian", "ubuntu"):
         line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {words}"'
         return f"echo '{line}' > /etc/default/grub.d/rdm.cfg && update-grub"
     return f'grubby --update-kernel=ALL --args="{words}"'

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import NodeFacts
 from ansible_collections.rdm.provision.plugins.module_utils.docker import podman
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
@@ -79,7 +80,7 @@ def docker_engine_steps(
     }
 
 
-def _problem(facts: Mapping[str, Any], reason: str, may_install: bool) -> str:
+def _problem(facts: NodeFacts, reason: str, may_install: bool) -> str:
     """Return why no engine is installed; empty if it may be."""
     user = facts.get("user") or {}
     if may_install and user.get("root"):

@@ -6,7 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import Container, Engine, NodeFacts
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import answer
+
+
+class ObservedState(NodeFacts, total=False):
+    """What was gathered from a node: its facts, and the results of image_archive as `archives`."""
+
+    archives: list[dict[str, Any]]
 
 
 class Observed(NamedTuple):
@@ -25,17 +32,17 @@ class Observed(NamedTuple):
         return answer(name, self.node, self.variables) or {}
 
     @property
-    def preflight(self) -> Mapping[str, Any]:
+    def preflight(self) -> NodeFacts:
         """The node's facts from preflight."""
-        return self.result("preflight_facts").get("node") or {}
+        return self.result("preflight_facts").get("node") or NodeFacts()
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> NodeFacts:
         """The node's facts from the role docker_engine, which may install the engine, or from preflight."""
         return self.result("__docker_engine_gathered").get("node") or self.preflight
 
     @property
-    def engine(self) -> Mapping[str, Any]:
+    def engine(self) -> Engine:
         """The facts of the engine."""
         return self.facts.get("docker") or {}
 
@@ -49,7 +56,7 @@ class Observed(NamedTuple):
         """Whether the action `plan` has run."""
         return "preflight_plan" in self.variables
 
-    def container(self, name: str) -> Mapping[str, Any]:
+    def container(self, name: str) -> Container:
         """Return what preflight found out about a container."""
         found = (self.preflight.get("docker") or {}).get("containers") or ()
-        return next((one for one in found if one["name"] == name), {})
+        return next((one for one in found if one["name"] == name), Container())

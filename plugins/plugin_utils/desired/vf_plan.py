@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import NodeFacts
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import (
     ADDRESS_BITS,
@@ -200,7 +201,7 @@ def clashes(plan: AddressPlan, wanted: Mapping[str, VfSettings]) -> list[Problem
 
 
 def taken(
-    plan: AddressPlan, wanted: Mapping[str, VfSettings], facts: Mapping[str, Mapping[str, Any]]
+    plan: AddressPlan, wanted: Mapping[str, VfSettings], facts: Mapping[str, NodeFacts]
 ) -> list[Problem]:
     """Return a problem for each VF whose address a device of another node already has.
 
@@ -244,19 +245,19 @@ class _Owners:
         return None if parent in one.pinned else (node, f"VF {vf.number} of {parent}")
 
 
-def _seen(found: Mapping[str, Any], but_vfs: bool) -> Iterator[tuple[str, str]]:
+def _seen(found: NodeFacts, but_vfs: bool) -> Iterator[tuple[str, str]]:
     """Yield the MACs and GUIDs of a node's devices, each with a description of the device."""
-    functions = found.get("sriov") or []
+    functions = found["sriov"]
     vfs = [vf for function in functions for vf in function["vfs"]] if but_vfs else []
     ours = {vf[key] for vf in vfs for key in ("pci", "netdev")}
     listed: list[tuple[str, str]] = [
         (one.get("mac") or "", f"the interface {one['name']}")
-        for one in found.get("interfaces") or []
+        for one in found["interfaces"]
         if one["name"] not in ours
     ]
     listed += [
         (one["node_guid"], f"the RDMA device {one['name']}")
-        for one in found.get("infiniband") or []
+        for one in found["infiniband"]
         if one["pci"] not in ours
     ]
     for text, device in listed:

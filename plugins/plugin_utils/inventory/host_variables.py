@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.template import Templar
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import NodeFacts
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
@@ -97,7 +98,7 @@ class HostVariables:
             self._nodes[host] = NodeVariables(given, lambda name: self.evaluate(host, name), early=True)
         return self._nodes[host]
 
-    def facts(self, name: str, hosts: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def facts(self, name: str, hosts: Mapping[str, str]) -> Iterator[tuple[str, NodeFacts]]:
         """Yield the facts that `node_facts` registered as `name`, for the hosts that answered."""
         for host in hosts:
             # Raw, because results of modules hold no templates.

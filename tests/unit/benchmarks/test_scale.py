@@ -113,7 +113,9 @@ def test_answers_have_all_that_the_modules_document(tmp_path: Path) -> None:
         }
         assert inspected <= set(given) or "problem" not in given
     facts = yaml.safe_load(node_facts.RETURN)["node"]["contains"]
-    assert set(facts) - set(answer(tmp_path, "node_facts")["node"]) == set()
+    node = answer(tmp_path, "node_facts")["node"]
+    assert set(facts) - set(node) == set()
+    assert set(facts["docker"]["contains"]) - set(node["docker"]) == set()
 
 
 def test_what_one_module_leaves_the_next_one_finds(tmp_path: Path) -> None:

@@ -5,14 +5,26 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-SOUND: dict[str, Any] = {
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
+
+
+def interface(name: str, *addresses: str, mac: str = "") -> Any:
+    """An interface as `node_facts` reports it."""
+    return {"name": name, "mac": mac, "mtu": 1500, "state": "up", "addresses": list(addresses)}
+
+
+SOUND: ObservedState = {
     "hostname": "node1",
+    "kernel": "6.1.0-18-amd64",
+    "architecture": "x86_64",
+    "python": "3.11.2",
+    "distribution": {"id": "debian", "version": "12", "name": "Debian GNU/Linux 12 (bookworm)"},
     "user": {"name": "root", "uid": 0, "home": "/root", "shell": "/bin/bash", "root": True},
     "interfaces": [
-        {"name": "lo", "addresses": ["127.0.0.1/8", "::1/128"]},
-        {"name": "eth0", "addresses": ["10.0.0.1/24", "fe80::1/64"]},
-        {"name": "ib0", "addresses": []},
-        {"name": "docker0", "addresses": ["172.17.0.1/16"]},
+        interface("lo", "127.0.0.1/8", "::1/128"),
+        interface("eth0", "10.0.0.1/24", "fe80::1/64"),
+        interface("ib0"),
+        interface("docker0", "172.17.0.1/16"),
     ],
     "routes": [
         {
@@ -39,10 +51,21 @@ SOUND: dict[str, Any] = {
     ],
     "ssh": {"client": "10.0.0.9", "server": "10.0.0.1"},
     "docker": {
+        "engine": "docker",
+        "socket": "/var/run/docker.sock",
         "version": "27.4.1",
         "api_version": "1.47",
         "min_api_version": "1.24",
+        "log_driver": "local",
+        "image_store": "containerd",
+        "image_dir": "/var/lib/docker",
+        "network_plugins": ["bridge", "host", "ipvlan", "macvlan"],
+        "security_options": ["seccomp"],
+        "nvidia": [],
         "default_address_pools": [{"base": "172.17.0.0/16", "size": 16}],
+        "registry_mirrors": [],
+        "added_mirrors": [],
+        "swarm_address_pools": [],
         "networks": [
             {
                 "id": "b" * 64,
@@ -53,7 +76,15 @@ SOUND: dict[str, Any] = {
                 "labels": {},
                 "containers": [],
             },
-            {"id": "h" * 64, "name": "host", "driver": "host", "subnets": [], "options": {}, "labels": {}},
+            {
+                "id": "h" * 64,
+                "name": "host",
+                "driver": "host",
+                "subnets": [],
+                "options": {},
+                "labels": {},
+                "containers": [],
+            },
         ],
         "containers": [],
         "images": [],
@@ -71,20 +102,31 @@ SOUND: dict[str, Any] = {
     "shared_memory": 64 * 2**30,
     "gpus": [],
     "accelerator": "cpu",
-    "devices": {"kfd": False, "dri": [], "nvidia": [], "rdma_cm": False},
+    "devices": {"kfd": False, "dri": [], "nvidia": [], "rdma_cm": False, "groups": []},
     "nvidia_hook": False,
     "groups": {"video": 44, "render": None, "docker": 998},
     "infiniband": [],
     "sriov": [],
     "rdma": {},
     "parents": [],
+    "driverless": [],
     "boot": {},
     "opensm": {},
     "shells": {"bash": True, "zsh": False},
     "strays": [],
+    "config_dir": {"path": "/etc/rdm", "why": ""},
     "config_owner": "",
     "origin": {"authority": "", "my_ip": ""},
-    "network_plugin": {"systemd": True, "unit": False, "cluster": "", "running": False},
+    "network_plugin": {
+        "systemd": True,
+        "unit": False,
+        "cluster": "",
+        "running": False,
+        "socket": "",
+        "served_by": "",
+    },
+    "hardware": "sha256:0f343b0931126a20",
+    "work": {},
     "in_use": [],
     "lock": {},
     "locked": False,
@@ -92,18 +134,31 @@ SOUND: dict[str, Any] = {
 }
 
 
-def report(**changes: Any) -> dict[str, Any]:
+WHOLE: dict[str, Any] = {
+    "interfaces": interface(""),
+    "routes": {"table": "main", "destination": "", "interface": "", "gateway": "", "type": "unicast"},
+    "infiniband": {
+        **dict.fromkeys(("name", "node_guid", "firmware", "board_id", "type", "driver"), ""),
+        **{"driver_version": "", "pci": "", "virtual": False, "char_devices": [], "netdevs": [], "ports": []},
+    },
+}
+"""What an entry of a list has that a test does not name."""
+
+
+def report(**changes: Any) -> Any:
     """A sound node's report with some keys replaced; `docker_x=...` replaces key x of `docker`."""
-    found = copy.deepcopy(SOUND)
+    found: Any = copy.deepcopy(SOUND)
     for name, value in changes.items():
-        if name in found:
-            found[name] = value
+        if name in WHOLE:
+            found[name] = [{**WHOLE[name], **one} for one in value]
+        elif name in found:
+            found[name] = {**found[name], **value} if isinstance(value, dict) else value
         else:
             found["docker"][name.removeprefix("docker_")] = value
     return found
 
 
-def network(name: str, subnet: str, **changes: Any) -> dict[str, Any]:
+def network(name: str, subnet: str, **changes: Any) -> Any:
     """A Docker network as `node_facts` reports it."""
     sound = {
         "id": "abcdef123456" + "0" * 52,
@@ -117,7 +172,16 @@ def network(name: str, subnet: str, **changes: Any) -> dict[str, Any]:
     return {**sound, **changes}
 
 
-def container(name: str, cluster: str = "", **networks: str) -> dict[str, Any]:
+def container(name: str, cluster: str = "", **networks: str) -> Any:
     """A container as `node_facts` reports it; with a cluster's name it carries that cluster's label."""
     labels = {"rdm.provision.cluster": cluster} if cluster else {}
-    return {"id": f"id of {name}", "name": name, "labels": labels, "state": "running", "networks": networks}
+    return {
+        "id": f"id of {name}",
+        "name": name,
+        "image": "",
+        "labels": labels,
+        "state": "running",
+        "networks": networks,
+        "job_directory": "",
+        "jobs": [],
+    }

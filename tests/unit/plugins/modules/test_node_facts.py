@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.base import host, iproute2
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import NO_ENGINE, Container, Engine
 from ansible_collections.rdm.provision.plugins.module_utils.docker import engine_facts
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs
 from ansible_collections.rdm.provision.plugins.module_utils.network import interfaces
@@ -94,9 +95,9 @@ def test_files_of_a_cluster_say_where_it_was_made(tmp_path: Path) -> None:
 
 
 def test_jobs_that_run_in_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def engine(*arguments: Any) -> dict[str, Any]:
-        containers = [{"job_directory": str(tmp_path)}, {"job_directory": ""}]
-        return {"containers": containers, "image_dir": str(tmp_path)}
+    def engine(*arguments: Any) -> Engine:
+        containers: list[Container] = [{"job_directory": str(tmp_path)}, {"job_directory": ""}]
+        return {**NO_ENGINE, "containers": containers, "image_dir": str(tmp_path)}
 
     monkeypatch.setattr(engine_facts, "read", engine)
     params = {"docker_socket": str(tmp_path / "docker.sock")}
@@ -208,7 +209,7 @@ def test_what_breaks_is_a_finding_and_hides_nothing_else(
 def test_mirrors_that_the_engine_lacks_are_work() -> None:
     docker = {"socket": "/srv/docker.sock", "registry_mirrors": ["http://127.0.0.1:2"]}
     named = "rdm-test.invalid=http://127.0.0.1:1/project"
-    found: dict[str, Any] = {"docker": docker, "work": {}}
+    found: Any = {"docker": docker, "work": {}}
     assert node_facts._mirrors(found, ["http://127.0.0.1:2/"], compares=True) == {
         "unreachable_mirrors": {},
         "foreign_mirror_files": {},

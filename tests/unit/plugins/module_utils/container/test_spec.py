@@ -137,4 +137,4 @@ def test_memlock_is_what_the_daemon_can_give() -> None:
     assert container_spec(limited, "cpu").ulimits == ["memlock:8388608:8388608"]
     assert "8388608 bytes" in str(memlock_shortage(limited))
     assert memlock_shortage(report()) is None
-    assert memlock_shortage({**limited, "docker": None}) is None
+    assert memlock_shortage(report(docker=None, memlock=limited["memlock"])) is None

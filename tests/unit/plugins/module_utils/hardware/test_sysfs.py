@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import Gpu
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import functions
 
@@ -85,10 +86,10 @@ def test_gpus_without_their_driver_are_seen_but_are_no_accelerator(mi250: Node) 
 
 
 def test_the_majority_of_mixed_gpus_decides() -> None:
-    amd, nvidia = {"driver": "amdgpu"}, {"driver": "nvidia"}
+    amd, nvidia, given_away = (Gpu(driver=driver) for driver in ("amdgpu", "nvidia", "vfio-pci"))
     assert sysfs.accelerator([amd, amd, nvidia]) == "rocm"
     assert sysfs.accelerator([amd, nvidia]) == "cuda"
-    assert sysfs.accelerator([amd, {"driver": "vfio-pci"}]) == "rocm"
+    assert sysfs.accelerator([amd, given_away]) == "rocm"
 
 
 def test_mi250_infiniband(mi250: Node) -> None:

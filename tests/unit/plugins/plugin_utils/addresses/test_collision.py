@@ -14,13 +14,13 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision 
     subnet_problems,
 )
 
-from tests.unit.plugins.node_reports import SOUND, network, report
+from tests.unit.plugins.node_reports import network, report
 
 SUBNET = IPv4Network("192.169.16.0/24")
 OURS = {"rdm.provision.cluster": "rdm"}
 
 
-def overlaps(found: dict[str, Any], subnet: str = str(SUBNET)) -> str:
+def overlaps(found: Any, subnet: str = str(SUBNET)) -> str:
     """Return why one node refuses the subnet, or nothing."""
     problems = collisions(IPv4Network(subnet), {"node1": found}, {"node1": "ibnet"}, "rdm")
     assert len(problems) <= 1
@@ -28,7 +28,7 @@ def overlaps(found: dict[str, Any], subnet: str = str(SUBNET)) -> str:
 
 
 def with_network(*networks: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*SOUND["docker"]["networks"], *networks]
+    return [*report()["docker"]["networks"], *networks]
 
 
 def route(destination: str, **changes: str) -> dict[str, str]:

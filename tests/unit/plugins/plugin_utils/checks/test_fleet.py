@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.sysfs.build import build
 
-Fleet = dict[str, dict[str, Any]]
+Fleet = dict[str, Any]
 
 
 def _ready(tree: Path) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def renamed(facts: dict[str, Any], name: str) -> dict[str, Any]:
 def test_nodes_are_compared_by_rail_whatever_they_name_its_interface(
     ready: dict[str, Any], fault: Any
 ) -> None:
-    nodes = {name: renamed(facts, f"ibp{name}") for name, facts in fleet(ready, 7).items()}
+    nodes: Fleet = {name: renamed(facts, f"ibp{name}") for name, facts in fleet(ready, 7).items()}
     assert differences(nodes) == []
     fault(nodes["n3"])
     (line,) = sentences(differences(nodes))

@@ -31,17 +31,17 @@ SUBNET = "192.169.16.0/24"
 RAILS = ENTRY._replace(rails=("10.1.0.0/24",))
 
 
-def problems(found: dict[str, Any], entry: PlanEntry = ENTRY, **changes: Any) -> list[str]:
+def problems(found: Any, entry: PlanEntry = ENTRY, **changes: Any) -> list[str]:
     return [problem.sentence for problem in check_node(wanted(entry, **changes), found).problems]
 
 
-def warnings(found: dict[str, Any], **changes: Any) -> list[str]:
+def warnings(found: Any, **changes: Any) -> list[str]:
     return sentences(check_node(wanted(**changes), found).warnings)
 
 
-def with_networks(*networks: dict[str, Any], containers: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+def with_networks(*networks: dict[str, Any], containers: tuple[Any, ...] = ()) -> Any:
     return report(
-        docker_networks=[*SOUND["docker"]["networks"], *networks], docker_containers=list(containers)
+        docker_networks=[*report()["docker"]["networks"], *networks], docker_containers=list(containers)
     )
 
 
@@ -165,7 +165,7 @@ def test_podman_is_used_where_its_socket_is_named_and_nowhere_else() -> None:
         ),
     ],
 )
-def test_what_podman_cannot_is_refused(found: dict[str, Any], want: dict[str, Any], sentence: str) -> None:
+def test_what_podman_cannot_is_refused(found: Any, want: dict[str, Any], sentence: str) -> None:
     assert sentence in problems(found, **{"network_driver": "macvlan", "rdm_docker_socket": SOCKET, **want})
 
 
@@ -529,7 +529,7 @@ UPSTREAM_RUNS = {
 }
 
 
-def moving(held: int, *containers: dict[str, Any], netdevice: str = "ib0") -> dict[str, Any]:
+def moving(held: int, *containers: dict[str, Any], netdevice: str = "ib0") -> Any:
     """A node with the upstream plugin, and containers with all VFs of ib0 but the last ones."""
     vfs = [
         {**VF, "index": one, "pci": f"0000:41:00.{one + 1}", "netdev": "" if one < held else f"ib0v{one}"}
@@ -726,7 +726,7 @@ def test_mirrors() -> None:
     assert sentence.endswith("; name one as REGISTRY=URL")
 
 
-def with_containerd(**more: Any) -> dict[str, Any]:
+def with_containerd(**more: Any) -> Any:
     """A report of a node with the containerd image store."""
     found = report(**more)
     return {**found, "docker": {**found["docker"], "version": "28.5.2", "image_store": "containerd"}}
@@ -739,7 +739,7 @@ def test_mirrors_of_named_registries() -> None:
     installs = wanted(images_mirror=[mirror], docker_engine_install=True)
     assert check_node(installs, report(docker=None, docker_state="absent")).problems == []
     for found, ending in (
-        (report(), "27.4.1 with the classic one"),
+        (report(docker_image_store="classic"), "27.4.1 with the classic one"),
         (
             with_containerd() | {"docker": report()["docker"] | {"image_store": "containerd"}},
             "containerd one",
@@ -750,7 +750,9 @@ def test_mirrors_of_named_registries() -> None:
             f"images_mirror {mirror} needs Docker Engine 28.0 or newer with the containerd"
         )
         assert sentence.endswith(f"{ending}: write the mirror into the image's name")
-    [sentence] = problems(report(), images_mirror=["docker.io=https://harbor.example.com/hub"])
+    [sentence] = problems(
+        report(docker_image_store="classic"), images_mirror=["docker.io=https://harbor.example.com/hub"]
+    )
     assert sentence.endswith("with the classic one: leave docker.io= and a path out")
     [sentence] = problems(
         with_containerd(), images_mirror=["docker.io=https://harbor.example.com/hub", "http://cache:5000"]

@@ -174,7 +174,7 @@ def test_a_node_whose_fabric_differs_from_the_others_is_a_warning() -> None:
 
 def test_an_archive_that_nodes_pass_on_must_have_the_same_images_on_all() -> None:
     plan = planned()
-    facts = {
+    facts: Any = {
         name: {**report(), "archives": [{**inspection("/a.tar"), "storage": {"images": images}}]}
         for name, images in {"m": ["sha256:1"], "w1": ["sha256:2"], "w2": ["sha256:1"]}.items()
     }

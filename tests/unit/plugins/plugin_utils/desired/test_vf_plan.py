@@ -165,7 +165,7 @@ def test_a_pinned_address_must_be_of_one_function() -> None:
     assert clashes(plan, freed) == []
 
 
-FACTS: dict[str, Any] = {"interfaces": [], "infiniband": [], "sriov": []}
+FACTS: Any = {"interfaces": [], "infiniband": [], "sriov": []}
 
 
 def test_an_address_that_another_node_has_already_is_refused() -> None:

@@ -108,9 +108,9 @@ class Node:
         (self.tools / name).write_text(f"#!/bin/sh\n/bin/cat {self.tools}/{name}.txt\nexit {status}\n")
         (self.tools / name).chmod(0o755)
 
-    def gather(self, wanted: SriovSettings = WANTED) -> dict[str, Any]:
+    def gather(self, wanted: SriovSettings = WANTED) -> Any:
         self._monkeypatch.setattr(pf, "opensm", lambda: {})
-        found = node_facts(
+        found: Any = node_facts(
             str(self.tree / "sys"),
             str(self.tree / "dev"),
             str(self.tree / "docker.sock"),
@@ -205,7 +205,7 @@ def test_the_plan_runs_each_of_these_checks(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.without_iommu()
     port(node, "mlx5_0", state="1: DOWN", phys_state="2: Polling")
-    facts = {
+    facts: Any = {
         **report(infiniband=[]),
         **{key: node.gather()[key] for key in ("infiniband", "parents", "boot")},
     }
@@ -304,7 +304,7 @@ def test_a_card_without_its_driver_is_named_where_the_interface_is_missing(node:
     node.write("sys/bus/pci/devices/0000:00:02.0/class", "0x030000")
     assert node.gather()["driverless"] == [], "nothing is missing"
     findings = Findings([], [])
-    facts = {**node.gather(SriovSettings(("ib7",))), "interfaces": [{"name": "lo"}, {"name": "eth0"}]}
+    facts: Any = {**node.gather(SriovSettings(("ib7",))), "interfaces": [{"name": "lo"}, {"name": "eth0"}]}
     device_checks.parent(desired(network_driver="sriov", network_parent="ib7"), facts, findings)
     [problem] = findings.problems
     assert problem.sentence == (
