@@ -7,9 +7,11 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tests.e2e.product import ROOT, Lab, changed, problems, wait_until
+from tests.e2e.product import ROOT, Lab, changed, problems
+from trainer.tests.waiting import wait_until
 
 NODES = ("n1", "n2")
 SOON = 120.0
@@ -143,37 +145,29 @@ def waits(environment: Environment, job: str) -> None:
         files = {node: f"{environment.directory(node, job)}/logs/{node}.out" for node in NODES}
         return {node: environment.on(node, "cat", file, check=False) for node, file in files.items()}
 
-    wait_until(lambda: all("at work" in log for log in logs().values()), f"{job} is at work", seen=logs)
+    wait_until(f"{job} is at work", logs, lambda texts: all("at work" in text for text in texts.values()))
     runs(environment, job)
 
 
 def trains(environment: Environment, job: str, beyond: int = 0) -> None:
     """Wait until a job has trained beyond a step, and its state is running."""
-    wait_until(
-        lambda: progress(environment, job)["iteration"] > beyond,
-        f"{job} trains beyond step {beyond}",
-        seen=lambda: read(environment, job, "state.json"),
-    )
+    what = f"{job} trains beyond step {beyond}"
+    wait_until(what, lambda: progress(environment, job), lambda now: now["iteration"] > beyond)
     # A rank reports its steps; an agent reports the state, a little later.
     runs(environment, job)
 
 
 def runs(environment: Environment, job: str) -> None:
     """Wait until a job's state is running."""
-    wait_until(
-        lambda: read(environment, job, "state.json").get("state") == "running",
-        f"{job} runs",
-        seen=lambda: read(environment, job, "state.json"),
-    )
+    state = partial(read, environment, job, "state.json")
+    wait_until(f"{job} runs", state, lambda now: now.get("state") == "running")
 
 
 def restarted(environment: Environment, job: str, times: int) -> None:
     """Wait until a job has restarted this many times."""
-    wait_until(
-        lambda: read(environment, job, "state.json").get("restarts") == times,
-        f"{job} restarts for the {times}. time",
-        seen=lambda: read(environment, job, "state.json"),
-    )
+    what = f"{job} restarts for the {times}. time"
+    state = partial(read, environment, job, "state.json")
+    wait_until(what, state, lambda now: now.get("restarts") == times)
 
 
 def nothing_left(environment: Environment, job: str, nodes: Sequence[str] = NODES) -> None:
@@ -182,7 +176,7 @@ def nothing_left(environment: Environment, job: str, nodes: Sequence[str] = NODE
     def left() -> dict[str, list[str]]:
         return {node: processes(environment, node, job) for node in nodes}
 
-    wait_until(lambda: not any(left().values()), f"no process of {job} is left", SOON, seen=left)
+    wait_until(f"no process of {job} is left", left, lambda found: not any(found.values()), timeout=SOON)
 
 
 def processes(environment: Environment, node: str, job: str = ".*") -> list[str]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tests.e2e.product import ADDRESSES, DEADLINE_S, Lab, Product, wait_until
+from tests.e2e.product import ADDRESSES, DEADLINE_S, Lab, Product
 from tests.integration.engines import is_of
 from tests.labs import lab_name, left_over
+from trainer.tests.waiting import wait_until
 
 NODES = ("n1", "n2")
 VERSIONS = {"20.10": "20.10", "26.1": "26.1", "newest": "28.5+"}
@@ -101,7 +102,7 @@ class MachineLab(Lab):
     def all_reach(self, addresses: Mapping[str, str] = ADDRESSES) -> None:
         """Assert that each container reaches that of the other node."""
         for node, other in (NODES, NODES[::-1]):
-            wait_until(partial(self.reaches, node, addresses[other]), f"{node} reaches {addresses[other]}")
+            wait_until(f"{node} reaches {addresses[other]}", partial(self.reaches, node, addresses[other]))
 
     def pid(self, node: str, name: str = "rdm") -> str:
         """Return the process id, on the node, of a container's first process."""
@@ -115,8 +116,8 @@ class MachineLab(Lab):
         def again() -> str:
             return self.on(node, "cat", "/proc/sys/kernel/random/boot_id", check=False)
 
-        wait_until(lambda: again() not in ("", before), f"{node} has booted again", BOOT_S, again)
-        wait_until(self.whole, f"{node} is ready again", BOOT_S, lambda: self.lab("status"))
+        wait_until(f"{node} has booted again", again, lambda boot: boot not in ("", before), timeout=BOOT_S)
+        wait_until(f"{node} is ready again", self.whole, timeout=BOOT_S)
 
 
 @contextmanager

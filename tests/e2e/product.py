@@ -6,14 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.labs import left_over
+from trainer.tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2", "n3")
@@ -21,10 +21,6 @@ DEADLINE_S = 600.0
 """A timeout that only a hang reaches: a busy machine needs less."""
 COMMAND_S = 3600.0
 """The same for a command: it may train a model, or wait until another suite has made the lab's images."""
-RESTS = 3.0
-"""The pause after a check, as a multiple of the check's time. Checks start programs in nodes, and would
-otherwise take CPU time from the programs that they wait for."""
-LEAST_S, MOST_S = 0.05, 5.0
 ADDRESSES = {"n1": "192.169.16.100", "n2": "192.169.16.101", "n3": "192.169.16.102"}
 
 
@@ -34,24 +30,6 @@ def environment(**env: str) -> dict[str, str]:
     for name in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         keep.pop(name, None)
     return keep | {"NO_COLOR": "1"} | env
-
-
-def wait_until(
-    condition: Callable[[], bool],
-    what: str,
-    timeout: float = DEADLINE_S,
-    seen: Callable[[], object] = lambda: "nothing to show",
-) -> None:
-    """Poll a condition; on a timeout, fail with its name and the result of ``seen``."""
-    deadline = time.monotonic() + timeout
-    while True:
-        began = time.monotonic()
-        if condition():
-            return
-        ended = time.monotonic()
-        if ended > deadline:
-            raise AssertionError(f"waited {timeout:.0f} s in vain until {what}; last seen: {seen()}")
-        time.sleep(min(max(LEAST_S, RESTS * (ended - began)), MOST_S))
 
 
 def changed(result: Any) -> list[str]:
@@ -264,11 +242,8 @@ class Lab:
         # On the node, because the condition may be true only for a moment.
         script = f'until {when}; do sleep 0.02; done; kill -{signal_name} "$@"'
         self.on(node, "timeout", str(DEADLINE_S), "sh", "-c", script, "sh", *before.split())
-        wait_until(
-            lambda: self.engine(node) not in ("", before),
-            f"the engine of {node} is back",
-            seen=lambda: self.engine(node),
-        )
+        back = f"the engine of {node} is back"
+        wait_until(back, lambda: self.engine(node), lambda engine: engine not in ("", before))
 
     def bare(self, *, images: bool = False) -> None:
         """Remove everything of ours from the nodes; with ``images``, images may stay."""

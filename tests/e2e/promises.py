@@ -30,8 +30,9 @@ from tests.e2e.environments import (
     waiting,
     waits,
 )
-from tests.e2e.product import Background, wait_until
+from tests.e2e.product import Background
 from tests.printed_hints import follow
+from trainer.tests.waiting import wait_until
 
 
 class Trained(NamedTuple):
@@ -48,7 +49,8 @@ class Trained(NamedTuple):
 
 def another_process(environment: Environment, job: str, before: str) -> None:
     """Wait until a job's process on the second node is another one."""
-    wait_until(lambda: pid(environment, job, "n2") not in ("", before), f"{job} has another process on n2")
+    another = f"{job} has another process on n2"
+    wait_until(another, lambda: pid(environment, job, "n2"), lambda now: now not in ("", before))
 
 
 class Promises:
@@ -75,6 +77,7 @@ class Promises:
         """Ctrl-C and a killed control process leave jobs alone; one job is stopped, the other continues."""
         one, two = f"e2e-one-{launcher}", f"e2e-two-{launcher}"
         watchers: dict[str, Background] = {}
+        lock = environment.inventory / ".rdm" / "lock"
         # The second job needs a port, but no training.
         for job, what, begins in (
             (two, (waiting(environment, "connected"),), waits),
@@ -83,9 +86,7 @@ class Promises:
             watchers[job] = environment.start("train", config, *what, "--name", job, "--launcher", launcher)
             begins(environment, job)
             # While it watches a job, a control process does not hold the cluster's lock.
-            wait_until(
-                lambda: not (environment.inventory / ".rdm" / "lock").read_text(), "the lock is given back"
-            )
+            wait_until("the lock is given back", lambda: not lock.read_text())
         watchers[one].interrupt()
         output = watchers[one].end(expect=130)
         assert f"{one} goes on" in output
@@ -95,7 +96,7 @@ class Promises:
         found = jobs(environment)
         assert (found[one]["state"], found[two]["state"]) == ("running", "running")
         # The output of a rank is in the log a moment later.
-        wait_until(lambda: "iteration" in environment.rdm("logs", one).stdout, "the log tells of steps")
+        wait_until("the log tells of steps", lambda: "iteration" in environment.rdm("logs", one).stdout)
         theirs = [pid(environment, two, node) for node in NODES]
         assert environment.json("stop", one)["changed"]
         stopped = jobs(environment, one)[one]

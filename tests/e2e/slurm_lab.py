@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from tests.e2e.product import COMMAND_S, Lab, Product, running_lab, wait_until
+from tests.e2e.product import COMMAND_S, Lab, Product, running_lab
+from trainer.tests.waiting import wait_until
 
 USER = "rdm"
 SHARED = "/shared"
@@ -60,7 +61,7 @@ class SlurmLab(Lab):
 
     def ends(self, job: str, state: str = "COMPLETED") -> None:
         """Wait until a job is in a state."""
-        wait_until(lambda: self.state(job) == state, f"job {job} is {state}", seen=lambda: self.state(job))
+        wait_until(f"job {job} is {state}", lambda: self.state(job), lambda now: now == state)
 
     def nodes(self) -> dict[str, str]:
         """The state of each node."""
@@ -71,9 +72,7 @@ class SlurmLab(Lab):
         """Cancel all jobs in the queue, and wait until all nodes are idle."""
         self.on("n1", "scancel", "--state=pending", check=False)
         self.on("n1", "scancel", "--state=running", check=False)
-        wait_until(
-            lambda: self.nodes() == dict.fromkeys(NODES, "idle"), "all nodes are idle", seen=self.nodes
-        )
+        wait_until("all nodes are idle", self.nodes, lambda nodes: nodes == dict.fromkeys(NODES, "idle"))
 
 
 @contextmanager

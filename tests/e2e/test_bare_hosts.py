@@ -31,10 +31,11 @@ from tests.e2e.environments import (
     waiting,
     waits,
 )
-from tests.e2e.product import ROOT, Lab, Product, changed, problems, running_lab, wait_until
+from tests.e2e.product import ROOT, Lab, Product, changed, problems, running_lab
 from tests.e2e.promises import Promises, Trained
 from tests.labs import lab_name
 from tests.printed_hints import follow
+from trainer.tests.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -100,10 +101,8 @@ class BareHosts(Environment):
     def reached(self, node: str) -> None:
         """Wait until the other node, which may still have an old MAC address of it, reaches a node's sshd."""
         (other,) = ADDRESSES.keys() - {node}
-        wait_until(
-            lambda: self.on(other, "ssh-keyscan", ADDRESSES[node], check=False) != "",
-            f"{other} reaches {node} at {ADDRESSES[node]}",
-        )
+        scan = ("ssh-keyscan", ADDRESSES[node])
+        wait_until(f"{other} reaches {node}", lambda: self.on(other, *scan, check=False))
 
 
 @pytest.fixture(scope="module")

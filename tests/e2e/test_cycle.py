@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.product import ADDRESSES, NODES, Lab, changed, wait_until
+from tests.e2e.product import ADDRESSES, NODES, Lab, changed
 from tests.printed_hints import follow
+from trainer.tests.waiting import wait_until
 
 # A value that must not reach a shell.
 NASTY = 'it\'s a "value" with $(touch /tmp/pwned) `touch /tmp/pwned`; ${HOME} {{ no }} \\ \nand a line'
@@ -32,7 +33,7 @@ def test_lab_status_shows_every_node(lab: Lab) -> None:
     nodes = lab.lab("status")["nodes"]
     assert [node["name"] for node in nodes] == list(NODES)
     # Once, each engine and each sshd has only some seconds to answer.
-    wait_until(lambda: states() == {("running", "plugged", "ready")}, "every node is ready", seen=states)
+    wait_until("every node is ready", states, lambda found: found == {("running", "plugged", "ready")})
     shown = lab.product.rdm("lab", "status", "--name", lab.name).stdout
     assert all(node["address"] in shown for node in nodes)
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.product import DEADLINE_S, NODES, Lab, Product, changed, running_lab, wait_until
+from tests.e2e.product import DEADLINE_S, NODES, Lab, Product, changed, running_lab
 from tests.labs import lab_name
+from trainer.tests.waiting import wait_until
 
 PHASES = ("preflight", "images", "network", "container")
 # The first phase that changes a node, and the last.
@@ -46,11 +47,8 @@ def assert_repaired(lab: Lab, *argv: str) -> Any:
 def engine_restarts(lab: Lab, node: str) -> None:
     """End a node's engine, and wait until its container has come back with the next one."""
     lab.kill_engine(node)
-    wait_until(
-        lambda: lab.container(node) == "running",
-        f"the container of {node} runs again",
-        seen=lambda: lab.container(node),
-    )
+    what = f"the container of {node} runs again"
+    wait_until(what, lambda: lab.container(node), lambda state: state == "running")
 
 
 @pytest.mark.parametrize("phases", [ENDS, pytest.param(PHASES, marks=pytest.mark.long)])
@@ -120,7 +118,7 @@ def test_a_lost_shared_connection_is_reported_and_the_next_run_opens_another(lab
     run = lab.start("exec", "--limit", "n2", "--", "sleep", "4321")
     sleeps = ("-xf", "sleep 4321")
     try:
-        wait_until(lambda: bool(lab.on("n2", "pgrep", *sleeps, check=False)), "the command runs")
+        wait_until("the command runs", lambda: lab.on("n2", "pgrep", *sleeps, check=False))
         # The part of sshd that serves the connection's master, which gets no notice.
         lab.on("n2", "pkill", "-KILL", "-f", "^sshd(-session)?: rdm@notty")
         assert "n2: ssh to it ended without a word" in run.end(expect=1)
@@ -206,7 +204,7 @@ def test_the_sriov_plugin_is_killed_and_the_engine_of_another_node_restarts(srio
     engine_restarts(sriov, "n2")
     sriov.on("n1", "docker", "kill", "rdm-sriov-plugin")
     command = ["docker", "inspect", "--format", "{{.State.Status}}", "rdm-sriov-plugin"]
-    wait_until(lambda: sriov.on("n1", *command).strip() == "exited", "the plugin has ended")
+    wait_until("the plugin has ended", lambda: sriov.on("n1", *command).strip() == "exited")
     status = sriov.json("status", expect=1)
     assert status["nodes"]["n1"]["remarks"] == ["the SR-IOV plugin is exited"]
     assert not status["healthy"]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.product import changed, problems, wait_until
+from tests.e2e.product import changed, problems
 from tests.e2e.slurm_lab import NODES, SlurmLab
 from tests.printed_hints import follow
+from trainer.tests.waiting import wait_until
 
 SLEEP = "sleep infinity"
 
@@ -120,7 +121,7 @@ def test_a_node_without_its_gpus_is_drained_before_a_job_runs_there(slurm: Slurm
     slurm.on("n3", "mv", "/dev/nvidia2", "/dev/kept")
     try:
         job = slurm.sbatch("hostname >$SLURM_JOB_ID.txt", "-w", "n3", "-p", "gpu2")
-        wait_until(lambda: slurm.nodes().get("n3") == "drained", "n3 is drained", seen=slurm.nodes)
+        wait_until("n3 is drained", slurm.nodes, lambda nodes: nodes.get("n3") == "drained")
         assert "the device /dev/nvidia2 is gone" in slurm.on("n3", "cat", "/var/log/slurm/slurmd.log")
         assert not slurm.there("n1", f"/shared/{job}.txt")
     finally:
@@ -130,9 +131,9 @@ def test_a_node_without_its_gpus_is_drained_before_a_job_runs_there(slurm: Slurm
 
 def test_a_node_that_was_off_comes_back(slurm: SlurmLab) -> None:
     slurm.lab("stop", "n2")
-    wait_until(lambda: slurm.nodes().get("n2", "").startswith("down"), "n2 is down", seen=slurm.nodes)
+    wait_until("n2 is down", slurm.nodes, lambda nodes: nodes.get("n2", "").startswith("down"))
     slurm.lab("start", "n2")
-    wait_until(lambda: slurm.nodes().get("n2") == "idle", "n2 takes jobs", seen=slurm.nodes)
+    wait_until("n2 takes jobs", slurm.nodes, lambda nodes: nodes.get("n2") == "idle")
 
 
 def test_down_takes_away_what_up_made(slurm: SlurmLab) -> None:

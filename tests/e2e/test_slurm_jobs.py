@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.e2e import tuning
-from tests.e2e.product import ROOT, changed, problems, wait_until
+from tests.e2e.product import ROOT, changed, problems
 from tests.e2e.slurm_lab import NODES, USER, SlurmLab
 from tests.printed_hints import follow
+from trainer.tests.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -48,8 +49,7 @@ def job(lab: SlurmLab, name: str) -> dict[str, Any]:
 
 
 def reaches(lab: SlurmLab, name: str, *states: str) -> dict[str, Any]:
-    wait_until(lambda: job(lab, name)["state"] in states, f"{name} is {states}", seen=lambda: job(lab, name))
-    return job(lab, name)
+    return wait_until(f"{name} is {states}", lambda: job(lab, name), lambda found: found["state"] in states)
 
 
 def number(lab: SlurmLab, name: str) -> str:
@@ -62,12 +62,11 @@ def train(lab: SlurmLab, name: str, *more: str) -> None:
 
 def test_a_job_trains_is_stopped_with_a_checkpoint_and_goes_on_in_another_layout(trained: SlurmLab) -> None:
     train(trained, "tiny", "optimisation.train_iterations=2000")
-    wait_until(lambda: job(trained, "tiny")["iteration"] > 0, "it trains", seen=lambda: job(trained, "tiny"))
+    wait_until("it trains", lambda: job(trained, "tiny"), lambda tiny: tiny["iteration"] > 0)
     trained.ends(number(trained, "tiny"), "RUNNING")
     # The output of a rank is in the log a moment later.
-    wait_until(
-        lambda: "iteration" in trained.rdm("logs", "tiny", "--tail", "0").stdout, "the log tells of steps"
-    )
+    logs = ("logs", "tiny", "--tail", "0")
+    wait_until("the log tells of steps", lambda: "iteration" in trained.rdm(*logs).stdout)
     # It waits for the nodes of the first job.
     train(trained, "waits")
     queued = job(trained, "waits")
@@ -99,7 +98,7 @@ def test_states_are_known_while_accounting_is_down(trained: SlurmLab) -> None:
     trained.on("n1", "pkill", "-x", "slurmdbd")
     try:
         # It writes its data before it ends.
-        wait_until(lambda: not trained.on("n1", "pidof", "slurmdbd", check=False), "slurmdbd has ended")
+        wait_until("slurmdbd has ended", lambda: not trained.on("n1", "pidof", "slurmdbd", check=False))
         train(trained, "blind", "optimisation.train_iterations=2000")
         reaches(trained, "blind", "running")
         trained.on("n1", "scancel", number(trained, "blind"))
@@ -166,7 +165,7 @@ def waits(lab: SlurmLab, why: str, *options: str) -> None:
     def reported() -> str:
         return lab.user("squeue", "--noheader", "--format=%T %r", f"--jobs={number}").strip()
 
-    wait_until(lambda: reported() == f"PENDING {why}", f"job {number} waits: {why}", seen=reported)
+    wait_until(f"job {number} waits: {why}", reported, lambda state: state == f"PENDING {why}")
 
 
 def test_what_accounting_would_never_let_run_is_refused(enforced: SlurmLab) -> None:

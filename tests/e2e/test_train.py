@@ -44,9 +44,10 @@ from tests.e2e.environments import (
     start,
     trains,
 )
-from tests.e2e.product import COMMAND_S, ROOT, Product, running_lab, wait_until
+from tests.e2e.product import COMMAND_S, ROOT, Product, running_lab
 from tests.e2e.promises import Promises, Trained
 from tests.labs import lab_name
+from trainer.tests.waiting import wait_until
 
 AS_REQUESTED = ("--nodes", "2", "--trainer")
 FIRST = {step: loss for step, loss in LOSSES.items() if step <= STEPS}
@@ -327,14 +328,13 @@ def member_outputs(
     try:
         for number in (3, 1, 0, 2):
             be_member(cluster, number, command, volumes)
-        wait_until(
-            lambda: "" not in exit_codes(cluster),
+        # Slow: four processes import everything that fine-tuning needs.
+        codes = wait_until(
             "all members have ended",
-            # Slow: four processes import everything that fine-tuning needs.
+            lambda: exit_codes(cluster),
+            lambda codes: "" not in codes,
             timeout=COMMAND_S,
-            seen=lambda: cluster.on(MEMBERS["m0"], "docker", "logs", "m0"),
         )
-        codes = exit_codes(cluster)
         outputs = {name: cluster.on(node, "docker", "logs", name) for name, node in MEMBERS.items()}
     finally:
         for name, node in MEMBERS.items():
@@ -369,7 +369,7 @@ def test_every_problem_is_reported_at_once_and_nothing_starts(cluster: Container
     holder = "import socket, time; server = socket.create_server(('', 0x7451)); time.sleep(600)"
     cluster.on("n1", "docker", "exec", "--detach", "rdm", "python3", "-c", holder)
     sockets = ["docker", "exec", "rdm", "cat", "/proc/net/tcp"]
-    wait_until(lambda: ":7451 " in cluster.on("n1", *sockets), "something has the port")
+    wait_until("something has the port", lambda: ":7451 " in cluster.on("n1", *sockets))
     words = ["launcher.master_port=29777", "--name", "e2e-refused"]
     result = cluster.json("train", config, *words, expect=2)
     cluster.on("n2", "docker", "start", "rdm")
@@ -444,7 +444,7 @@ def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(
 ) -> None:
     """It resumes from its newest checkpoint twice; the third time it fails, and reports where and why."""
     start(cluster, config, "e2e-killed", "--max-restarts", "2", "checkpoint.interval=2")
-    wait_until(lambda: (progress(cluster, "e2e-killed").get("checkpoint") or 0) >= 2, "there is a checkpoint")
+    wait_until("there is a checkpoint", lambda: (progress(cluster, "e2e-killed").get("checkpoint") or 0) >= 2)
     kill = ["docker", "exec", "rdm", "kill", "-KILL"]
 
     def goes_on(times: int) -> None:
@@ -485,15 +485,15 @@ def test_a_full_disk_of_one_node_loses_no_checkpoint(cluster: Containers, config
         def saved() -> int:
             return int(progress(cluster, "e2e-full").get("checkpoint") or 0)
 
-        wait_until(lambda: saved() > 0, "there is a checkpoint")
+        wait_until("there is a checkpoint", lambda: saved() > 0)
         cluster.on("n2", "sh", "-c", f"cat /dev/zero >{directory}/filler || true", check=False)
         log = f"{directory}/e2e-full/logs/n1.out"
-        wait_until(lambda: "No space left on device" in cluster.on("n1", "cat", log), "a save fails")
+        wait_until("a save fails", lambda: "No space left on device" in cluster.on("n1", "cat", log))
         full = saved()
         job = jobs(cluster, "e2e-full")["e2e-full"]
         assert (job["state"], job["failures"]) == ("running", [])
         cluster.on("n2", "rm", f"{directory}/filler")
-        wait_until(lambda: saved() > full, "it saves again")
+        wait_until("it saves again", lambda: saved() > full)
         cluster.json("stop", "--now", "e2e-full")
     finally:
         cluster.on("n2", "docker", "stop", "rdm", check=False)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.machines import BOOT_S, FUNCTIONS, NODES, MachineLab, running_machines
-from tests.e2e.product import ADDRESSES, Product, changed, wait_until
+from tests.e2e.product import ADDRESSES, Product, changed
+from trainer.tests.waiting import wait_until
 
 VLAN = 100
 
@@ -48,7 +49,7 @@ def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
     machines.provisioned()
     before = machines.function("n2")
     machines.reboot("n2")
-    wait_until(lambda: machines.container("n2") == "running", "the container of n2 runs again", BOOT_S)
+    wait_until("it runs again", lambda: machines.container("n2") == "running", timeout=BOOT_S)
     assert len(machines.functions("n2")) == FUNCTIONS
     assert machines.function("n2")["address"] == before["address"]
     assert_both_talk(machines)
@@ -82,12 +83,12 @@ def test_functions_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: 
     assert_both_talk(machines)
     pid = machines.pid("n2")
     machines.on("n2", "systemctl", "restart", "docker")
-    wait_until(partial(restarted, machines, "n2", pid), "the container has been started again", BOOT_S)
+    wait_until("the container runs again", partial(restarted, machines, "n2", pid), timeout=BOOT_S)
     assert machines.function("n2")["address"] == before
     pid = machines.pid("n2")
     # Without a word to the plugin; systemd starts it again.
     machines.on("n2", "systemctl", "kill", "--signal", "KILL", "--kill-whom", "main", "docker")
-    wait_until(partial(restarted, machines, "n2", pid), "the container has been started again", BOOT_S)
+    wait_until("the container runs again", partial(restarted, machines, "n2", pid), timeout=BOOT_S)
     assert machines.function("n2")["address"] == before
     assert_both_talk(machines)
 
@@ -222,7 +223,7 @@ def test_soft_roce_on_a_function_is_found_as_its_rdma_device_and_carries_data(
             assert found["ways"] == {"gid_attrs": ["rxe0"], "parent": ["rxe0"]}
             assert "/dev/infiniband/uverbs0" in found["paths"]
         machines.on("n1", "systemd-run", "--unit=perftest", *PERFTEST)
-        wait_until(lambda: ":18515 " in machines.on("n1", "ss", "-ltn"), "perftest listens")
+        wait_until("perftest listens", lambda: ":18515 " in machines.on("n1", "ss", "-ltn"))
         output = machines.on("n2", *PERFTEST, "10.77.0.1")
         measured = re.search(r"^ *65536 +[0-9]+ +[0-9.]+ +([0-9.]+) ", output, re.MULTILINE)
         assert measured, output

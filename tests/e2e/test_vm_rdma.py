@@ -15,8 +15,9 @@ from functools import partial
 import pytest
 
 from tests.e2e.machines import BOOT_S, MachineLab
-from tests.e2e.product import ADDRESSES, Product, wait_until
+from tests.e2e.product import ADDRESSES, Product
 from tests.labs import lab_name, left_over
+from trainer.tests.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -200,12 +201,12 @@ def test_in_the_mode_exclusive_a_device_follows_its_container_and_comes_back(
     options = ("--restart", "always", "--network", network, "--mac-address", exclusive)
     machines.on("n1", "docker", "run", "-d", "--name", APART, *options, image, "sleep", "infinity")
     in_container = partial(moved, machines)
-    wait_until(in_container, "the container has the device", BOOT_S)
+    wait_until("the container has the device", in_container, timeout=BOOT_S)
     for restart in (("docker", "restart", "--time", "1", APART), ("systemctl", "restart", "docker")):
         before = machines.pid("n1", APART)
         machines.on("n1", *restart)
-        wait_until(partial(moved, machines, before), f"it has it again after {restart[0]}", BOOT_S)
+        wait_until(f"it has it again after {restart[0]}", partial(moved, machines, before), timeout=BOOT_S)
     machines.on("n1", "docker", "rm", "-f", APART)
-    wait_until(lambda: devices(machines, "n1") == ["rxe0"], "the device is the node's again", BOOT_S)
+    wait_until("the device is the node's again", lambda: devices(machines, "n1") == ["rxe0"], timeout=BOOT_S)
     output = machines.on("n1", "journalctl", "--unit", "rdm-sriov", "--output", "cat")
     assert "the RDMA device" not in output

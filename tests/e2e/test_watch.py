@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.environments import ENDLESS, NODES, OTHER_VERSION, TINY, Containers, read, trains
-from tests.e2e.product import ROOT, Product, running_lab, wait_until
+from tests.e2e.product import ROOT, Product, running_lab
 from tests.labs import lab_name
+from trainer.tests.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -121,7 +122,7 @@ def failed(cluster: Containers) -> None:
 
     if state() != "failed":
         lose_agent(cluster)
-        wait_until(lambda: state() == "failed", "the job has failed", seen=state)
+        wait_until("the job has failed", state, lambda now: now == "failed")
 
 
 def test_each_planted_fault_is_named(cluster: Containers) -> None:
@@ -146,12 +147,13 @@ def test_each_planted_fault_is_named(cluster: Containers) -> None:
         planted()
         began = queried = time.monotonic()
 
-        def is_named() -> bool:
+        def culprits() -> list[dict[str, Any]]:
             nonlocal queried
             queried = time.monotonic()
-            return culprit in verdict().get("culprits", [])
+            found: list[dict[str, Any]] = verdict().get("culprits", [])
+            return found
 
-        wait_until(is_named, f"{culprit} is named", GIVEN_UP_S, verdict)
+        wait_until(f"{culprit} is named", culprits, lambda found: culprit in found, timeout=GIVEN_UP_S)
         took, query = time.monotonic() - began, time.monotonic() - queried
         now = delays(cluster)
         delayed = query + max(others_delay(before[node], now[node], took + query) for node in NODES)
@@ -161,9 +163,9 @@ def test_each_planted_fault_is_named(cluster: Containers) -> None:
 
     def forgets(kind: str) -> None:
         wait_until(
-            lambda: kind not in [one["kind"] for one in verdict().get("culprits", [])],
             f"{kind} is no longer reported",
-            seen=verdict,
+            verdict,
+            lambda found: kind not in [one["kind"] for one in found.get("culprits", [])],
         )
 
     names("slow", "n2", 1, lambda: plant(cluster, "n2", "slow.1", "0.4"))

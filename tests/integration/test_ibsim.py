@@ -11,13 +11,14 @@ import os
 import re
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.facts import Port
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma_tools, sysfs
+
+from trainer.tests.waiting import wait_until
 
 SUBNET = """
 Switch 8 "S1"
@@ -36,13 +37,6 @@ Hca 1 "H3"
 """
 PROGRAMS = ("ibsim", "ibstat", "opensm", "sminfo")
 DEVICE = "ibsim0"
-
-
-def wait_until(done: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"{what} within {seconds} s"
-        time.sleep(0.05)
 
 
 class Subnet:
@@ -104,7 +98,7 @@ def subnet(tmp_path: Path) -> Iterator[Subnet]:
     ):
         try:
             ready = tmp_path / "ibsim.log"
-            wait_until(lambda: b"Network simulator ready" in ready.read_bytes(), "ibsim is ready")
+            wait_until("ibsim is ready", lambda: b"Network simulator ready" in ready.read_bytes())
             yield found
         finally:
             simulator.kill()
@@ -151,7 +145,7 @@ def test_ports_and_subnet_manager_as_the_tools_see_them(
     assert rdma_tools.subnet_manager("mlx5_7", 1)["answer"] == "unknown"
 
     with manager(subnet):
-        wait_until(lambda: field(subnet.ibstat("H2"), "State") == "Active", "opensm brings the subnet up")
+        wait_until("opensm brings the subnet up", lambda: field(subnet.ibstat("H2"), "State") == "Active")
         after = subnet.port("H2")
         output = subnet.ibstat("H2")
         assert (after["state"], after["lid"], after["sm_lid"]) == (
@@ -159,7 +153,7 @@ def test_ports_and_subnet_manager_as_the_tools_see_them(
             int(field(output, "Base lid")),
             int(field(output, "SM lid")),
         )
-        wait_until(lambda: query() == "yes", "sminfo is answered")
+        wait_until("sminfo is answered", lambda: query() == "yes")
         assert "SMINFO_MASTER" in rdma_tools.subnet_manager(DEVICE, 1)["text"]
 
     # The port stays active without its subnet manager: only a query shows that.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from trainer.tests.waiting import wait_until
 
 NAMES = (
     *("demo", "distributed", "e2e", "images", "integration", "jobs"),
@@ -58,6 +57,7 @@ case "$2" in *"trap "*) exec bash "$@";; esac
 """
 SUITE = """#!/usr/bin/env python3
 import pathlib, signal, sys
+from trainer.tests.waiting import wait_until
 here = pathlib.Path(sys.argv[0]).parent
 (here / "started").touch()
 try:
@@ -65,13 +65,6 @@ try:
 finally:
     (here / "cleaned").touch()
 """
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_terminated_stress_test_ends_its_round_which_cleans_up(tmp_path: Path) -> None:
@@ -93,9 +86,9 @@ def test_a_terminated_stress_test_ends_its_round_which_cleans_up(tmp_path: Path)
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    wait_for((tmp_path / "started").exists)
+    wait_until("a round runs", (tmp_path / "started").exists)
     make.terminate()
     assert make.wait(timeout=240) != 0
     assert (tmp_path / "cleaned").exists()
     session = ["ps", "-o", "pid=", "-s", str(make.pid)]
-    wait_for(lambda: not subprocess.run(session, capture_output=True, text=True).stdout)
+    wait_until("nothing of it is left", lambda: not subprocess.run(session, capture_output=True).stdout)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_l
 
 from tests.ansible_playbook import played
 from tests.unit.plugins.node_reports import report
+from trainer.tests.waiting import wait_until
 
 PLAY = """
 - name: Plan
@@ -555,10 +555,7 @@ def test_two_that_plan_at_a_time_give_no_address_twice(cluster: Cluster) -> None
             runs = [
                 pool.submit(cluster.run, inventory=str(cluster.home / f"with-{name}.yml")) for name in names
             ]
-            deadline = time.monotonic() + 300
-            while len(having(file.fileno(), locked=False)) < 2:
-                assert time.monotonic() < deadline, "they do not wait for each other"
-                time.sleep(0.05)
+            wait_until("both wait", lambda: having(file.fileno(), locked=False), lambda them: len(them) > 1)
             assert not cluster.plan_file.exists()
         results = [run.result()[1] for run in runs]
     given = [result["nodes"][name]["my_ip"] for result, name in zip(results, names, strict=True)]

@@ -7,8 +7,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller import cl
 
 from tests.ansible_playbook import ansible_playbook
 from tests.conftest import COLLECTIONS, ROOT
+from trainer.tests.waiting import wait_until
 
 INVENTORY = {
     "all": {
@@ -77,13 +77,6 @@ def environment(**more: str) -> dict[str, str]:
 def run(home: Path, playbook: str, *options: str) -> subprocess.CompletedProcess[str]:
     book = ROOT / "playbooks" / f"{playbook}.yml"
     return ansible_playbook(*argv(home, book, *options)[1:], environment=environment())
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -156,11 +149,11 @@ def test_the_lock_is_held_until_the_play_that_only_reads(home: Path, tmp_path: P
     book = tmp_path / "book.yml"
     book.write_text(PLAY)
     playing = subprocess.Popen(argv(home, book, "-e", f"home={home}"), env=environment())
-    wait_until((home / "changing").exists, "the first play runs")
+    wait_until("the first play runs", (home / "changing").exists)
     with pytest.raises(cluster_lock.Busy, match=r"ansible-playbook book\.yml \(process"):
         cluster_lock.take(home, "rdm-provision up")
     (home / "go-on").touch()
-    wait_until((home / "watching").exists, "the second play runs")
+    wait_until("the second play runs", (home / "watching").exists)
     assert cluster_lock.take(home, "rdm-provision up") is not None
     assert playing.poll() is None
     (home / "end").touch()
@@ -174,10 +167,10 @@ def test_what_a_killed_ansible_playbook_has_left_is_ended(home: Path, tmp_path: 
     book = tmp_path / "book.yml"
     book.write_text(PLAY)
     playing = subprocess.Popen(argv(home, book, "-e", f"home={home}"), env=environment())
-    wait_until((home / "changing").exists, "the first play runs")
+    wait_until("the first play runs", (home / "changing").exists)
     lock = os.open(home / ".rdm" / "lock", os.O_RDONLY)
     # The program and its waiting worker.
-    wait_until(lambda: len(cluster_lock.having(lock, locked=True)) == 2, "the worker waits")
+    wait_until("the worker waits", lambda: len(cluster_lock.having(lock, locked=True)) == 2)
     playing.kill()
     playing.wait()
     assert cluster_lock.take(home, "rdm-provision up") is not None

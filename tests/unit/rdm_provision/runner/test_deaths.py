@@ -22,6 +22,7 @@ import pytest
 from rdm_provision.runner.lock import Lock
 from tests.conftest import ROOT
 from tests.unit.rdm_provision.conftest import MakeInventory, Play
+from trainer.tests.waiting import wait_until
 
 NODES = tuple(f"n{number}" for number in range(8))
 HANGS_S = 240.0
@@ -50,13 +51,6 @@ class ActionModule(ActionBase):
         while True:
             time.sleep(60)
 """
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + HANGS_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {HANGS_S:.0f} s in vain until {what}"
-        time.sleep(0.05)
 
 
 @dataclass
@@ -107,7 +101,7 @@ class Runs:
     def assert_nothing_is_left(self) -> None:
         """Assert that no lock and, shortly after, no process is left, watchers included."""
         Lock(self.home, "test").release()
-        wait_until(lambda: not self.processes(), "no process of the run is left")
+        wait_until("no process of the run is left", lambda: not self.processes())
 
 
 @pytest.fixture
@@ -152,7 +146,7 @@ def stuck(runs: Callable[..., Runs], tmp_path: Path) -> tuple[Runs, subprocess.P
     task = {"name": "Get stuck", "stuck": {"mark": str(mark)}, "run_once": True}
     cluster = runs([{**task, "when": f"{str(mark)!r} is not exists"}])
     run = cluster.start()
-    wait_until(mark.exists, "a worker is stuck")
+    wait_until("a worker is stuck", mark.exists)
     return cluster, run
 
 
@@ -161,7 +155,7 @@ def test_workers_die_with_their_run(stuck: tuple[Runs, subprocess.Popen[bytes]])
     cluster, run = stuck
     run.kill()
     run.wait()
-    wait_until(lambda: not cluster.processes(), "no process of the run is left")
+    wait_until("no process of the run is left", lambda: not cluster.processes())
     assert cluster.files() == []
 
 
@@ -170,7 +164,7 @@ def test_workers_die_with_their_ansible_playbook(stuck: tuple[Runs, subprocess.P
     (playbook,) = children(run.pid)
     os.kill(playbook, signal.SIGKILL)
     assert run.wait(timeout=HANGS_S) == 1
-    wait_until(lambda: not cluster.processes(), "no process of the run is left")
+    wait_until("no process of the run is left", lambda: not cluster.processes())
     assert cluster.files() == []
 
 
@@ -185,9 +179,9 @@ def test_the_next_run_ends_a_worker_that_is_left_when_all_else_was_killed(
     for pid in cluster.processes() - {worker}:
         kill_if_there(pid)
     run.wait()
-    wait_until(lambda: cluster.processes() == {worker}, "only the worker is left")
+    wait_until("only the worker is left", lambda: cluster.processes() == {worker})
     assert cluster.start().wait(timeout=HANGS_S) == 0
-    wait_until(lambda: not cluster.processes(), "no process of either run is left")
+    wait_until("no process of either run is left", lambda: not cluster.processes())
     assert cluster.files() == []
 
 

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,17 +21,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.fabric import rdma_p
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_schedule import partners, rounds
 
 from tests.conftest import ROOT
+from trainer.tests.waiting import wait_until
 
 # Its own, since a program ends what other runs have left, also that of another suite on this machine.
 MARK = f"{script.MARK}_{random.getrandbits(64):x}"
 PROGRAM = Path(script.__file__).read_text().replace(f'MARK = "{script.MARK}"', f'MARK = "{MARK}"')
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.05)
 
 
 class Cluster:
@@ -161,7 +154,7 @@ def test_a_hung_pair_is_ended_and_costs_only_itself(cluster: Any) -> None:
     assert set(found["n3"]["errors"]) == {"n1", "n2"}
     messages = [text for one in found.values() for text in one["errors"].values()]
     assert "it did not end within 20 s" in messages
-    wait_until(lambda: not of_run(nodes.run))
+    wait_until("no program is left", lambda: not of_run(nodes.run))
 
 
 def test_what_perftest_says_comes_from_the_node_that_it_failed_on(cluster: Any) -> None:
@@ -176,7 +169,7 @@ def test_what_perftest_says_comes_from_the_node_that_it_failed_on(cluster: Any) 
 def test_a_node_that_never_comes_or_is_frozen_fails_only_its_pairs(cluster: Any) -> None:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_0", "n4": "mlx5_0"}, gather=15.0)
     nodes.start("n4")
-    wait_until(lambda: "problem" not in nodes.collect("n4", 0.0))
+    wait_until("n4 has no problem", lambda: nodes.collect("n4", 0.0), lambda found: "problem" not in found)
     # Before it has connected to a partner.
     nodes.processes["n4"].send_signal(signal.SIGSTOP)
     nodes.start("n1", "n2")
@@ -217,27 +210,27 @@ def test_nobody_goes_on_longer_than_the_limit(cluster: Any) -> None:
     found = nodes.results()
     assert found["n1"]["errors"] == {"n2": "n1 had no time left for it"}
     assert found["n2"]["done"]
-    wait_until(lambda: not of_run(nodes.run))
+    wait_until("no program is left", lambda: not of_run(nodes.run))
 
 
 def test_what_a_killed_run_has_left_is_ended_by_the_next(cluster: Any) -> None:
     before = cluster({"n1": "mlx5_0", "n2": "mlx5_hang"})
     before.start()
-    wait_until(lambda: len(of_run(before.run)) == 4)  # both programs, perftest's server and client
+    wait_until("both programs run, perftest's server and client", lambda: len(of_run(before.run)) == 4)
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_0"})
     nodes.start()
     assert nodes.results()["n1"]["pairs"] == {"n2": [96.61, 96.61, 2.07]}
-    wait_until(lambda: not of_run(before.run))
+    wait_until("no program is left", lambda: not of_run(before.run))
 
 
 def test_what_it_started_ends_with_it(cluster: Any) -> None:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_hang"})
     nodes.start()
-    wait_until(lambda: len(of_run(nodes.run)) == 4)
+    wait_until("both programs run, perftest's server and client", lambda: len(of_run(nodes.run)) == 4)
     for process in nodes.processes.values():
         process.kill()
         process.wait()
-    wait_until(lambda: not of_run(nodes.run))
+    wait_until("no program is left", lambda: not of_run(nodes.run))
 
 
 def test_a_port_that_another_program_has_is_skipped(cluster: Any) -> None:
@@ -247,7 +240,7 @@ def test_a_port_that_another_program_has_is_skipped(cluster: Any) -> None:
     for name, settings in other.settings.items():
         settings.update(nodes.settings[name], run="another")
     other.start("n1")
-    wait_until(lambda: "problem" not in other.collect("n1", 0.0))
+    wait_until("n1 has no problem", lambda: other.collect("n1", 0.0), lambda found: "problem" not in found)
     nodes.start()
     assert nodes.results()["n2"]["pairs"] == {"n1": [96.61, 96.61, 2.07]}
 

@@ -22,6 +22,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_l
 )
 
 from tests.conftest import COLLECTIONS
+from trainer.tests.waiting import wait_until
 
 RUN = """
 import os, signal, sys, time
@@ -91,10 +92,7 @@ def alive(pid: int) -> bool:
 
 def wait_until_dead(pid: int) -> None:
     """A killed process releases its lock a moment before it is dead."""
-    deadline = time.monotonic() + 240
-    while alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.05)
+    wait_until(f"process {pid} is gone", lambda: not alive(pid))
 
 
 def assert_free(home: Path) -> None:
