@@ -5,9 +5,8 @@ programs write them: a job with much output between its steps, one with the time
 nothing to read, and only training lines; what Megatron-LM's --timing-log-option all and minmax write with
 every step (times of 32 and of 512 ranks without their start, and tables of minimum and maximum); and lines of
 other trainers. `--only` selects some. The files are in the page cache for all three programs, rounds
-alternate, and the figures are the best of them. `MB/s` is by wall time, with as many processes as the reader
-uses; the others are per CPU second, so that other work on the machine counts less. `peak` is the largest
-resident memory of a reading process.
+alternate, and the figures are the best of them. Speeds are per CPU second, so that other work on the machine
+counts less. `peak` is the largest resident memory of the reader.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +29,7 @@ from benchmarks.tables import markdown  # noqa: E402
 MEGABYTE = 1_000_000
 RANKS = 32
 READER = """
-import re, resource, sys
+import re, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from rdm_log.summary import NothingToRead, summarise
@@ -39,8 +37,7 @@ try:
     summarise([Path(sys.argv[2])])
 except NothingToRead:
     pass
-own = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]
-print(max(int(own), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) // 1024)
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) // 1024)
 """
 # RUSAGE_SELF may include the peak of the process that started this one.
 
@@ -163,14 +160,13 @@ def make(path: Path, kind: Callable[[int], str], size: int) -> None:
             number += 200
 
 
-def seconds(command: list[str]) -> tuple[float, float, str]:
-    """Run a program; return its CPU seconds, wall seconds and output."""
-    began = time.monotonic()
+def seconds(command: list[str]) -> tuple[float, str]:
+    """Run a program; return its CPU seconds and output."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return took, time.monotonic() - began, done.stdout
+    return took, done.stdout
 
 
 def measure(path: Path, rounds: int) -> list[str]:
@@ -182,17 +178,17 @@ def measure(path: Path, rounds: int) -> list[str]:
     }
     seconds(commands["wc"])
     best = dict.fromkeys(commands, float("inf"))
-    wall, peak = float("inf"), ""
+    peak = ""
     for _ in range(rounds):
         for name, command in commands.items():
-            took, passed, output = seconds(command)
+            took, output = seconds(command)
             best[name] = min(best[name], took)
             if name == "ours":
-                wall, peak = min(wall, passed), output.strip()
+                peak = output.strip()
     size = path.stat().st_size / MEGABYTE
     speeds = [f"{size / best[name]:,.0f}" for name in commands]
     ratios = [f"{best['ours'] / best[name]:.1f}" for name in ("wc", "grep")]
-    return [f"{size:,.0f}", f"{size / wall:,.0f}", *speeds, *ratios, peak]
+    return [f"{size:,.0f}", *speeds, *ratios, peak]
 
 
 def main() -> None:
@@ -202,9 +198,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=KINDS, nargs="+", default=list(KINDS), help="logs to measure")
     options = parser.parse_args()
-    rows = [
-        ["log", "MB", "MB/s", "per CPU s", "`wc -l`", "`grep -c`", "times `wc`", "times `grep`", "peak MiB"]
-    ]
+    rows = [["log", "MB", "MB per CPU s", "`wc -l`", "`grep -c`", "times `wc`", "times `grep`", "peak MiB"]]
     with tempfile.TemporaryDirectory() as folder:
         for name in options.only:
             path = Path(folder) / "n1.out"

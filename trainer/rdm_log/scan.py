@@ -26,9 +26,7 @@ from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, RankTimes, Record, Step, 
 __all__ = [
     "BLOCK",
     "END",
-    "NEAR",
     "TIMERS",
-    "RankTimers",
     "piece",
     "pieces",
     "read",
@@ -45,7 +43,7 @@ _LONGEST = 4 * BLOCK
 """The most bytes of a line. A longer one is read in parts."""
 _GAP = 64 * 1024
 """The most bytes of other output between two lines of the timers of all ranks."""
-NEAR = 4 * 1024
+_NEAR = 4 * 1024
 """Bytes before a line in which a progress bar gives its step."""
 
 _BAR_WORD = b"%|"
@@ -126,21 +124,16 @@ def read(paths: Sequence[Path], block: int = BLOCK, *, begin: int = 0, end: int 
                 yield data
 
 
-def records(
-    blocks: Iterable[bytes], timers: RankTimers | None = None, above: bytes = b""
-) -> Iterator[Record]:
+def records(blocks: Iterable[bytes]) -> Iterator[Record]:
     """Yield the records of a log, in order.
 
     Args:
         blocks: Its bytes, split anywhere. Carriage returns end lines like newlines: progress bars use them.
-        timers: The timers that may continue from the bytes before.
-        above: The last bytes before, up to ``NEAR``.
     """
-    timers = timers or RankTimers()
-    above = b"".join(lines for lines, _ in _lines([above]))
+    timers, above = _RankTimers(), b""
     for lines, whole in _lines(blocks):
         yield from _of(lines, timers, whole=whole, above=above)
-        above = (above + lines[-NEAR:])[-NEAR:]
+        above = (above + lines[-_NEAR:])[-_NEAR:]
 
 
 def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
@@ -166,7 +159,7 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
         yield _COLOURS.sub(b"", rest) if b"\x1b" in rest else rest, False
 
 
-def _of(data: bytes, timers: RankTimers, *, whole: bool, above: bytes) -> Iterator[Record]:
+def _of(data: bytes, timers: _RankTimers, *, whole: bool, above: bytes) -> Iterator[Record]:
     """Yield the records in some lines.
 
     Args:
@@ -217,7 +210,7 @@ def _of(data: bytes, timers: RankTimers, *, whole: bool, above: bytes) -> Iterat
             yield from timers.go_on(data, end, next(ends))
         for one in parse(line, whole=whole or end < len(data)):
             if isinstance(one, Step) and not one.is_numbered:
-                yield _by_bar(one, (above + data[max(0, start - NEAR) : end])[-NEAR:])
+                yield _by_bar(one, (above + data[max(0, start - _NEAR) : end])[-_NEAR:])
             else:
                 yield one
 
@@ -251,7 +244,7 @@ def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int, end: in
     return found.start() if found else -1
 
 
-class RankTimers:
+class _RankTimers:
     """Parses the timers of all ranks, over many lines: a name, then a line for each rank.
 
     Forks may list the start and end times after a rank's time; these are skipped.

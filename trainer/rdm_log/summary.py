@@ -16,9 +16,8 @@ from typing import Any
 from rdm_log.figures import quantile
 from rdm_log.heads import head, steps_of
 from rdm_log.lines import SKIPPED
-from rdm_log.parallel import records_of
 from rdm_log.runs import Run, merged, runs
-from rdm_log.scan import pieces, regular
+from rdm_log.scan import pieces, read, records, regular
 from rdm_log.wording import listed
 
 __all__ = [
@@ -160,7 +159,7 @@ def summarise(paths: Sequence[Path], *, series: bool = False, needs_steps: bool 
     logs: list[list[Run]] = []
     for group in pieces(files):
         try:
-            found = runs(records_of(group), group[-1].name, series=series)
+            found = runs(records(read(group)), group[-1].name, series=series)
             if any(run.lines and not run.train_iterations for run in found):
                 _add_steps(found, group[0])
             logs.append(found)

@@ -7,27 +7,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from rdm_log import parallel
-
 READER = """
-import re, resource, sys
+import re, sys
 from pathlib import Path
-from rdm_log import parallel
-parallel.PART = int(sys.argv[2])
 from rdm_log.summary import summarise
 from rdm_log.timeline import read_timers
 summarise([Path(sys.argv[1])], series=True, needs_steps=False)
 read_timers(Path(sys.argv[1]))
-own = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]
-print(max(int(own), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 """
-"""The peak in KiB. RUSAGE_SELF would include the test's own peak, which a started program inherits. The
-workers' peaks are their own: they are forked, and run no other program."""
-MIB = 1024 * 1024
+"""The peak in KiB. RUSAGE_SELF would include the test's own peak, which a started program inherits."""
 
 
 def step(number: int) -> str:
@@ -58,50 +50,22 @@ def other(number: int) -> str:
     return f"n1:{number}:4000 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via NET/IB/3/GDRDMA\n"
 
 
-def peak(path: Path, kind: Callable[[int], str], size: int, part: int) -> int:
-    """Return the peak memory, in bytes, of a reader of a log of this size in parts of that size."""
+def peak(path: Path, kind: Callable[[int], str], size: int) -> int:
+    """Return the peak memory, in MiB, of a reader of a log of this size, in MiB."""
     number = 0
     with path.open("w") as file:
-        while file.tell() < size:
+        while file.tell() < size * 1024 * 1024:
             file.writelines(kind(number + one) for one in range(1, 101))
             number += 100
     done = subprocess.run(
-        [sys.executable, "-c", READER, str(path), str(part)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", READER, str(path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return int(done.stdout) * 1024
+    return int(done.stdout) // 1024
 
 
-class Sizes(NamedTuple):
-    """In MiB: of a part, of two logs, the most that the longer may take more, and the most that it may take.
-
-    Some more parts may wait to be processed, but not all that the longer log has more.
-    """
-
-    part: int
-    few: int
-    many: int
-    more: int
-    most: int
-
-
-OWN = Sizes(parallel.PART // MIB, 70, 140, 40, 120)
-SMALL = Sizes(1, 15, 35, 12, 60)
-KINDS = (step, timers, ranks, tables, other)
-
-
-@pytest.mark.parametrize(
-    ("kind", "sizes"),
-    [
-        *((kind, SMALL) for kind in KINDS),
-        # The same at ten seconds per log.
-        *(pytest.param(kind, OWN, marks=pytest.mark.long) for kind in KINDS),
-    ],
-)
-def test_a_longer_log_takes_no_more_memory(tmp_path: Path, kind: Callable[[int], str], sizes: Sizes) -> None:
-    """Both logs are read by the same number of processes."""
-    few, many = (
-        peak(tmp_path / "n1.out", kind, size * MIB, sizes.part * MIB) for size in (sizes.few, sizes.many)
-    )
-    assert many < few + sizes.more * MIB
-    assert many < sizes.most * MIB
+@pytest.mark.parametrize("kind", [step, timers, ranks, tables, other])
+def test_a_longer_log_takes_no_more_memory(tmp_path: Path, kind: Callable[[int], str]) -> None:
+    few, many = (peak(tmp_path / "n1.out", kind, size) for size in (15, 35))
+    assert many < few + 12
+    assert many < 60
