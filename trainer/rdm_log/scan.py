@@ -11,7 +11,6 @@ import errno
 import functools
 import itertools
 import math
-import operator
 import os
 import re
 import stat
@@ -21,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rdm_log.grammars import BAR
-from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, RankTimes, Record, Step, of_steps, parse
+from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, RankTimes, Record, Step, parse
 
 __all__ = [
     "BLOCK",
@@ -170,44 +169,26 @@ def _of(data: bytes, timers: _RankTimers, *, whole: bool, above: bytes) -> Itera
     """
     if timers.are_open:
         data = b"\n" + data
-    found: list[tuple[int, Step | None]] = []
-    others: dict[int, int] = {}
-    gaps: list[tuple[int, int]] = []
-    begin = 0
-    for start, end, step in of_steps(data, whole=whole):
-        if step is None:
-            others[start] = end
-            continue
-        found.append((start, step))
-        if begin < start:
-            gaps.append((begin, start))
-        begin = end + 1
-    gaps.append((begin, len(data)))
+    ends: dict[int, int] = {}
     headers: list[int] = []
-    for needle, (begin, stop) in itertools.product(NEEDLES, gaps):
-        position = _next(needle, data, begin, stop)
+    for needle in NEEDLES:
+        position = _next(needle, data, 0)
         while position >= 0:
+            start = data.rfind(b"\n", 0, position) + 1
             end = data.find(b"\n", position)
             if end < 0:
                 end = len(data)
-            start = data.rfind(b"\n", 0, position) + 1
-            others[start] = end
+            ends[start] = end
             if needle is TIME and TIMERS in data[start:end]:
                 headers.append(start)
-            position = _next(needle, data, end, stop)
-    ends = iter([*headers, len(data)])
-    yield from timers.go_on(data, 0, next(ends))
-    found += zip(others, itertools.repeat(None))
-    found.sort(key=operator.itemgetter(0))
-    for start, step in found:
-        if step is not None:
-            yield step
-            continue
-        end = others[start]
+            position = _next(needle, data, end)
+    stops = iter([*headers, len(data)])
+    yield from timers.go_on(data, 0, next(stops))
+    for start, end in sorted(ends.items()):
         line = data[start:end]
         if headers and TIMERS in line:
             timers.begin(line)
-            yield from timers.go_on(data, end, next(ends))
+            yield from timers.go_on(data, end, next(stops))
         for one in parse(line, whole=whole or end < len(data)):
             if isinstance(one, Step) and not one.is_numbered:
                 yield _by_bar(one, (above + data[max(0, start - _NEAR) : end])[-_NEAR:])
@@ -236,11 +217,11 @@ def _last_bar(text: bytes) -> re.Match[bytes] | None:
     return None
 
 
-def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int, end: int) -> int:
-    """Return the next position of a needle before an end; -1 if there is none."""
+def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int) -> int:
+    """Return the next position of a needle; -1 if there is none."""
     if isinstance(needle, bytes):
-        return data.find(needle, position, end)
-    found = needle.search(data, position, end)
+        return data.find(needle, position)
+    found = needle.search(data, position)
     return found.start() if found else -1
 
 
