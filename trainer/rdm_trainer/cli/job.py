@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -17,6 +18,21 @@ from rdm_job.protocol import Request
 __all__ = ["job"]
 
 
+def _answers(verb: Callable[..., dict[str, Any]]) -> Callable[..., int]:
+    """Let a verb print what it returns, or its problems, as JSON."""
+
+    @functools.wraps(verb)
+    def answer(**arguments: Any) -> int:
+        try:
+            found = {"ok": True, "problems": [], **verb(**arguments)}
+        except TrainerError as error:
+            found = {"ok": False, "problems": list(error.problems)}
+        click.echo(json.dumps(found))
+        return DONE if found["ok"] else BAD_INPUT
+
+    return answer
+
+
 @click.group()
 def job() -> None:
     """Start, watch and stop jobs on this node.
@@ -27,68 +43,53 @@ def job() -> None:
 
 
 @job.command()
-def check() -> int:
+@_answers
+def check() -> dict[str, Any]:
     """Print what prevents the job that standard input describes."""
+    from rdm_job.check import check
 
-    def work() -> dict[str, Any]:
-        from rdm_job.check import check
-
-        return check(_request())
-
-    return _answer(work)
+    return check(_request())
 
 
 @job.command()
-def start() -> int:
+@_answers
+def start() -> dict[str, Any]:
     """Start the job that standard input describes, and return when its agent runs."""
+    from rdm_job.verbs import start
 
-    def work() -> dict[str, Any]:
-        from rdm_job.verbs import start
-
-        return start(_request())
-
-    return _answer(work)
+    return start(_request())
 
 
 @job.command()
-def revive() -> int:
+@_answers
+def revive() -> dict[str, Any]:
     """Start the agents of jobs that were at work when this container was restarted."""
+    from rdm_job.verbs import revive
 
-    def work() -> dict[str, Any]:
-        from rdm_job.verbs import revive
-
-        return revive()
-
-    return _answer(work)
+    return revive()
 
 
 @job.command()
 @click.argument("name")
 @click.option("--wait", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait for news.")
-def state(name: str, wait: float) -> int:
+@_answers
+def state(name: str, wait: float) -> dict[str, Any]:
     """Print the state of the job NAME."""
+    from rdm_job.verbs import state
 
-    def work() -> dict[str, Any]:
-        from rdm_job.verbs import state
-
-        return state(name, wait)
-
-    return _answer(work)
+    return state(name, wait)
 
 
 @job.command()
 @click.argument("name")
 @click.option("--now", is_flag=True, help="Without a checkpoint.")
 @click.option("--timeout", type=click.FloatRange(min=0), default=330.0, help="Seconds it may take.")
-def stop(name: str, now: bool, timeout: float) -> int:
+@_answers
+def stop(name: str, now: bool, timeout: float) -> dict[str, Any]:
     """Stop the job NAME on all nodes, and end its processes on this one."""
+    from rdm_job.verbs import stop
 
-    def work() -> dict[str, Any]:
-        from rdm_job.verbs import stop
-
-        return stop(name, now=now, timeout=timeout)
-
-    return _answer(work)
+    return stop(name, now=now, timeout=timeout)
 
 
 @job.command()
@@ -99,30 +100,24 @@ def stop(name: str, now: bool, timeout: float) -> int:
 @click.option("--wait", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait for more.")
 @click.option("--grep", default="", help="Only lines in which this regular expression is found.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only lines that name this rank.")
+@_answers
 def logs(
     name: str, stream: str, tail: int, offset: str | None, wait: float, grep: str, rank: int | None
-) -> int:
+) -> dict[str, Any]:
     """Return what the job NAME wrote on this node."""
+    from rdm_job.verbs import logs
 
-    def work() -> dict[str, Any]:
-        from rdm_job.verbs import logs
-
-        return logs(name, stream=stream, lines=tail, offset=offset, wait=wait, grep=grep, rank=rank)
-
-    return _answer(work)
+    return logs(name, stream=stream, lines=tail, offset=offset, wait=wait, grep=grep, rank=rank)
 
 
 @job.command()
 @click.argument("name")
-def sections(name: str) -> int:
+@_answers
+def sections(name: str) -> dict[str, Any]:
     """Return the ends of the job NAME's logs on this node, its configuration in short, and its times."""
+    from rdm_job.verbs import sections
 
-    def work() -> dict[str, Any]:
-        from rdm_job.verbs import sections
-
-        return sections(name)
-
-    return _answer(work)
+    return sections(name)
 
 
 @job.command()
@@ -179,45 +174,36 @@ def again(directory: Path) -> int:
 
 @job.command()
 @click.argument("name")
-def report(name: str) -> int:
+@_answers
+def report(name: str) -> dict[str, Any]:
     """Return this node's data for a report of the job NAME."""
+    from rdm_job.verbs import report
 
-    def work() -> dict[str, Any]:
-        from rdm_job.verbs import report
-
-        return report(name)
-
-    return _answer(work)
+    return report(name)
 
 
 @job.command()
 @click.argument("names", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @click.option("--look", is_flag=True, hidden=True, deprecated="Use --dry-run.")
-def remove(names: tuple[str, ...], dry_run: bool, look: bool) -> int:
+@_answers
+def remove(names: tuple[str, ...], dry_run: bool, look: bool) -> dict[str, Any]:
     """Remove the directories of the jobs NAMES from this node, of those that have ended.
 
     What is left of those whose removal was killed goes in any case.
     """
+    from rdm_job.removal import remove
 
-    def work() -> dict[str, Any]:
-        from rdm_job.removal import remove
-
-        return remove(names, dry_run=dry_run or look)
-
-    return _answer(work)
+    return remove(names, dry_run=dry_run or look)
 
 
 @job.command(name="list")
-def list_() -> int:
+@_answers
+def list_() -> dict[str, Any]:
     """Print the states of all jobs of this node."""
+    from rdm_job.verbs import jobs
 
-    def work() -> dict[str, Any]:
-        from rdm_job.verbs import jobs
-
-        return jobs()
-
-    return _answer(work)
+    return jobs()
 
 
 def _request() -> Request:
@@ -226,13 +212,3 @@ def _request() -> Request:
     except ValueError as error:
         raise TrainerError(f"The request on standard input is not JSON: {error}.") from None
     return Request.of(found if isinstance(found, dict) else {})
-
-
-def _answer(work: Callable[[], dict[str, Any]]) -> int:
-    """Print what the work returns, or its problems, as JSON."""
-    try:
-        found = {"ok": True, "problems": [], **work()}
-    except TrainerError as error:
-        found = {"ok": False, "problems": list(error.problems)}
-    click.echo(json.dumps(found))
-    return DONE if found["ok"] else BAD_INPUT
