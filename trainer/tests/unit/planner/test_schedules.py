@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdm_planner.schedules import BlockingSends, Chosen, OneForwardOneBackward, Schedule
-from tests.unit.planner.fasop_reference import simulate
+from tests.unit.planner.simulation import simulate
 
 _SECONDS = st.floats(0.001, 1.0) | st.sampled_from([0.1, 0.2])
 
