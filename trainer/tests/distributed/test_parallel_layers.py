@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional
 
 from rdm_core.config import Config
-from rdm_trainer import models
 from rdm_trainer.distributed.parameters import initialise
 from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
 from rdm_trainer.distributed.tensor_parallel.layers import (
@@ -23,8 +22,6 @@ from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines import create
 from tests.distributed import processes, training
 from tests.distributed.training import GPT, T5, configure
-
-BASES = {"gpt": GPT, "t5": T5, "gpt untied": configure(GPT, {"model.tied_embeddings": False})}
 
 
 def divided_cross_entropy(valid: int, padded: int, chunk: int) -> dict[str, Any]:
@@ -100,24 +97,6 @@ def divided_layers() -> dict[str, float]:
     return {name: (mine - theirs).abs().max().item() for name, (mine, theirs) in pairs.items()}
 
 
-def promises(*jobs: Config) -> list[dict[str, Any]]:
-    """Build an engine for each job, and return its properties."""
-    said = []
-    for config in jobs:
-        topology = create.create_topology(config)
-        engine: Any = create.create(config, topology)
-        engine.lr = 0.25
-        engine.train_step(training.batches(config, topology, 1))
-        said.append(
-            {
-                "names": [name for name, _ in engine.module.named_parameters()],
-                "rates": {group["lr"] for group in engine.deepspeed.optimizer.param_groups},
-            }
-        )
-        engine.close()
-    return said
-
-
 def encoder_passes(config: Config) -> int:
     """Count the backward passes of a step through the encoder's last block, over all stages."""
     topology = create.create_topology(config)
@@ -144,26 +123,6 @@ def test_cross_entropy_over_a_divided_vocabulary_is_exact(
 def test_divided_layers_compute_what_whole_ones_do(world: int) -> None:
     for answer in processes.run(world, divided_layers):
         assert max(answer.values()) < 1e-5, answer
-
-
-@pytest.fixture(scope="module")
-def said() -> dict[str, list[dict[str, Any]]]:
-    """The properties of the engines of each model's stages and tensor ranks."""
-    layout = {"parallel.tensor": 2, "parallel.pipeline": 2}
-    answers = processes.run(4, promises, *(configure(base, layout) for base in BASES.values()))
-    return {name: [answer[number] for answer in answers] for number, name in enumerate(BASES)}
-
-
-@pytest.mark.parametrize("model", BASES)
-def test_names_are_the_same_in_every_layout(said: dict[str, list[dict[str, Any]]], model: str) -> None:
-    names = {name for answer in said[model] for name in answer["names"]}
-    whole = models.build(BASES[model], Topology.single())
-    assert names == {name for name, _ in whole.named_parameters()}
-
-
-@pytest.mark.parametrize("model", BASES)
-def test_a_learning_rate_reaches_every_group(said: dict[str, list[dict[str, Any]]], model: str) -> None:
-    assert all(answer["rates"] == {0.25} for answer in said[model])
 
 
 def test_dropout_is_repeatable_and_alike_with_and_without_checkpointing() -> None:

@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from rdm_job.processes import alive, allow_files
+from rdm_job.processes import alive
 from rdm_log.report.write import write
 from tests.distributed.members import Members, codes, interface
 from tests.distributed.processes import Command, ask_job
@@ -168,17 +168,6 @@ def test_errors_without_an_end_of_line_are_passed_on_and_bounded(members: Member
     assert len(members.log("n0")) < 50_000
 
 
-def test_a_worker_that_dies_before_the_start_is_replaced_by_its_successor(members: Members) -> None:
-    launcher = members.start("n0", ["true"], count=3)
-    first = members.start("n1", ["true"])
-    members.said("n0", "n1 (")
-    first.send_signal(signal.SIGKILL)
-    again = members.start("n1", ["true"])
-    members.said("n0", "has come again. [##.] 2 of 3 are here: n0, n1; 1 is missing.")
-    last = members.start("n2", ["true"])
-    assert codes(launcher, again, last) == [0, 0, 0]
-
-
 def test_a_worker_that_dies_during_the_exchange_is_replaced_and_nobody_starts_without_it(
     members: Members,
 ) -> None:
@@ -252,22 +241,6 @@ def test_one_too_many_is_told_so(members: Members, tmp_path: Path) -> None:
     go.touch()
     assert codes(worker, launcher) == [0, 0]
     assert "The job has started without this member" in members.log("n2")
-
-
-def test_a_flood_of_connections_that_prove_nothing_holds_nobody_up(members: Members) -> None:
-    launcher = members.start("n0", ["true"], count=2, within=())
-    members.said("n0", "waits for 1 members")
-    allow_files(5200)
-    with ExitStack() as stack:
-        for number in range(5000):
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", members.port)))
-            if number % 2:
-                with suppress(OSError):
-                    connection.send(b'{"name": "x", "proof": "no"}\n' * 10)
-        memory = psutil.Process(launcher.pid).memory_info().rss
-        worker = members.start("n1", ["true"])
-        assert codes(worker, launcher) == [0, 0]
-    assert memory < 200e6
 
 
 @pytest.mark.parametrize("reader", ["is gone", "was never there"])
