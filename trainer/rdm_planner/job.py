@@ -517,7 +517,8 @@ class _Shaped:
         """Return the bytes that a rank of a stage with these units holds."""
         in_flight = self._in_flight(stage)
         is_last = stage == self.layout.pipeline - 1
-        key: tuple[object, ...] = (in_flight, is_last, begin == 0, end - begin)
+        ends = (begin == 0, end == len(self.units))
+        key: tuple[object, ...] = (in_flight, is_last, *ends, end - begin)
         if not self._is_uniform:
             key = (in_flight, is_last, self._counts[begin], self._counts[end])
         if key not in self._memory:

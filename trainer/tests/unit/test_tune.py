@@ -512,6 +512,19 @@ def test_some_blocks_that_compute_again_cost_between_none_and_all() -> None:
     assert memory[:4] == sorted(set(memory[:4]), reverse=True)
 
 
+def test_a_last_stage_without_the_head_says_nothing_of_one_with_it() -> None:
+    keys = ("activation_checkpointing=full", "activation_checkpointing_blocks=4")
+    layout = Layout(1, 1, 4, 1, True, 1)
+
+    def shaped() -> Any:
+        model = _model("gpt2-xl", H100, overrides=[f"parallel.{key}" for key in keys])
+        return model.job.shaped(layout)
+
+    asked = shaped()
+    without = asked.memory(3, 36, 49)
+    assert asked.memory(3, 37, 50) == shaped().memory(3, 37, 50) > without
+
+
 def test_the_blocks_that_compute_again_are_kept_where_they_have_a_meaning(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     text = (CONFIGS / "slurm-debug.yaml").read_text("utf-8")
