@@ -26,6 +26,8 @@ def test_the_cycle(product: Product) -> None:
         status = lab.json("status")
         assert all("Podman" in str(status["nodes"][node]) for node in ("n1", "n2"))
 
+        second = lab.json("up")
+        assert (changed(second), second["work"]) == ([], {})
         # Every role runs, and finds its work done.
         again = lab.json("up", "--recheck")
         assert "container" in again["work"]["n1"]
