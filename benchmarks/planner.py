@@ -52,7 +52,6 @@ def node_facts(rank: int) -> NodeFacts:
                 "destination": destination,
                 "interface": "eth0",
                 "gateway": "",
-                "type": "unicast",
             }
             for destination in ("default", "10.1.0.0/16", "10.2.0.0/16", "10.64.0.0/10", "172.17.0.0/16")
         ],
@@ -70,8 +69,8 @@ def node_facts(rank: int) -> NodeFacts:
                 }
             ],
             "default_address_pools": [
-                {"base": "172.17.0.0/16", "size": 16},
-                {"base": "192.168.0.0/16", "size": 20},
+                "172.17.0.0/16",
+                "192.168.0.0/16",
             ],
         },
         "pools_to_come": [],

@@ -129,10 +129,8 @@ node:
   type: dict
   contains:
     hostname: {description: The node's own name., type: str, sample: gpu-001}
-    kernel: {description: The kernel's release., type: str, sample: 5.15.0-91-generic}
     architecture: {description: The machine's architecture., type: str, sample: x86_64}
-    python: {description: Version of the Python that runs the module., type: str, sample: 3.10.12}
-    python_requests: {description: Whether that Python has the package requests., type: bool}
+    python_requests: {description: Whether the module's Python has the package requests., type: bool}
     distribution:
       description: The distribution as C(id), C(version) and C(name).
       type: dict
@@ -148,15 +146,15 @@ node:
       elements: dict
       sample: [{file: /home/me/.bashrc, line: 12, value: 10.0.0.9, shells: [login shells], plain: true}]
     interfaces:
-      description: Network interfaces with C(name), C(mac), C(mtu), C(state) and C(addresses).
+      description: Network interfaces with C(name), C(mac) and C(addresses).
       type: list
       elements: dict
-      sample: [{name: ib0, mac: "00:00:10:29", mtu: 2044, state: up, addresses: [10.0.0.1/24]}]
+      sample: [{name: ib0, mac: "00:00:10:29", addresses: [10.0.0.1/24]}]
     routes:
-      description: IPv4 routes of all tables with C(table), C(destination), C(interface), C(gateway), C(type).
+      description: IPv4 routes of all tables with C(table), C(destination), C(interface) and C(gateway).
       type: list
       elements: dict
-      sample: [{table: main, destination: default, interface: eth0, gateway: 10.0.0.254, type: unicast}]
+      sample: [{table: main, destination: default, interface: eth0, gateway: 10.0.0.254}]
     ssh: {description: "Ends of the ssh connection: C(client), C(server); empty without one.", type: dict}
     docker_state:
       description: One of C(ok), C(absent), C(stopped), C(paused), C(forbidden).
@@ -185,10 +183,10 @@ node:
           type: list
           elements: str
         default_address_pools:
-          description: Where the engine takes subnets of its own choice from, as C(base) and C(size).
+          description: Where the engine takes subnets of its own choice from.
           type: list
-          elements: dict
-          sample: [{base: 172.17.0.0/16, size: 16}]
+          elements: str
+          sample: [172.17.0.0/16]
         registry_mirrors:
           description: The mirrors that the engine uses for Docker Hub, in its order.
           type: list
@@ -200,18 +198,18 @@ node:
         swarm_address_pools:
           description: Where its swarm takes those of overlay networks from; empty without a swarm.
           type: list
-          elements: dict
+          elements: str
         networks:
           description:
-            - Networks with C(id), C(name), C(driver), C(scope), C(internal), C(subnets), C(options),
-              C(labels) and C(containers).
-            - C(containers) names those that are attached, stopped ones included.
+            - Networks with C(id), C(name), C(driver), C(subnets), C(options), C(labels) and C(containers).
+            - C(subnets) have C(subnet) and C(gateway). C(containers) names those that are attached, stopped
+              ones included.
           type: list
           elements: dict
         containers:
           description:
-            - All containers with C(id), C(name), C(image), C(image_id), C(state), C(labels), C(networks),
-              C(job_directory) and C(jobs).
+            - All containers with C(id), C(name), C(image), C(state), C(labels), C(networks), C(job_directory)
+              and C(jobs).
             - C(networks) maps a network's name to the address there.
             - C(jobs) names the training jobs that run in it, and C(job_directory) is where they are.
           type: list
@@ -222,7 +220,7 @@ node:
         - The default address pools, as in C(docker), that an engine on this node would have; empty where
           there is one.
       type: list
-      elements: dict
+      elements: str
     kubernetes:
       description:
         - The Kubernetes that runs on the node, C(name) (empty for none) and C(ranges) with C(range), C(of)
@@ -245,15 +243,15 @@ node:
     disk: {description: "Bytes C(total) and C(free) where images are stored, C(path).", type: dict}
     memlock:
       description:
-        - Limit of locked memory of the Docker daemon in bytes, C(soft) and C(hard), -1 for none. Without a
-          daemon, that of this process.
+        - C(hard) is the limit of locked memory of the Docker daemon in bytes, -1 for none. Without a daemon,
+          that of this process.
         - C(raise_allowed) says whether its containers may have no limit.
       type: dict
-      sample: {soft: 8388608, hard: 8388608, raise_allowed: true}
+      sample: {hard: 8388608, raise_allowed: true}
     shared_memory: {description: "Bytes that C(/dev/shm) may have, 0 where there is none.", type: int}
     accelerator: {description: "One of C(rocm), C(cuda), C(cpu).", type: str, sample: rocm}
     gpus:
-      description: GPUs with C(vendor), C(pci), C(device_id), C(driver) and C(render_node).
+      description: GPUs with C(vendor), C(pci), C(driver) and C(render_node).
       type: list
       elements: dict
     devices:
@@ -288,9 +286,10 @@ node:
       description:
         - The interfaces of O(sriov) that exist, with C(name), C(pci), C(driver), C(vendor), C(total_vfs),
           C(num_vfs), C(virtual), C(bond), C(iommu), C(children), C(siblings) and C(infiniband).
+        - C(children) are its interfaces of other partitions, with C(name) and C(pkey).
         - C(rail) is the place that it has among those wanted.
-        - C(firmware) is how the firmware is set, and C(subnet_manager) whether that answers; empty where it
-          was not queried.
+        - C(firmware) is how the firmware is set, with C(tool), C(error), C(current) and C(next), and
+          C(subnet_manager) whether that answers, with C(answer) and C(text); empty where it was not queried.
       type: list
       elements: dict
     driverless:
@@ -310,14 +309,13 @@ node:
     network_plugin:
       description:
         - The network plugin rdm-sriov where a systemd unit runs it, as C(unit) (whether there is one),
-          C(cluster) (whose it is) and C(running); C(systemd) says whether systemd runs here.
+          and C(cluster) (whose it is); C(systemd) says whether systemd runs here.
         - C(served_by) says who answers at C(socket), that of O(sriov), V(rdm-sriov), V(another) or nobody.
       type: dict
       sample:
         systemd: true
         unit: true
         cluster: rdm
-        running: true
         socket: /run/docker/plugins/sriov.sock
         served_by: rdm-sriov
     config_owner:
@@ -476,9 +474,7 @@ def node_facts(
     login_user = host.login_user()
     found: NodeFacts = {
         "hostname": platform.node(),
-        "kernel": os.uname().release,
         "architecture": os.uname().machine,
-        "python": platform.python_version(),
         "python_requests": importlib.util.find_spec("requests") is not None,
         "distribution": host.distribution(host.read_text("/etc/os-release")),
         "user": host.user(),
@@ -515,7 +511,7 @@ def node_facts(
         "network-plugin",
         installation.facts,
         (sriov or {}).get("socket") or "",
-        otherwise={"systemd": False, "unit": False, "cluster": "", "running": False},
+        otherwise={"systemd": False, "unit": False, "cluster": "", "socket": "", "served_by": ""},
     )
     found["hardware"] = _hardware_digest(found, bool((sriov or {}).get("function_devices")))
     found.update(_parents(findings, found["infiniband"], sysfs_root, sriov or {}))
@@ -656,7 +652,7 @@ def _docker(findings: Findings, socket: str, node: str) -> NodeFacts:
         "memlock",
         host.memlock,
         pid,
-        otherwise={"soft": 0, "hard": 0, "raise_allowed": False},
+        otherwise={"hard": 0, "raise_allowed": False},
     )
     if docker and not pid:
         memlock["raise_allowed"] = True

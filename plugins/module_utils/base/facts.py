@@ -34,8 +34,6 @@ class Interface(TypedDict, total=False):
 
     name: str
     mac: str
-    mtu: int
-    state: str
     addresses: List[str]
 
 
@@ -46,14 +44,6 @@ class Route(TypedDict, total=False):
     destination: str
     interface: str
     gateway: str
-    type: str
-
-
-class Pool(TypedDict, total=False):
-    """A pool that an engine takes subnets from."""
-
-    base: str
-    size: int
 
 
 class Subnet(TypedDict, total=False):
@@ -69,8 +59,6 @@ class Network(TypedDict, total=False):
     id: str
     name: str
     driver: str
-    scope: str
-    internal: bool
     subnets: List[Subnet]
     options: Dict[str, str]
     labels: Dict[str, str]
@@ -83,7 +71,6 @@ class Container(TypedDict, total=False):
     id: str
     name: str
     image: str
-    image_id: str
     state: str
     labels: Dict[str, str]
     networks: Dict[str, str]
@@ -112,10 +99,10 @@ class Engine(TypedDict, total=False):
     network_plugins: List[str]
     security_options: List[str]
     nvidia: List[str]
-    default_address_pools: List[Pool]
+    default_address_pools: List[str]
     registry_mirrors: List[str]
     added_mirrors: List[str]
-    swarm_address_pools: List[Pool]
+    swarm_address_pools: List[str]
     networks: List[Network]
     containers: List[Container]
     images: List[Image]
@@ -185,7 +172,6 @@ class Disk(TypedDict, total=False):
 class Memlock(TypedDict, total=False):
     """The limit of locked memory."""
 
-    soft: int
     hard: int
     raise_allowed: bool
 
@@ -195,7 +181,6 @@ class Gpu(TypedDict, total=False):
 
     vendor: str
     pci: str
-    device_id: str
     driver: str
     render_node: str
 
@@ -344,7 +329,6 @@ class NetworkPlugin(TypedDict, total=False):
     systemd: bool
     unit: bool
     cluster: str
-    running: bool
     socket: str
     served_by: str
 
@@ -369,9 +353,7 @@ class NodeFacts(TypedDict, total=False):
     """What a node is and has."""
 
     hostname: str
-    kernel: str
     architecture: str
-    python: str
     python_requests: bool
     distribution: Dict[str, str]
     user: User
@@ -384,7 +366,7 @@ class NodeFacts(TypedDict, total=False):
     docker_state: str
     docker_error: str
     docker: Optional[Engine]
-    pools_to_come: List[Pool]
+    pools_to_come: List[str]
     kubernetes: Kubernetes
     other_engines: List[OtherEngine]
     config_dir: ConfigDir

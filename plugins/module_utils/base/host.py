@@ -186,7 +186,7 @@ def daemon_config(pid: int, proc: str = "/proc") -> str:
 
 
 def memlock(pid: int, proc: str = "/proc") -> dict[str, Any]:
-    """Return the limit of locked memory of a process: soft, hard (bytes, -1 unlimited), raise_allowed.
+    """Return the limit of locked memory of a process: hard (bytes, -1 unlimited), raise_allowed.
 
     `raise_allowed`: its containers may get an unlimited one, because its own is unlimited or it has
     CAP_SYS_RESOURCE outside a user namespace (in one, as with a rootless daemon, the capability has no
@@ -197,24 +197,23 @@ def memlock(pid: int, proc: str = "/proc") -> dict[str, Any]:
         proc: where procfs is mounted.
     """
     directory = "{0}/{1}".format(proc, pid or "self")
-    soft, hard = limits(read_text(directory + "/limits"))
+    hard = hard_limit(read_text(directory + "/limits"))
     capable = effective_capability(read_text(directory + "/status"), _CAP_SYS_RESOURCE)
     mapping = read_text(directory + "/uid_map").split()
     return {
-        "soft": soft,
         "hard": hard,
         "raise_allowed": hard == -1 or (capable and mapping[:3] in ([], ["0", "0", "4294967295"])),
     }
 
 
-def limits(text: str) -> tuple[int, int]:
-    """Return the soft and hard limit of locked memory from the text of /proc/PID/limits; 0 if unknown."""
+def hard_limit(text: str) -> int:
+    """Return the hard limit of locked memory from the text of /proc/PID/limits; 0 if unknown."""
     name = "Max locked memory"
     for line in text.splitlines():
         if line.startswith(name):
-            soft, hard = line[len(name) :].split()[:2]
-            return _limit(soft), _limit(hard)
-    return 0, 0
+            hard = line[len(name) :].split()[1]
+            return -1 if hard == "unlimited" else int(hard)
+    return 0
 
 
 def effective_capability(status: str, number: int) -> bool:
@@ -223,10 +222,6 @@ def effective_capability(status: str, number: int) -> bool:
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> number & 1)
     return False
-
-
-def _limit(word: str) -> int:
-    return -1 if word == "unlimited" else int(word)
 
 
 def _gid(name: str) -> Any:

@@ -17,7 +17,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.facts import (
     Engine,
     Image,
     Network,
-    Pool,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.constants import JOBS, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.docker import registry_mirrors
@@ -28,13 +27,13 @@ NVIDIA_CDI = "nvidia.com/gpu"
 
 # The pools of an engine without default-address-pools (moby, ipamutils).
 BUILT_IN_POOLS = (
-    ("172.17.0.0/16", 16),
-    ("172.18.0.0/16", 16),
-    ("172.19.0.0/16", 16),
-    ("172.20.0.0/14", 16),
-    ("172.24.0.0/14", 16),
-    ("172.28.0.0/14", 16),
-    ("192.168.0.0/16", 20),
+    "172.17.0.0/16",
+    "172.18.0.0/16",
+    "172.19.0.0/16",
+    "172.20.0.0/14",
+    "172.24.0.0/14",
+    "172.28.0.0/14",
+    "192.168.0.0/16",
 )
 
 _SYSTEM_CONTAINERD = "/run/containerd/containerd.sock"
@@ -120,21 +119,21 @@ def blob_dir(info: dict[str, Any]) -> str:
     return os.path.join(root, "io.containerd.content.v1.content/blobs/sha256")
 
 
-def default_address_pools(info: dict[str, Any], daemon_json: str) -> list[Pool]:
-    """Return the pools from which the engine allocates subnets: base, size (prefix length)."""
+def default_address_pools(info: dict[str, Any], daemon_json: str) -> list[str]:
+    """Return the pools from which the engine allocates subnets."""
     pools = info.get("DefaultAddressPools")
     if pools:
-        return [{"base": pool["Base"], "size": pool["Size"]} for pool in pools]
+        return [pool["Base"] for pool in pools]
     try:
         configured = json.loads(daemon_json or "{}").get("default-address-pools") or []
-        pools = [{"base": pool["base"], "size": pool["size"]} for pool in configured]
+        pools = [pool["base"] for pool in configured if pool["size"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         pools = []
-    return pools or [{"base": base, "size": size} for base, size in BUILT_IN_POOLS]
+    return pools or list(BUILT_IN_POOLS)
 
 
-def swarm_address_pools(info: dict[str, Any]) -> list[Pool]:
-    """Return the pools from which the engine's swarm allocates subnets of overlay networks: base, size.
+def swarm_address_pools(info: dict[str, Any]) -> list[str]:
+    """Return the pools from which the engine's swarm allocates subnets of overlay networks.
 
     Only managers know the configured pools; for a worker these are the defaults.
     """
@@ -142,8 +141,7 @@ def swarm_address_pools(info: dict[str, Any]) -> list[Pool]:
     if swarm.get("LocalNodeState") != "active":
         return []
     cluster = swarm.get("Cluster") or {}
-    bases = cluster.get("DefaultAddrPool") or ["10.0.0.0/8"]
-    return [{"base": str(base), "size": cluster.get("SubnetSize") or 24} for base in bases]
+    return cluster.get("DefaultAddrPool") or ["10.0.0.0/8"]
 
 
 def networks(found: list[dict[str, Any]], all_containers: list[dict[str, Any]]) -> list[Network]:
@@ -153,8 +151,6 @@ def networks(found: list[dict[str, Any]], all_containers: list[dict[str, Any]]) 
             "id": network["Id"],
             "name": network["Name"],
             "driver": network.get("Driver", ""),
-            "scope": network.get("Scope", ""),
-            "internal": bool(network.get("Internal")),
             "subnets": [
                 {"subnet": pool.get("Subnet", ""), "gateway": pool.get("Gateway", "")}
                 for pool in (network.get("IPAM") or {}).get("Config") or []
@@ -185,7 +181,6 @@ def containers(found: list[dict[str, Any]]) -> list[Container]:
             "id": container["Id"],
             "name": listed_name(container),
             "image": container.get("Image", ""),
-            "image_id": container.get("ImageID", ""),
             "state": container.get("State", ""),
             "labels": container.get("Labels") or {},
             "networks": {

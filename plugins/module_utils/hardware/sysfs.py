@@ -45,7 +45,7 @@ RDMA_CLASSES = (
 
 
 def gpus(root: str = "/sys") -> list[Gpu]:
-    """Return the GPUs in PCI order: vendor (amd, nvidia), pci, device_id, driver, render_node.
+    """Return the GPUs in PCI order: vendor (amd, nvidia), pci, driver, render_node.
 
     `driver` is the GPU's kernel driver and `render_node` its node in /dev/dri, each "" if there is none. On
     MI200 each of the two dies of a card counts as a GPU, as in ROCm. If the amdgpu driver provides compute
@@ -65,7 +65,6 @@ def gpus(root: str = "/sys") -> list[Gpu]:
             {
                 "vendor": vendor,
                 "pci": pci,
-                "device_id": _read(device, "device"),
                 "driver": _link(device, "driver"),
                 "render_node": "/dev/dri/" + renders[0] if renders else "",
             }
@@ -142,25 +141,15 @@ def siblings(netdev: str, root: str = "/sys") -> list[str]:
 
 
 def netdevs(root: str = "/sys") -> list[Interface]:
-    """Return the network interfaces of this network namespace: name, mac, mtu, state."""
+    """Return the network interfaces of this network namespace: name, mac."""
     return [
         {
             "name": name,
             "mac": _read(root, "class/net", name, "address"),
-            "mtu": _number(root, "class/net", name, "mtu"),
-            "state": link_state(_read(root, "class/net", name, "operstate")),
         }
         for name in _entries(root, "class/net")
         if os.path.isdir(os.path.join(root, "class/net", name))
     ]
-
-
-def link_state(operstate: str) -> str:
-    """Return up, down or unknown for the kernel's operstate (RFC 2863: up, lowerlayerdown, dormant...)."""
-    word = operstate.lower()
-    if word == "up":
-        return "up"
-    return "down" if word in ("down", "lowerlayerdown", "notpresent") else "unknown"
 
 
 def _kfd_addresses(root: str) -> set[str]:

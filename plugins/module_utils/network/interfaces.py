@@ -22,13 +22,11 @@ _SIOCGIFNETMASK = 0x891B
 
 
 def interfaces(entries: list[dict[str, Any]]) -> list[Interface]:
-    """Return the interfaces from the output of `ip -j addr`: name, mac, mtu, state, addresses."""
+    """Return the interfaces from the output of `ip -j addr`: name, mac, addresses."""
     return [
         {
             "name": entry["ifname"],
             "mac": entry.get("address", ""),
-            "mtu": entry.get("mtu", 0),
-            "state": sysfs.link_state(entry.get("operstate", "")),
             "addresses": [
                 "{0}/{1}".format(address["local"], address["prefixlen"])
                 for address in entry.get("addr_info", [])
@@ -40,7 +38,7 @@ def interfaces(entries: list[dict[str, Any]]) -> list[Interface]:
 
 
 def routes(entries: list[dict[str, Any]]) -> list[Route]:
-    """Return the routes from `ip -j -4 route show table all`: table, destination, interface, gateway, type.
+    """Return the routes from `ip -j -4 route show table all`: table, destination, interface, gateway.
 
     A route with several next hops is returned once per next hop.
     """
@@ -56,7 +54,6 @@ def routes(entries: list[dict[str, Any]]) -> list[Route]:
                     "destination": destination,
                     "interface": hop.get("dev", ""),
                     "gateway": hop.get("gateway") or hop.get("via", {}).get("host", ""),
-                    "type": entry.get("type", "unicast"),
                 }
             )
     return found
@@ -86,7 +83,6 @@ def routes_without_ip(table: str) -> list[Route]:
                 "destination": "default" if mask == "0.0.0.0" else "{0}/{1}".format(address, length),  # noqa: S104
                 "interface": words[0],
                 "gateway": "" if gateway == "0.0.0.0" else gateway,  # noqa: S104
-                "type": "unicast",
             }
         )
     return found

@@ -51,7 +51,7 @@ class Paths(NamedTuple):
 
 
 def facts(socket: str = "") -> Dict[str, Any]:
-    """Return the unit's owner, whether its plugin and systemd run, and what serves a socket.
+    """Return the unit's owner, whether systemd runs, and what serves a socket.
 
     Args:
         socket: the desired plugin's; empty if none is desired.
@@ -63,7 +63,6 @@ def facts(socket: str = "") -> Dict[str, Any]:
         "systemd": systemd_runs(),
         "unit": text is not None,
         "cluster": unit.cluster_of(text or ""),
-        "running": text is not None and bool(running(unit.socket_of(text))),
     }
 
 

@@ -245,7 +245,7 @@ def _pools(facts: NodeFacts) -> Iterator[Use]:
         (facts["pools_to_come"], "an address pool of the engine that is yet to be installed,"),
     ):
         for pool in pools or []:
-            base = ipv4_network(pool["base"])
+            base = ipv4_network(pool)
             if base is not None:
                 yield Use(base, whose)
     name, ranges = _kubernetes(facts)

@@ -10,14 +10,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed imp
 
 def interface(name: str, *addresses: str, mac: str = "") -> Any:
     """An interface as `node_facts` reports it."""
-    return {"name": name, "mac": mac, "mtu": 1500, "state": "up", "addresses": list(addresses)}
+    return {"name": name, "mac": mac, "addresses": list(addresses)}
 
 
 SOUND: ObservedState = {
     "hostname": "node1",
-    "kernel": "6.1.0-18-amd64",
     "architecture": "x86_64",
-    "python": "3.11.2",
     "distribution": {"id": "debian", "version": "12", "name": "Debian GNU/Linux 12 (bookworm)"},
     "user": {"name": "root", "uid": 0, "home": "/root", "shell": "/bin/bash", "root": True},
     "interfaces": [
@@ -32,21 +30,18 @@ SOUND: ObservedState = {
             "destination": "default",
             "interface": "eth0",
             "gateway": "10.0.0.254",
-            "type": "unicast",
         },
         {
             "table": "main",
             "destination": "10.0.0.0/24",
             "interface": "eth0",
             "gateway": "",
-            "type": "unicast",
         },
         {
             "table": "main",
             "destination": "172.17.0.0/16",
             "interface": "docker0",
             "gateway": "",
-            "type": "unicast",
         },
     ],
     "ssh": {"client": "10.0.0.9", "server": "10.0.0.1"},
@@ -62,7 +57,7 @@ SOUND: ObservedState = {
         "network_plugins": ["bridge", "host", "ipvlan", "macvlan"],
         "security_options": ["seccomp"],
         "nvidia": [],
-        "default_address_pools": [{"base": "172.17.0.0/16", "size": 16}],
+        "default_address_pools": ["172.17.0.0/16"],
         "registry_mirrors": [],
         "added_mirrors": [],
         "swarm_address_pools": [],
@@ -98,7 +93,7 @@ SOUND: ObservedState = {
     "unreachable_mirrors": {},
     "foreign_mirror_files": {},
     "disk": {"path": "/var/lib/docker", "total": 200 * 2**30, "free": 100 * 2**30},
-    "memlock": {"soft": 65536, "hard": 65536, "raise_allowed": True},
+    "memlock": {"hard": 65536, "raise_allowed": True},
     "shared_memory": 64 * 2**30,
     "gpus": [],
     "accelerator": "cpu",
@@ -121,7 +116,6 @@ SOUND: ObservedState = {
         "systemd": True,
         "unit": False,
         "cluster": "",
-        "running": False,
         "socket": "",
         "served_by": "",
     },
@@ -136,7 +130,7 @@ SOUND: ObservedState = {
 
 WHOLE: dict[str, Any] = {
     "interfaces": interface(""),
-    "routes": {"table": "main", "destination": "", "interface": "", "gateway": "", "type": "unicast"},
+    "routes": {"table": "main", "destination": "", "interface": "", "gateway": ""},
     "infiniband": {
         **dict.fromkeys(("name", "node_guid", "firmware", "board_id", "type", "driver"), ""),
         **{"driver_version": "", "pci": "", "virtual": False, "char_devices": [], "netdevs": [], "ports": []},

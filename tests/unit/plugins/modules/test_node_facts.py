@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.base import host, iproute2
-from ansible_collections.rdm.provision.plugins.module_utils.base.facts import NO_ENGINE, Container, Engine
+from ansible_collections.rdm.provision.plugins.module_utils.base.facts import (
+    NO_ENGINE,
+    Container,
+    Engine,
+    NodeFacts,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.docker import engine_facts
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs
 from ansible_collections.rdm.provision.plugins.module_utils.network import interfaces
@@ -22,6 +31,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_k
 from tests.fixtures.sysfs.build import build
 from tests.unit.plugins.job_locks import running_job
 from tests.unit.plugins.modules.running import run_module
+
+ROOT = Path(__file__).parents[4]
 
 
 def facts(tree: Path, socket: str = "", *, check: bool = False, **more: Any) -> dict[str, Any]:
@@ -108,9 +119,82 @@ def test_jobs_that_run_in_the_containers(tmp_path: Path, monkeypatch: pytest.Mon
     assert [container["jobs"] for container in unasked["docker"]["containers"]] == [[], []]
 
 
-def test_every_fact_is_documented(tmp_path: Path) -> None:
-    documented = yaml.safe_load(node_facts.RETURN)["node"]["contains"]
-    assert set(facts(build("cpu", tmp_path))) == set(documented)
+def plain(kind: Any) -> Any:
+    """The kind of what may be null."""
+    return next(one for one in get_args(kind) if one is not NoneType) if get_origin(kind) is Union else kind
+
+
+def entries(kind: Any) -> Any:
+    """The kind of the entries of a list; None for others."""
+    return get_args(kind)[0] if get_origin(kind) is list else None
+
+
+def keys(kind: Any) -> set[str]:
+    """The keys of a kind of facts, and of all facts in it."""
+    inner = get_type_hints(kind) if is_typeddict(kind) else {}
+    return {*inner, *(key for one in inner.values() for key in keys(entries(one) or plain(one)))}
+
+
+def name_of(kind: Any) -> str:
+    """What Ansible calls a kind."""
+    return (get_origin(kind) or (dict if is_typeddict(kind) else kind)).__name__
+
+
+def undocumented(kind: Any, documented: dict[str, Any]) -> Iterator[str]:
+    """Facts whose keys or types the documentation does not have, or that are not facts."""
+    facts = {key: plain(hint) for key, hint in get_type_hints(kind).items()}
+    yield from sorted(set(facts) ^ set(documented))
+    for key in set(facts) & set(documented):
+        one, fact = documented[key], facts[key]
+        if (one["type"], one.get("elements")) != (name_of(fact), entries(fact) and name_of(entries(fact))):
+            yield f"{key}: {one}"
+        if "contains" in one:
+            yield from undocumented(fact, one["contains"])
+        else:
+            shown = f"{one['description']} {one.get('sample')}"
+            yield from (f"{key}.{inner}" for inner in keys(entries(fact) or fact) if inner not in shown)
+
+
+def unlike(value: Any, kind: Any, where: str = "node") -> Iterator[str]:
+    """Where a value is not of a kind."""
+    if is_typeddict(kind):
+        hints = get_type_hints(kind)
+        yield from (f"{where}.{key}" for key in set(value) - set(hints))
+        yield from (one for key in set(value) & set(hints) for one in unlike(value[key], hints[key], key))
+    elif get_origin(kind) is list:
+        yield from (one for entry in value for one in unlike(entry, entries(kind), where))
+    elif not (value is None and plain(kind) is not kind):
+        kind = plain(kind)
+        if is_typeddict(kind):
+            yield from unlike(value, kind, where)
+        elif kind is not Any and not isinstance(value, get_origin(kind) or kind):
+            yield f"{where}: {value!r}"
+
+
+def test_documentation_has_every_fact_with_its_type() -> None:
+    assert list(undocumented(NodeFacts, yaml.safe_load(node_facts.RETURN)["node"]["contains"])) == []
+
+
+@pytest.mark.parametrize("tree", ["cpu", "cuda", "mi250", "sriov"])
+def test_facts_are_as_documented(tmp_path: Path, tree: str) -> None:
+    found = facts(build(tree, tmp_path), sriov={"parents": ["ib0"], "vfs": 2})
+    assert set(found) == set(get_type_hints(NodeFacts))
+    assert list(unlike(found, NodeFacts)) == []
+
+
+def test_every_fact_is_read() -> None:
+    """By a subscript or `get` in Python, or by `node.KEY` in YAML."""
+    read = set()
+    for path in (*ROOT.glob("plugins/*/**/*.py"), *ROOT.glob("rdm_provision/**/*.py")):
+        for one in ast.walk(ast.parse(path.read_text())):
+            if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Load):
+                read.add(getattr(one.slice, "value", None))
+            elif isinstance(one, ast.Call) and getattr(one.func, "attr", "") == "get" and one.args:
+                read.add(getattr(one.args[0], "value", None))
+    for path in (*ROOT.glob("roles/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")):
+        read.update(re.findall(r"\.node\.(\w+)", path.read_text()))
+    # Read in loops over names; and `what` is for programs that run the module themselves.
+    assert keys(NodeFacts) - read == {"kfd", "dri", "host_use", "what"}
 
 
 def test_check_mode_is_the_same(tmp_path: Path) -> None:

@@ -79,19 +79,19 @@ def test_images_without_a_tag() -> None:
 
 def test_pools_as_the_engine_says() -> None:
     info = {"DefaultAddressPools": [{"Base": "10.5.0.0/16", "Size": 24}]}
-    assert engine_facts.default_address_pools(info, "") == [{"base": "10.5.0.0/16", "size": 24}]
+    assert engine_facts.default_address_pools(info, "") == ["10.5.0.0/16"]
 
 
 def test_pools_as_the_configuration_says() -> None:
     text = json.dumps({"default-address-pools": [{"base": "10.6.0.0/16", "size": 24}]})
-    assert engine_facts.default_address_pools({}, text) == [{"base": "10.6.0.0/16", "size": 24}]
+    assert engine_facts.default_address_pools({}, text) == ["10.6.0.0/16"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "{", "[]", '{"default-address-pools": [{"base": 1}]}'])
 def test_built_in_pools(text: str) -> None:
     pools = engine_facts.default_address_pools({}, text)
-    assert pools[0] == {"base": "172.17.0.0/16", "size": 16}
-    assert pools[-1] == {"base": "192.168.0.0/16", "size": 20}
+    assert pools[0] == "172.17.0.0/16"
+    assert pools[-1] == "192.168.0.0/16"
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_built_in_pools(text: str) -> None:
     [
         (None, []),
         ({"LocalNodeState": "inactive", "Cluster": None}, []),
-        ({"LocalNodeState": "active", "Cluster": None}, [{"base": "10.0.0.0/8", "size": 24}]),
+        ({"LocalNodeState": "active", "Cluster": None}, ["10.0.0.0/8"]),
         (
             {"LocalNodeState": "active", "Cluster": {"DefaultAddrPool": ["10.9.0.0/16"], "SubnetSize": 26}},
-            [{"base": "10.9.0.0/16", "size": 26}],
+            ["10.9.0.0/16"],
         ),
     ],
 )
-def test_pools_of_a_swarm(swarm: Any, pools: list[dict[str, Any]]) -> None:
+def test_pools_of_a_swarm(swarm: Any, pools: list[str]) -> None:
     assert engine_facts.swarm_address_pools({"Swarm": swarm}) == pools
 
 

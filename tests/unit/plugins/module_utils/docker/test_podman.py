@@ -113,7 +113,7 @@ def test_a_network_has_the_interface_below_it() -> None:
 
 def test_gpus_come_by_cdi_and_pools_are_podmans() -> None:
     info = podman.from_podman("/info", {"Runtimes": {"nvidia": {}, "crun": {}}}, list)
-    assert engine_facts.default_address_pools(info, "")[0] == {"base": "10.89.0.0/16", "size": 24}
+    assert engine_facts.default_address_pools(info, "")[0] == "10.89.0.0/16"
     assert "runtime" not in engine_facts.nvidia(info)
     assert info["CDISpecDirs"] == ["/etc/cdi", "/var/run/cdi"]
 

@@ -45,7 +45,6 @@ def test_mi250_counts_each_die_as_a_gpu(mi250: Node) -> None:
     assert gpus[0] == {
         "vendor": "amd",
         "pci": "0000:29:00.0",
-        "device_id": "0x740c",
         "driver": "amdgpu",
         "render_node": "/dev/dri/renderD128",
     }
@@ -161,9 +160,7 @@ def test_an_ipoib_child_is_no_physical_function_but_shares_one(mi250: Node) -> N
 def test_cuda_leaves_out_nvswitch(cuda: Node) -> None:
     gpus = sysfs.gpus(cuda.sys)
     assert len(gpus) == 8
-    assert {(gpu["vendor"], gpu["device_id"], gpu["driver"]) for gpu in gpus} == {
-        ("nvidia", "0x20b2", "nvidia")
-    }
+    assert {(gpu["vendor"], gpu["driver"]) for gpu in gpus} == {("nvidia", "nvidia")}
     assert sysfs.accelerator(gpus) == "cuda"
     assert sysfs.device_nodes(cuda.dev)["nvidia"] == [f"/dev/nvidia{number}" for number in range(8)]
 
@@ -185,8 +182,8 @@ def test_cpu_node(cpu: Node) -> None:
     assert sysfs.accelerator([]) == "cpu"
     assert sysfs.device_nodes(cpu.dev) == BARE_NODES
     assert sysfs.netdevs(cpu.sys) == [
-        {"name": "eth0", "mac": "52:54:00:12:34:56", "mtu": 1500, "state": "up"},
-        {"name": "lo", "mac": "00:00:00:00:00:00", "mtu": 65536, "state": "unknown"},
+        {"name": "eth0", "mac": "52:54:00:12:34:56"},
+        {"name": "lo", "mac": "00:00:00:00:00:00"},
     ]
 
 
@@ -199,21 +196,6 @@ def test_nothing_there_reads_as_empty(tmp_path: Path, root: str) -> None:
     assert sysfs.netdevs(empty) == []
     assert sysfs.siblings("ib0", empty) == []
     assert sysfs.device_nodes(empty) == BARE_NODES
-
-
-@pytest.mark.parametrize(
-    ("word", "state"),
-    [
-        ("UP", "up"),
-        ("up", "up"),
-        ("LOWERLAYERDOWN", "down"),
-        ("down", "down"),
-        ("UNKNOWN", "unknown"),
-        ("", "unknown"),
-    ],
-)
-def test_link_state(word: str, state: str) -> None:
-    assert sysfs.link_state(word) == state
 
 
 def test_what_a_build_of_torch_has_to_fit(tmp_path: Path) -> None:
