@@ -15,7 +15,7 @@ import contextlib
 import math
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rdm_log.grammars import GRAD_NORM, GRAMMARS, MEMORY, MILLISECONDS, NAMES, OWN, SECONDS, Grammar
@@ -40,6 +40,7 @@ __all__ = [
     "Throughput",
     "Timer",
     "loss_name",
+    "of_steps",
     "parse",
 ]
 
@@ -189,14 +190,14 @@ Record = (
     | Argument
 )
 
-# Every line that matters contains one of the needles; all others are skipped. Each is searched for in the
-# whole log, so there are few: ``time`` covers five kinds of lines, among them the heading of all ranks'
-# timers.
+# Every line that matters contains ``_STEP_WORD`` or one of the needles; all others are skipped. Each is
+# searched for in the whole log, so there are few: ``time`` covers five kinds of lines, among them the heading
+# of all ranks' timers.
 TIME = re.compile(rb"time(?:: | \(|s a)")
 _SETUP = b"done with setup ..."
+_STEP_WORD = b"iteration"
 NEEDLES: tuple[bytes | re.Pattern[bytes], ...] = (
     TIME,
-    b"iteration",
     b" ........",
     b"loss",
     b", skipped=",
@@ -253,6 +254,23 @@ _MOST_NAMES = 4096
 _names: dict[bytes, str] = {}
 
 
+class _Layout(NamedTuple):
+    """A training line with these fields in this order, which a program writes at every step.
+
+    Attributes:
+        pattern: Matches the line from ``iteration`` on. Its groups are the two numbers and the values.
+        names: The names of the values.
+    """
+
+    pattern: re.Pattern[bytes]
+    names: tuple[str, ...]
+
+
+_MOST_LAYOUTS = 8
+"""The most layouts that are compiled and tried: a log has one or two."""
+_layouts: list[_Layout] = []
+
+
 def parse(line: bytes, *, whole: bool = True) -> list[Record]:
     """Return the records in a line; most lines have none.
 
@@ -263,6 +281,8 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
     >>> parse(b" iteration        2/       6 | lm loss: 9.9E+00 | TFLO")
     [Step(iteration=2, train_iterations=6, values={'lm loss': 9.9}, tag='', time='', is_cut=False)]
     """
+    if whole and (at := line.find(_STEP_WORD)) >= 0 and (known := _of_layout(line, 0, at, len(line))):
+        return [known]
     if whole and (table := _OF_TABLE.fullmatch(line)):
         return [Timer(_text(table[1]), float(table[3]), least=float(table[2]))]
     step = _STEP.search(line)
@@ -274,7 +294,9 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
         and not line.count(b"|", 0, step.start())
     ):
         # By far the most frequent line, and no other rank wrote into it.
-        return [*_steps(line, step, whole)]
+        steps = list(_steps(line, step, whole))
+        _add_layout(line[step.end() :], steps)
+        return [*steps]
     found: list[Record] = []
     if step is not None:
         found += _steps(line, step, whole)
@@ -305,6 +327,69 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
     if step is None and b"loss" in line:
         found += _of_others(line, whole)
     return found
+
+
+def of_steps(data: bytes, *, whole: bool) -> Iterator[tuple[int, int, Step | None]]:
+    """Yield the begin and the end of each line with ``_STEP_WORD``, and its record if its layout is known.
+
+    Args:
+        data: Lines.
+        whole: The last one has its newline.
+    """
+    end = 0
+    while (position := data.find(_STEP_WORD, end)) >= 0:
+        start = data.rfind(b"\n", end, position) + 1
+        end = data.find(b"\n", position)
+        if end < 0:
+            end = len(data)
+        yield start, end, _of_layout(data, start, position, end) if whole or end < len(data) else None
+
+
+def _of_layout(data: bytes, start: int, position: int, end: int) -> Step | None:
+    """Return the training line between two positions, if an earlier one had the same fields; else None.
+
+    Args:
+        data: Lines.
+        start: Where the line begins.
+        position: Where its first ``iteration`` is.
+        end: Where it ends.
+    """
+    for pattern, names in _layouts:
+        match = pattern.fullmatch(data, position, end)
+        if match is None:
+            continue
+        number, total, *texts = match.groups()
+        iteration, train_iterations = int(number), 0 if total == b"infinity" else int(total)
+        head = data[start:position]
+        if iteration > (train_iterations or iteration) or b"|" in head:
+            return None
+        try:
+            values = dict(zip(names, map(float, texts), strict=True))
+        except ValueError:
+            return None
+        tag, time = _prefix(head) if len(head) > 1 else ("", "")
+        return Step(iteration, train_iterations, values, tag, time)
+    return None
+
+
+def _add_layout(text: bytes, found: Sequence[Step | Memory]) -> None:
+    """Remember the layout of a training line, if each field became one value.
+
+    Args:
+        text: The line after the number of its step.
+        found: Its records.
+    """
+    if len(_layouts) == _MOST_LAYOUTS:
+        return
+    keys = [part.rpartition(b":")[0] for part in text.split(b"|")[:-1]]
+    names = tuple(_field_name(key) for key in keys)
+    steps = [tuple(one.values) for one in found if isinstance(one, Step)]
+    if len(found) == 1 and steps == [names]:
+        fields = b"".join(re.escape(key) + rb": *+([^ |:]++) *+\|" for key in keys)
+        layout = _Layout(re.compile(_STEP.pattern + fields), names)
+        # A line whose numbers have another notation is parsed each time, and may be of a known layout.
+        if layout not in _layouts:
+            _layouts.append(layout)
 
 
 def loss_name(values: dict[str, float]) -> str:

@@ -11,6 +11,7 @@ import errno
 import functools
 import itertools
 import math
+import operator
 import os
 import re
 import stat
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rdm_log.grammars import BAR
-from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, RankTimes, Record, Step, parse
+from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, RankTimes, Record, Step, of_steps, parse
 
 __all__ = [
     "BLOCK",
@@ -169,26 +170,44 @@ def _of(data: bytes, timers: _RankTimers, *, whole: bool, above: bytes) -> Itera
     """
     if timers.are_open:
         data = b"\n" + data
-    ends: dict[int, int] = {}
+    found: list[tuple[int, Step | None]] = []
+    others: dict[int, int] = {}
+    gaps: list[tuple[int, int]] = []
+    begin = 0
+    for start, end, step in of_steps(data, whole=whole):
+        if step is None:
+            others[start] = end
+            continue
+        found.append((start, step))
+        if begin < start:
+            gaps.append((begin, start))
+        begin = end + 1
+    gaps.append((begin, len(data)))
     headers: list[int] = []
-    for needle in NEEDLES:
-        position = _next(needle, data, 0)
+    for needle, (begin, stop) in itertools.product(NEEDLES, gaps):
+        position = _next(needle, data, begin, stop)
         while position >= 0:
-            start = data.rfind(b"\n", 0, position) + 1
             end = data.find(b"\n", position)
             if end < 0:
                 end = len(data)
-            ends[start] = end
+            start = data.rfind(b"\n", 0, position) + 1
+            others[start] = end
             if needle is TIME and TIMERS in data[start:end]:
                 headers.append(start)
-            position = _next(needle, data, end)
-    stops = iter([*headers, len(data)])
-    yield from timers.go_on(data, 0, next(stops))
-    for start, end in sorted(ends.items()):
+            position = _next(needle, data, end, stop)
+    ends = iter([*headers, len(data)])
+    yield from timers.go_on(data, 0, next(ends))
+    found += zip(others, itertools.repeat(None))
+    found.sort(key=operator.itemgetter(0))
+    for start, step in found:
+        if step is not None:
+            yield step
+            continue
+        end = others[start]
         line = data[start:end]
         if headers and TIMERS in line:
             timers.begin(line)
-            yield from timers.go_on(data, end, next(stops))
+            yield from timers.go_on(data, end, next(ends))
         for one in parse(line, whole=whole or end < len(data)):
             if isinstance(one, Step) and not one.is_numbered:
                 yield _by_bar(one, (above + data[max(0, start - _NEAR) : end])[-_NEAR:])
@@ -217,11 +236,11 @@ def _last_bar(text: bytes) -> re.Match[bytes] | None:
     return None
 
 
-def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int) -> int:
-    """Return the next position of a needle; -1 if there is none."""
+def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int, end: int) -> int:
+    """Return the next position of a needle before an end; -1 if there is none."""
     if isinstance(needle, bytes):
-        return data.find(needle, position)
-    found = needle.search(data, position)
+        return data.find(needle, position, end)
+    found = needle.search(data, position, end)
     return found.start() if found else -1
 
 

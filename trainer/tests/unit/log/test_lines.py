@@ -205,20 +205,56 @@ def _is_part_of(part: Record, record: Record) -> None:
             assert mine == its
 
 
-def test_steps_keep_their_order_among_other_lines() -> None:
+@pytest.mark.parametrize(("text", "expected"), list(entries()))
+def test_a_layout_that_is_known_reads_the_same(
+    text: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_layouts", [])
+    for line in text.encode().split(b"\n"):
+        # NaN is not equal to itself, so compare the text.
+        first, cut = repr(lines.parse(line)), repr(lines.parse(line, whole=False))
+        assert (repr(lines.parse(line)), repr(lines.parse(line, whole=False))) == (first, cut)
+
+
+def test_only_whole_lines_of_a_known_layout_are_taken_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts: list[object] = []
+    monkeypatch.setattr(lines, "_layouts", layouts)
+    line = "[default7]: iteration {} | lm loss: {} | grad norm: 1.0 |"
+    for _ in range(2):
+        (step,) = lines.parse(line.format("2/6", "9.9E+00").encode())
+        assert step == Step(2, 6, {"lm loss": 9.9, "grad norm": 1.0}, "[default7]")
+    assert len(layouts) == 1
+    assert lines.parse(line.format("7/6", "9.9").encode()) == []
+    (odd,) = lines.parse(line.format("3/6", "262,144.5").encode())
+    assert odd == Step(3, 6, {"lm loss": 262144.5, "grad norm": 1.0}, "[default7]")
+    (torn,) = lines.parse(line.format("3/6", "2.0").encode(), whole=False)
+    assert isinstance(torn, Step)
+    assert torn.is_torn
+    both = f"{line.format('4/6', '2.0')}{line.format('5/6', '1.0')}"
+    assert [step.iteration for step in lines.parse(both.encode()) if isinstance(step, Step)] == [4, 5]
+    for _ in range(2):
+        (endless,) = lines.parse(line.format("3/infinity", "2.0").encode())
+        assert endless == Step(3, 0, {"lm loss": 2.0, "grad norm": 1.0}, "[default7]")
+    # None of these lines has made the layout known once more.
+    assert len(layouts) == 1
+
+
+def test_lines_of_a_known_layout_keep_their_order_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_layouts", [])
     text = (
         " iteration 1/6 | lm loss: 5.0 |\nn1: iteration 2/6 | lm loss: 4.0 |\nafter 2 iterations\n"
         "time (ms) | optimizer: 1.0\n iteration 3/6 | lm loss: 3.0 |\n iteration 7/6 | lm loss: 2.0 |\n"
         " iteration 4/6 | lm loss: 2.0\n|\n iteration 5/6 | lm loss: 1.0 |"
     )
-    assert read(text) == [
-        Step(1, 6, {"lm loss": 5.0}),
-        Step(2, 6, {"lm loss": 4.0}, "n1"),
-        Timer("optimizer", 1.0),
-        Step(3, 6, {"lm loss": 3.0}),
-        Step(4, 6, {}),
-        Step(5, 6, {"lm loss": 1.0}, is_cut=True, is_torn=True),
-    ]
+    for _ in range(2):
+        assert read(text) == [
+            Step(1, 6, {"lm loss": 5.0}),
+            Step(2, 6, {"lm loss": 4.0}, "n1"),
+            Timer("optimizer", 1.0),
+            Step(3, 6, {"lm loss": 3.0}),
+            Step(4, 6, {}),
+            Step(5, 6, {"lm loss": 1.0}, is_cut=True, is_torn=True),
+        ]
 
 
 @given(st.lists(steps(), min_size=2, max_size=4))
