@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
 
+from tests.labs import lab_name
+
+PREFIX = f"{lab_name('rdm-engine')}-"
+"""Of the names of engines' directories: a checkout's own."""
 START_TIMEOUT = 180.0
 STOP_TIMEOUT = 60.0
 RESTS = 3.0
@@ -107,8 +113,7 @@ class Engine:
             pytest.fail(f"the tests' own dockerd did not start:\n{log.read_text()[-2000:]}")
 
     def _answers(self) -> bool:
-        assert self._process is not None
-        if self._process.poll() is not None:
+        if self._process is not None and self._process.poll() is not None:
             return False
         try:
             self.api.version()
@@ -139,17 +144,59 @@ class Engine:
 
     def remove(self) -> None:
         """Remove every container and network, stop the engine and delete its data."""
-        if self._process is not None and self._answers():
+        if self._answers():
             for container in self.api.get("/containers/json", all=True):
                 self.api.delete(f"/containers/{container['Id']}", force=True, v=True)
             self.api.post("/networks/prune")
         self.stop()
-        subprocess.run(["ip", "link", "delete", self.bridge], check=True)
+        if Path("/sys/class/net", self.bridge).exists():
+            subprocess.run(["ip", "link", "delete", self.bridge], check=True)
         for mount in reversed(Path("/proc/self/mounts").read_text().splitlines()):
             where = mount.split()[1]
             if where.startswith(f"{self.root}/"):
                 subprocess.run(["umount", "--lazy", where], check=True)
         shutil.rmtree(self.root)
+
+    def processes(self) -> list[int]:
+        """Return the processes whose command lines name the engine's directory, such as dockerd."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if f"{self.root}/".encode() in path.read_bytes():
+                    found.append(int(path.parent.name))
+        return found
+
+    def has_ended(self) -> bool:
+        """Whether there is none of these processes."""
+        return not self.processes()
+
+
+def _lock(directory: Path, more: int = 0) -> int:
+    """Lock a directory until the returned descriptor is closed, at the latest when this process ends."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | more)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def remove_left() -> None:
+    """Remove the engines of this checkout whose directories nobody locks any more: their runs were killed."""
+    for root in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            handle = _lock(root, fcntl.LOCK_NB)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        engine = Engine(root)
+        for signal in (SIGTERM, SIGKILL):
+            for process in engine.processes():
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal)
+            wait_until(engine.has_ended, STOP_TIMEOUT)
+        engine.remove()
+        os.close(handle)
 
 
 @contextmanager
@@ -164,12 +211,19 @@ def private_engine(*options: str, prefix: list[str] | None = None) -> Iterator[E
         pytest.fail("the integration tests start a Docker Engine of their own, which only root can do")
     if shutil.which("dockerd") is None:
         pytest.fail("the integration tests need the dockerd program: apt-get install docker.io")
-    engine = Engine(Path(tempfile.mkdtemp(prefix="rdm-engine-")), list(options), prefix or [])
+    checkout = _lock(Path(__file__).parent)  # another run takes a directory without a lock for a killed run's
+    try:
+        remove_left()
+        engine = Engine(Path(tempfile.mkdtemp(prefix=PREFIX)), list(options), prefix or [])
+        handle = _lock(engine.root)
+    finally:
+        os.close(checkout)
     try:
         engine.start()
         yield engine
     finally:
         engine.remove()
+        os.close(handle)
 
 
 def wait_until(condition: Callable[[], bool], timeout: float, interval: float | None = None) -> bool:

@@ -1,0 +1,38 @@
+"""What the tests' own Docker Engines leave on the machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.integration.engine import Engine, remove_left
+
+KILLED = """
+import os, signal
+from tests.integration.engine import private_engine
+with private_engine() as engine:
+    print(engine.root, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_engine_of_a_killed_run_is_removed_and_no_other(engine: Engine) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".collections")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    left = Engine(Path(run.stdout.strip()))
+    bridges = [Path("/sys/class/net", one.bridge) for one in (left, engine)]
+    assert left.processes()
+    assert [bridge.exists() for bridge in bridges] == [True, True]
+    remove_left()
+    assert not left.processes()
+    assert not left.root.exists()
+    assert [bridge.exists() for bridge in bridges] == [False, True]
+    assert engine.api.version()
