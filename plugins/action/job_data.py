@@ -24,7 +24,6 @@ MODULE = "rdm.provision.job_data"
 class ActionModule(ActionBase):
     """The action; it copies one file at a time, so that only one needs room twice."""
 
-    TRANSFERS_FILES = True
     _supports_check_mode = True
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -116,8 +115,8 @@ class ActionModule(ActionBase):
         return {}
 
     def _remove(self, copy: str) -> None:
-        for left in (copy, copy + NOTED):
-            self._low_level_execute_command(self._connection._shell.remove(left))
+        shell = self._connection._shell
+        self._low_level_execute_command(" && ".join(shell.remove(left) for left in (copy, copy + NOTED)))
 
     def _module(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         result: dict[str, Any] = self._execute_module(

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 
 from tests.integration.plays import Played, run_plays
 
 
-def bring(directory: Path, *flags: str, brought: dict[str, str] | None = None, times: int = 1) -> Played:
+def bring(
+    directory: Path,
+    *flags: str,
+    brought: dict[str, Any] | None = None,
+    remote_src: bool = False,
+    times: int = 1,
+) -> Played:
     task = {
         "name": "Bring it",
         "rdm.provision.job_data": {
             "source": str(directory / "tokens"),
             "directory": str(directory / "jobs"),
             "brought": brought or {},
+            "remote_src": remote_src,
         },
     }
     return run_plays(directory, [{"tasks": [task]}] * times, *flags)
@@ -50,4 +58,25 @@ def test_data_is_copied_once_and_when_it_is_another(tmp_path: Path) -> None:
     assert [(there / name).read_bytes() for name in copies] == [b"new a.bin", b"new c.bin"]
     assert "c.bin is copied from the controller" in passed_on.output
     assert "a.bin is copied" not in passed_on.output
+    assert not list(tmp_path.glob("*.tar*")), "what was brought is left"
+
+
+def test_a_node_stores_what_nodes_have_sent_before_it_fails_for_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    copy = tmp_path / "n1.tar"
+    copy.write_bytes(b"onetwo")
+    copy.with_name(copy.name + NOTED).touch()
+    brought = {
+        "needed": ["a", "b"],
+        "own": {},
+        "copies": {str(copy): {"a": [3, 3]}},
+        "problem": "n2 cannot send",
+    }
+    checked = bring(tmp_path, "--check", brought=brought, remote_src=True)
+    assert checked.results["Bring it"]["copied"] == ["a", "b"], checked.output
+    assert not (tmp_path / "jobs" / "data").exists()
+    stored = bring(tmp_path, brought=brought, remote_src=True)
+    assert stored.status == 2
+    assert "n2 cannot send" in stored.output
+    assert (tmp_path / "jobs" / "data" / "a").read_bytes() == b"two"
     assert not list(tmp_path.glob("*.tar*")), "what was brought is left"

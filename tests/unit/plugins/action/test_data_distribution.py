@@ -190,9 +190,36 @@ def test_large_files_are_hashed_in_several_calls(
     shards.answers["compared"] = compared
     monkeypatch.setattr(data_distribution, "READ_BYTES", 2)
     directories = {name: str(tmp_path / name) for name in ("n3", "n4")}
-    result = decide(shards, tmp_path / "source", True, **FROM, folder="data", directories=directories)
+    there: dict[str, Any] = {**FROM, "folder": "data", "directories": directories}
+    result = decide(shards, tmp_path / "source", True, **there)
     assert {name: one["needed"] for name, one in result["nodes"].items()} == {"n3": ["b"], "n4": []}
     assert max(most) == 2, "a timeout would limit the whole and not the progress"
+    result = decide(shards, tmp_path / "source", **{**there, "from_nodes": ["n1"]})
+    assert (result["nodes"]["n3"]["needed"], result["sent"]) == ([], {}), "nothing is missing"
+
+
+def test_a_node_leaves_out_files_that_it_has(shards: Nodes) -> None:
+    shards.answers["listed"] = lambda name: {"sizes": {"a": 3, "c": 5} if name == "n1" else {}}
+    shards.answers["compared"] = lambda name: {
+        "needed": ["c"] if name == "n3" else ["a", "c"],
+        "digests": {"a": "of a"},
+    }
+    result = decide(shards, SOURCE, **FROM)["nodes"]
+    left_out = {name: one["left_out"] for name, one in shards.calls if one.get("state") == "joined"}
+    assert left_out == {"n2": [], "n3": ["a"], "n4": []}
+    assert [list(result[name]["copies"].values()) for name in ("n3", "n4")] == [
+        [{"c": [3, 5]}],
+        [{"a": [0, 3], "c": [3, 5]}],
+    ]
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_different_files_of_one_name_are_refused_before_anything_is_sent(shards: Nodes, size: int) -> None:
+    shards.answers["listed"] = lambda name: {"sizes": {"a": 3 if name == "n1" else size}}
+    shards.answers["compared"] = lambda name: {"needed": ["a"], "digests": {"a": f"of {name}"}}
+    with pytest.raises(PreconditionFailed, match="checkpoints/a is another file on n2 than on n1: remove"):
+        decide(shards, SOURCE, **FROM)
+    assert not [one for _name, one in shards.calls if "state" in one]
 
 
 def test_check_mode_only_compares(shards: Nodes) -> None:
