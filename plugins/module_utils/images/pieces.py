@@ -278,10 +278,17 @@ class PieceFile:
 
     def note(self) -> None:
         """Save the list of pieces that are here, and set the file's length to the archive's."""
+        digits = -(-len(self.pieces.digests) // 4)
+        noted = "{0} {1:0{2}x}".format(self.pieces.digest, self.have | self.claimed, digits)
         with contextlib.suppress(OSError):
             os.ftruncate(self._handle, self.pieces.size)
-            with open(self.path + NOTED, "w", encoding="ascii") as file:
-                file.write("{0} {1:x}".format(self.pieces.digest, self.have | self.claimed))
+            # The new list takes the room of the old one, which a full disk or a death would lose otherwise.
+            file = os.open(self.path + NOTED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(file, noted.encode(), 0)
+                os.ftruncate(file, len(noted))
+            finally:
+                os.close(file)
 
 
 def _noted(path: str, pieces: PieceList) -> int:

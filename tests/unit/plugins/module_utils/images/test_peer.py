@@ -10,6 +10,7 @@ import http.client
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import threading
@@ -874,6 +875,24 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_taken_again(
     first = held(base)
     assert held(base) is None, "two would have it"
     first.close()
+
+
+def test_a_full_disk_does_not_lose_the_list_of_pieces(tmp_path: Path) -> None:
+    digests = [hashlib.sha256(data).hexdigest() for data in (b"ab", b"c")]
+    pieces = PieceList(3, 2, digests, {})
+    file = PieceFile(str(tmp_path / "a"), pieces)
+    file.write(0, b"ab")
+    file.note()
+    file.write(1, b"c")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        file.note()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert PieceFile(str(tmp_path / "a"), pieces).claimed & 1
+    file.note()
+    assert PieceFile(str(tmp_path / "a"), pieces).claimed == 3
 
 
 def test_pieces_that_cannot_be_read_are_fetched_again(
