@@ -254,7 +254,8 @@ _SAVE_S = 1800
 """Seconds that an engine may stay silent while it prepares the archive of an image."""
 _PORT_S = 5
 """Seconds to wait for a port after the lease of a killed run's processes has expired."""
-_ANSWER_S = 10
+_ANSWER_S = 40
+"""Longer than the controller waits for a report, which asks a source again that only stands still."""
 _STOP_S = 6
 _KILLED_S = 4
 _ENGINE_S = 10

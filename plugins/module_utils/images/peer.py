@@ -73,6 +73,8 @@ _SLOWEST_RATE = 256 * 1024
 _STRIKES = 3
 """Failures in a row after which a neighbour is reported."""
 _STUCK_S = 1.0
+_STILL_S = 2.0
+"""A source whose loop pauses for longer stood still."""
 _FINISH_S = 3.0
 """Seconds that a source waits at its end until its nodes know of it."""
 _NEWS_S = 0.1
@@ -178,7 +180,7 @@ class _Members:
 
     def __init__(self, pieces: PieceList) -> None:
         self.known: Dict[str, Dict[str, Any]] = {}
-        self.began = self.heard = time.monotonic()
+        self.began = self.heard = self._listened = time.monotonic()
         self.finish = False
         self.lock = threading.Lock()
         self._sent_to: Dict[int, str] = {}
@@ -212,9 +214,19 @@ class _Members:
                 "every_s": self.every_s,
             }
 
+    def listen(self) -> None:
+        """Record that this process runs. While it stood still, no other was silent."""
+        with self.lock:
+            now = time.monotonic()
+            gap = now - self._listened
+            if gap > _STILL_S:
+                for one in self.known.values():
+                    one["at"] = min(one["at"] + gap, now)
+            self._listened = now
+
     def _alive(self) -> Dict[str, Dict[str, Any]]:
         """Return the nodes that still take part; pieces that only others have are sent again."""
-        since = time.monotonic() - silent_after_s(self.every_s)
+        since = self._listened - silent_after_s(self.every_s)
         return {name: one for name, one in self.known.items() if one["at"] > since and not one["error"]}
 
     def _unsent(self, alive: Dict[str, Dict[str, Any]]) -> int:
@@ -249,7 +261,7 @@ class _Members:
 
     def status(self) -> Dict[str, Any]:
         """Return each node's progress and its reports about others, and renew the controller's lease."""
-        now = self.heard = time.monotonic()
+        self.heard = time.monotonic()
         with self.lock:
             return {
                 name: {
@@ -257,7 +269,7 @@ class _Members:
                     # A node may have more than it needs, from an earlier run.
                     "have": one["wanted"] - one["missing"],
                     "done": not one["missing"],
-                    "silent_s": round(now - one["at"], 1),
+                    "silent_s": round(max(0.0, self._listened - one["at"]), 1),
                 }
                 for name, one in self.known.items()
             }
@@ -395,6 +407,7 @@ class Peer:
             while self._growing and number < len(self.pieces.digests) and self.file.check(number):
                 number += 1
             self.ended.wait(0.05 if self._growing else 0.5)
+            members.listen()
         members.finish = True
         until = time.monotonic() + _FINISH_S
         while time.monotonic() < until:

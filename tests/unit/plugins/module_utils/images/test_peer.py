@@ -276,6 +276,22 @@ def test_all_end_by_themselves_when_the_controller_is_gone(tmp_path: Path, archi
         assert not process.is_alive()
 
 
+def test_a_source_that_stood_still_has_lost_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now))
+    members = peers._Members(PieceList(3, 2, ["", ""], {}))
+    report = {"name": "a", "port": 1, "have": "0", "wanted": 2, "missing": 2, "error": "", "trouble": {}}
+    members.announce(HOME, {**report, "fetched": 0})
+    now += 40
+    assert members.status()["a"]["silent_s"] == 0, "nor before it has noticed that it stood still"
+    members.listen()
+    assert members.status()["a"]["silent_s"] == 0
+    for _tick in range(40):
+        now += 0.5
+        members.listen()
+    assert members.status()["a"]["silent_s"] == 20
+
+
 def test_a_full_disk_is_named_and_others_go_on(swarm: Swarm) -> None:
     def full(_self: Any, _number: int, _data: bytes) -> None:
         raise OSError(28, "No space left on device")
@@ -570,6 +586,7 @@ def test_what_only_a_lost_node_was_sent_is_sent_again(tmp_path: Path, archive: P
     assert not sent & {0, 1, 2}, "others have them from an earlier run"
     assert members.next_piece("a", 0, everything) is not None
     assert members.next_piece("a", 0, everything) is None
+    members.listen()  # as the source does all the time
     members.known["lost"]["at"] -= lost_s
     members.announce(HOME, announced("full", error="no space left"))
     again = {members.next_piece("a", 0, everything) for _again in range(6)}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
+from ansible_collections.rdm.provision.plugins.modules import image_peer
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import image_transfer, peer_transfer
 
 from tests.image_archives import MadeImage, layer, saved
@@ -81,6 +82,7 @@ def test_a_lease_outlives_a_report_that_times_out_and_another_as_slow(
     nodes.transfer(archive, remote_src=False)
     (lease,) = {one["lease"] for _name, one in nodes.calls}
     assert lease > 2 * timeouts["reported"]
+    assert timeouts["reported"] < image_peer._ANSWER_S, "a source that stands still is not one that has ended"
     for state in ("source", "joined"):
         assert timeouts[state] > lease, "a killed run's processes keep the port so long"
 
