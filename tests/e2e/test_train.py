@@ -289,6 +289,21 @@ def test_what_a_job_leaves_is_where_it_says(
     assert re.search(r"^iteration \d+ : \d+\.\d{4} s$", shown, re.MULTILINE)
 
 
+def test_checkpoints_on_the_disks_of_two_nodes_come_to_both(
+    cluster: Containers, curves: dict[str, list[list[float]]]
+) -> None:
+    hashed = 'cd "$1" && find . -type f -exec sha256sum {} +'
+    there = f"/var/lib/rdm/{cluster.name}/e2e-curve-no-ssh/checkpoints"
+    own = [set(cluster.on(node, "sh", "-c", hashed, "sh", there).splitlines()) for node in NODES]
+    assert own[0] - own[1]
+    assert own[1] - own[0]
+    shown = cluster.rdm("data", there, "--from", ",".join(NODES), "--to", "gpt").stdout
+    assert f"Brought {there} to {', '.join(NODES)}: /jobs/data/gpt in the containers." in shown
+    for node in NODES:
+        found = cluster.inside(node, "sh", "-c", hashed, "sh", "/jobs/data/gpt")
+        assert set(found.splitlines()) == set.union(*own)
+
+
 # --- without an inventory -------------------------------------------------------------------------------
 
 MEMBERS = {"m0": "n1", "m1": "n1", "m2": "n2", "m3": "n2"}
