@@ -12,6 +12,7 @@ between them gets lost.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 from array import array
@@ -250,8 +251,6 @@ _STEP_OF_WORD = b"global_step/max_steps"
 _STEP_OF = re.compile(rb"['\"]global_step/max_steps['\"]: ['\"](\d{1,15})/(\d{1,15})['\"]")
 _MEBI = 1024.0 * 1024.0
 _OPEN = tuple(one.is_open for one in GRAMMARS if one.is_open)
-_MOST_NAMES = 4096
-_names: dict[bytes, str] = {}
 
 
 class _Layout(NamedTuple):
@@ -409,15 +408,11 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "replace").strip()
 
 
+@functools.lru_cache(maxsize=4096)
 def _field_name(key: bytes) -> str:
     """Return Megatron's name of a field. Cached: a few names occur millions of times."""
-    name = _names.get(key)
-    if name is None:
-        name = _text(key)
-        name = NAMES.get(name, name)
-        if len(_names) < _MOST_NAMES:
-            _names[key] = name
-    return name
+    name = _text(key)
+    return NAMES.get(name, name)
 
 
 def _fields(text: bytes) -> dict[str, float]:
@@ -431,7 +426,7 @@ def _fields(text: bytes) -> dict[str, float]:
             # Some forks write ``learning rate 1.0E-4``, without a colon.
             key, _, value = part.strip().rpartition(b" ")
         try:
-            values[_names.get(key) or _field_name(key)] = float(value)
+            values[_field_name(key)] = float(value)
         except ValueError:
             with contextlib.suppress(ValueError):
                 values[_field_name(key)] = _odd(value, comma=b"." not in text)
@@ -661,5 +656,5 @@ def _pairs(
         if unit == b"GiB":
             sizes["max reserved"] = number * 1024.0
         else:
-            values[_names.get(name) or _field_name(name)] = number
+            values[_field_name(name)] = number
     return _in_milliseconds(values), sizes

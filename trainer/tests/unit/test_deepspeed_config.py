@@ -17,18 +17,6 @@ def settings(*overrides: str, world: int = 4, **more: Any) -> dict[str, Any]:
     return deepspeed_json(from_dict({"model": model}, overrides), world, **more)
 
 
-def test_batch_sizes_multiply() -> None:
-    found = settings("optimisation.global_batch_size=48", "optimisation.micro_batch_size=3")
-    assert found["train_batch_size"] == 48
-    assert found["train_micro_batch_size_per_gpu"] == 3
-    assert found["gradient_accumulation_steps"] == 4
-
-
-def test_fp32_names_no_other_precision() -> None:
-    found = settings("optimisation.precision=fp32")
-    assert not {"bf16", "fp16", "data_types"} & set(found)
-
-
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_bf16_sums_gradients_in_fp32(stage: int) -> None:
     found = settings(f"parallel.zero_stage={stage}")
@@ -41,18 +29,6 @@ def test_16_bits_share_their_fp32_copies_and_fp32_need_not() -> None:
     for precision, stage in (("bf16", 1), ("fp16", 1), ("fp32", 0)):
         found = settings("parallel.zero_stage=0", f"optimisation.precision={precision}")
         assert found["zero_optimization"]["stage"] == stage
-
-
-def test_fp16_scales_dynamically_unless_told_a_scale() -> None:
-    dynamic = settings("optimisation.precision=fp16", "optimisation.initial_loss_scale_power=11")["fp16"]
-    assert dynamic["loss_scale"] == 0
-    assert dynamic["initial_scale_power"] == 11
-    assert settings("optimisation.precision=fp16", "optimisation.loss_scale=128")["fp16"]["loss_scale"] == 128
-
-
-def test_clipping_is_handed_on() -> None:
-    assert settings("optimisation.clip_grad=0.5")["gradient_clipping"] == 0.5
-    assert settings(clips=False)["gradient_clipping"] == 0.0
 
 
 def test_deepspeed_is_never_asked_to_compile_an_optimiser() -> None:
