@@ -601,86 +601,50 @@ def test_generic_resources_are_taken_as_slurm_writes_them(gres: str, is_taken: b
     assert is_taken is not any("takes it as" in problem for problem in check(job))
 
 
+T5 = "kind=t5 vocab_extra_ids=9"
+
+
 @pytest.mark.parametrize(
     ("model", "parallel", "sentence"),
     [
-        ({"query_groups": 5}, {}, "attention_heads 12 is not a multiple of model.query_groups 5"),
+        ("query_groups=5", "", "attention_heads 12 is not a multiple of model.query_groups 5"),
+        ("query_groups=4", "tensor=6", "tensor 6 neither divides model.query_groups 4 nor is a multiple"),
+        ("query_groups=1 kv_channels=2", "tensor=12", "kv_channels 2 is too small for the 12 tensor"),
+        ("qk_norm=true", "", "set model.norm to rmsnorm"),
+        ("position_embedding=rope kv_channels=7", "", "width 7 cannot be rotated"),
         (
-            {"query_groups": 4},
-            {"tensor": 6},
-            "tensor 6 neither divides model.query_groups 4 nor is a multiple",
-        ),
-        (
-            {"query_groups": 1, "kv_channels": 2},
-            {"tensor": 12},
-            "kv_channels 2 is too small for the 12 tensor",
-        ),
-        ({"qk_norm": True}, {}, "set model.norm to rmsnorm"),
-        ({"position_embedding": "rope", "kv_channels": 7}, {}, "width 7 cannot be rotated"),
-        (
-            {"position_embedding": "rope", "layers": 4},
-            {"pipeline": 2, "partition": "0-4"},
+            *("position_embedding=rope layers=4", "pipeline=2 partition=0-4"),
             "leaves the first stage nothing but the word embedding",
         ),
         (
-            {
-                "rope_scaling": {
-                    "kind": "llama3",
-                    "factor": 8,
-                    "original_max_position_embeddings": 512,
-                    "low_freq_factor": 4,
-                }
-            },
-            {},
+            "rope_scaling.kind=llama3 rope_scaling.factor=8 rope_scaling.low_freq_factor=4"
+            " rope_scaling.original_max_position_embeddings=512",
+            "",
             "is for rotary positions",
         ),
-        ({"kind": "t5", "vocab_extra_ids": 9, "query_groups": 2}, {}, "query_groups is not for a T5"),
+        (f"{T5} query_groups=2", "", "query_groups is not for a T5"),
+        ("kind=bert sliding_window=9", "", "sliding_window is for a decoder, but model.kind is bert"),
+        ("kind=bert vocab_extra_ids=9", "", "vocab_extra_ids is for a T5, but model.kind is bert"),
+        ("position_embedding=relative", "", "relative is for a T5, but model.kind is gpt"),
+        ("scale_logits=true", "", "scale_logits is for a T5, but model.kind is gpt"),
+        ("lm_head_bias=true", "", "head_bias is for a T5, but model.kind is gpt"),
+        (f"{T5} lm_head_bias=true tied_embeddings=false", "", "head_bias is for tied embeddings"),
         (
-            {"kind": "bert", "sliding_window": 9},
-            {},
-            "sliding_window is for a decoder, but model.kind is bert",
-        ),
-        ({"kind": "bert", "vocab_extra_ids": 9}, {}, "vocab_extra_ids is for a T5, but model.kind is bert"),
-        ({"position_embedding": "relative"}, {}, "relative is for a T5, but model.kind is gpt"),
-        ({"scale_logits": True}, {}, "scale_logits is for a T5, but model.kind is gpt"),
-        ({"lm_head_bias": True}, {}, "head_bias is for a T5, but model.kind is gpt"),
-        (
-            {"kind": "t5", "vocab_extra_ids": 9, "lm_head_bias": True, "tied_embeddings": False},
-            {},
-            "head_bias is for tied embeddings",
-        ),
-        (
-            {
-                "kind": "t5",
-                "vocab_extra_ids": 9,
-                "position_embedding": "relative",
-                "relative_attention_num_buckets": 31,
-            },
-            {},
+            f"{T5} position_embedding=relative relative_attention_num_buckets=31",
+            "",
             "is 31; an encoder has as many for either direction",
         ),
         (
-            {
-                "kind": "t5",
-                "vocab_extra_ids": 9,
-                "position_embedding": "relative",
-                "relative_attention_max_distance": 16,
-            },
-            {},
+            f"{T5} position_embedding=relative relative_attention_max_distance=16",
+            "",
             "max_distance 16 is not above half of",
         ),
     ],
 )
-def test_what_a_model_cannot_be_is_one_sentence(
-    model: dict[str, Any], parallel: dict[str, Any], sentence: str
-) -> None:
-    job = from_dict(
-        {
-            "model": model,
-            "parallel": parallel,
-            "data": {"mock": True},
-            "optimisation": {"train_iterations": 1},
-        }
-    )
+def test_what_a_model_cannot_be_is_one_sentence(model: str, parallel: str, sentence: str) -> None:
+    overrides = [f"model.{word}" for word in model.split()] + [
+        f"parallel.{word}" for word in parallel.split()
+    ]
+    job = from_dict({"data": {"mock": True}, "optimisation": {"train_iterations": 1}}, overrides)
     problems = list(check(job))
     assert any(sentence in problem for problem in problems), problems
