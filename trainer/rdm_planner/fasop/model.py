@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rdm_planner.fasop.minmax import minmax
 from rdm_planner.fasop.shapes import Shape, layer_seconds
@@ -155,7 +154,9 @@ class FasopModel:
         """Return FASOP's own cut, and when each stage ends given the times that FASOP continues with."""
         stages = self._stage_gpus(layout.pipeline)
         schedule = self._schedule(layout)
-        by_gpu = {gpu: self._costs(gpu, layout) for gpu in set(stages)}
+        by_gpu = {
+            gpu: layer_seconds(self.shape, gpu, layout.tensor, layout.micro_batch) for gpu in set(stages)
+        }
         costs = [by_gpu[gpu] for gpu in stages]
         layers = self.shape.layers + 2
         if layout.pipeline == 1:
@@ -227,9 +228,6 @@ class FasopModel:
             fits=fits,
         )
 
-    def _costs(self, gpu: str, layout: Layout) -> list[float]:
-        return _costs(self.shape, gpu, layout.tensor, layout.micro_batch)
-
     def _sums(self, gpu: str, layout: Layout) -> list[float]:
         return _sums(self.shape, gpu, layout.tensor, layout.micro_batch)
 
@@ -242,11 +240,7 @@ class FasopModel:
     def _boundaries(self, layout: Layout) -> tuple[float, ...]:
         """Return the time to send from each stage to the next, for the slowest replica."""
         volume = layout.micro_batch * self.shape.seq * self.shape.hidden * _BITS
-        slowest = self._known.get(("borders", layout.tensor, layout.data, layout.pipeline))
-        if slowest is None:
-            slowest = self._slowest_links(layout)
-            self._known["borders", layout.tensor, layout.data, layout.pipeline] = slowest
-        return tuple([volume / bandwidth for bandwidth in slowest])
+        return tuple(volume / bandwidth for bandwidth in self._slowest_links(layout))
 
     def _slowest_links(self, layout: Layout) -> list[float]:
         tensor, data = layout.tensor, layout.data
@@ -265,11 +259,6 @@ class FasopModel:
             for stage in range(layout.pipeline - 1)
         ]
 
-    @functools.cached_property
-    def _known(self) -> dict[tuple[object, ...], Any]:
-        """Cache of values that depend on the order of nodes and on a part of the layout."""
-        return {}
-
     def _group(self, stage: int, stages: int) -> range:
         """Return the nodes of a stage."""
         count = len(self.nodes)
@@ -280,51 +269,36 @@ class FasopModel:
 
     def _stage_gpus(self, stages: int) -> list[str]:
         """Return the GPU of each stage; it is A10 if any of its nodes has A10s."""
-        found: list[str] | None = self._known.get(("GPUs", stages))
-        if found is None:
-            found = []
-            for stage in range(stages):
-                names = {self.nodes[node].gpu for node in self._group(stage, stages)}
-                found.append("A10" if "A10" in names else names.pop())
-            self._known["GPUs", stages] = found
-        return found
+        kinds = [{self.nodes[node].gpu for node in self._group(stage, stages)} for stage in range(stages)]
+        return ["A10" if "A10" in names else names.pop() for names in kinds]
 
     def _reduce_rate(self, layout: Layout, gpu: str) -> float:
         """Return the seconds to reduce one parameter over the replicas, for a stage with these GPUs."""
         tensor, data = layout.tensor, layout.data
         if data == 1:
             return 0.0
-        found: float | None = self._known.get(("rate", tensor, data, gpu))
-        if found is None:
-            ring = ring_nodes(0, tensor - 1, tensor, data, self.gpus)
-            bandwidth = min(
-                self._link(here, there) for here, there in zip(ring, ring[1:] + ring[:1], strict=True)
-            )
-            if tensor * data >= self.gpus:
-                bandwidth /= tensor
-            elif tensor > 1 and gpu == "A10":
-                bandwidth /= self.gpus / data
-            found = self._known["rate", tensor, data, gpu] = 2 * (data - 1) * _BITS / (data * bandwidth)
-        return found
+        ring = ring_nodes(0, tensor - 1, tensor, data, self.gpus)
+        bandwidth = min(map(self._link, ring, ring[1:] + ring[:1]))
+        if tensor * data >= self.gpus:
+            bandwidth /= tensor
+        elif tensor > 1 and gpu == "A10":
+            bandwidth /= self.gpus / data
+        return 2 * (data - 1) * _BITS / (data * bandwidth)
 
     def _embedding_reduce(self, layout: Layout) -> float:
         """Return the time to sum the tied embedding's gradients between the first and the last stage."""
         if layout.pipeline == 1 or self.shape.name == "T5":
             return 0.0
         tensor, data = layout.tensor, layout.data
-        found: float | None = self._known.get(("embedding", tensor, data))
-        if found is None:
-            slowest = min(
-                self._link(
-                    ring_nodes(0, rank, tensor, data, self.gpus)[-1],
-                    ring_nodes(layout.pipeline - 1, rank, tensor, data, self.gpus)[-1],
-                )
-                for rank in range(tensor)
+        slowest = min(
+            self._link(
+                ring_nodes(0, rank, tensor, data, self.gpus)[-1],
+                ring_nodes(layout.pipeline - 1, rank, tensor, data, self.gpus)[-1],
             )
-            bandwidth = slowest / min(data, self.gpus)
-            found = self.shape.hidden * self.shape.vocab * _BITS / bandwidth / tensor
-            self._known["embedding", tensor, data] = found
-        return found
+            for rank in range(tensor)
+        )
+        bandwidth = slowest / min(data, self.gpus)
+        return self.shape.hidden * self.shape.vocab * _BITS / bandwidth / tensor
 
     def _link(self, here: int, there: int) -> float:
         if here == there:
@@ -347,16 +321,10 @@ class FasopModel:
 
     def _memory_limits(self, stages: int) -> list[float]:
         """Return the memory of each stage's GPUs, GiB."""
-        found: list[float] | None = self._known.get(("limits", stages))
-        if found is None:
-            groups = [self._group(stage, stages) for stage in range(stages)]
-            if stages < len(self.nodes):
-                groups = [group[:-1] for group in groups]
-            found = [
-                min((self.nodes[node].memory_gib for node in group), default=math.inf) for group in groups
-            ]
-            self._known["limits", stages] = found
-        return found
+        groups = [self._group(stage, stages) for stage in range(stages)]
+        if stages < len(self.nodes):
+            groups = [group[:-1] for group in groups]
+        return [min((self.nodes[node].memory_gib for node in group), default=math.inf) for group in groups]
 
     def _memory_sums(self, layout: Layout) -> list[float]:
         """Return the running sums of the layers' memory, GiB."""
@@ -392,9 +360,4 @@ def _first_stage_parameters(shape: Shape, tensor: int) -> list[float]:
 
 @functools.lru_cache(maxsize=1024)
 def _sums(shape: Shape, gpu: str, tensor: int, micro_batch: int) -> list[float]:
-    return [0.0, *itertools.accumulate(_costs(shape, gpu, tensor, micro_batch))]
-
-
-@functools.lru_cache(maxsize=1024)
-def _costs(shape: Shape, gpu: str, tensor: int, micro_batch: int) -> list[float]:
-    return layer_seconds(shape, gpu, tensor, micro_batch)
+    return [0.0, *itertools.accumulate(layer_seconds(shape, gpu, tensor, micro_batch))]
