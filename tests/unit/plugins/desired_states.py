@@ -26,6 +26,11 @@ ENTRY = PlanEntry(
 )
 
 
+def variables(given: dict[str, Any]) -> NodeVariables:
+    """Return a node's variables."""
+    return NodeVariables(given, given.__getitem__)
+
+
 def wanted(entry: PlanEntry = ENTRY, **changes: Any) -> DesiredState:
     """Return the desired state of a node.
 
@@ -38,11 +43,11 @@ def wanted(entry: PlanEntry = ENTRY, **changes: Any) -> DesiredState:
     attributes = {"plugin": "", "sriov": SriovSettings(), **attributes}
     given = {**USUAL, **changes}
     identity = {"cluster": "rdm", "accelerator": given["rdm_accelerator"], "slots": 1, "become": True}
-    state = desired_state(NodeVariables(given, given.__getitem__), entry, **identity)
+    state = desired_state(variables(given), entry, **identity)
     return state._replace(**attributes)
 
 
-def digest(role: str, variables: NodeVariables, entry: PlanEntry) -> str:
+def digest(role: str, given: NodeVariables, entry: PlanEntry) -> str:
     """Return the digest of a role's part."""
-    node = desired_state(variables, entry, cluster="rdm", accelerator="cpu", slots=1, become=True)
+    node = desired_state(given, entry, cluster="rdm", accelerator="cpu", slots=1, become=True)
     return node.digests([role])[role]

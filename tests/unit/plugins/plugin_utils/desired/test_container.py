@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import desired
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
-from tests.unit.plugins.desired_states import digest
+from tests.unit.plugins.desired_states import digest, variables
 
 SPEC = {
     "devices": ["/dev/kfd:/dev/kfd:rwm"],
@@ -28,10 +27,6 @@ PLANNED = PlanEntry(
     image="training:1",
 )
 SEEN = PLANNED._replace(observed={"container": SPEC, "config_dir": "/etc/rdm"})
-
-
-def variables(given: dict[str, Any]) -> NodeVariables:
-    return NodeVariables(given, given.__getitem__)
 
 
 def made(entry: PlanEntry = SEEN, absent: bool = False, **given: Any) -> dict[str, Any]:

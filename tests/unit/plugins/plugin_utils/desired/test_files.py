@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import desired
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
-from tests.unit.plugins.desired_states import digest
+from tests.unit.plugins.desired_states import digest, variables
 
 ENTRY = PlanEntry(
     "n1",
@@ -23,10 +22,6 @@ ALONE: dict[str, Any] = {
     "my_ip_master_addr": "10.2.0.9",
     "my_ip_address_map": "n1 10.2.0.1\n",
 }
-
-
-def variables(given: dict[str, Any]) -> NodeVariables:
-    return NodeVariables(given, given.__getitem__)
 
 
 def made(role: str, entry: PlanEntry = ENTRY, absent: bool = False, **given: Any) -> dict[str, Any]:

@@ -13,16 +13,16 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network impo
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import desired
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+
+from tests.unit.plugins.desired_states import variables
 
 MACVLAN = {"network_driver": "macvlan", "network_parent": "ib0"}
 PLANNED = PlanEntry("n1", subnet="10.1.0.0/24", gateway="10.1.0.1")
 OWN = {"network_subnet": "10.2.0.0/24", "network_gateway": "10.2.0.1"}
 
 
-def made(entry: PlanEntry = PLANNED, **variables: Any) -> DesiredNetwork:
-    given = {**MACVLAN, **variables}
-    return desired_network(NodeVariables(given, given.__getitem__), entry)
+def made(entry: PlanEntry = PLANNED, **given: Any) -> DesiredNetwork:
+    return desired_network(variables({**MACVLAN, **given}), entry)
 
 
 def test_the_plan_says_subnet_and_gateway() -> None:
@@ -63,8 +63,7 @@ def steps(present: bool | None = False, **given: Any) -> dict[str, Any]:
     """Return what the role's tasks read, after preflight found an engine, and perhaps the network."""
     given = {**MACVLAN, "preflight_facts": {"node": {"docker": {"engine": "docker"}}}, **given}
     entry = PLANNED._replace(observed={} if present is None else {"network_present": present})
-    variables = NodeVariables(given, given.__getitem__)
-    return desired("network", variables, entry, observed=Observed("n1", given))
+    return desired("network", variables(given), entry, observed=Observed("n1", given))
 
 
 @pytest.mark.parametrize(
@@ -120,8 +119,7 @@ def test_only_our_network_is_replaced_and_only_if_the_user_allows_it() -> None:
 
 
 def test_a_removal_needs_no_plan() -> None:
-    variables = NodeVariables(MACVLAN, MACVLAN.__getitem__)
-    gone = desired("network", variables, PlanEntry("n1"), absent=True)
+    gone = desired("network", variables(MACVLAN), PlanEntry("n1"), absent=True)
     assert gone == {
         "cluster": "rdm",
         "socket": "/run/docker/plugins/sriov.sock",

@@ -7,17 +7,12 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import desired
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
-from tests.unit.plugins.desired_states import digest
+from tests.unit.plugins.desired_states import digest, variables
 
 ARCHIVE = {"name": "a:1", "source": "archive", "path": "a.tar"}
 PULLED = {"name": "b:1", "source": "registry"}
 ENTRY = PlanEntry("n1", vf_mac="02:00:00:00:00:01")
-
-
-def variables(given: dict[str, Any]) -> NodeVariables:
-    return NodeVariables(given, given.__getitem__)
 
 
 def made(role: str, entry: PlanEntry = ENTRY, **given: Any) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settin
     SriovSettings,
     sriov_settings,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+
+from tests.unit.plugins.desired_states import variables
 
 SRIOV = {"network_driver": "sriov", "network_parent": "ib0"}
 
 
 @pytest.mark.parametrize(
-    ("variables", "expected"),
+    ("given", "expected"),
     [
         ({"network_driver": "bridge", "network_parent": "ib0"}, SriovSettings()),
         ({"network_driver": "macvlan", "network_parent": "ib0"}, SriovSettings(("ib0",))),
@@ -42,7 +43,7 @@ SRIOV = {"network_driver": "sriov", "network_parent": "ib0"}
         ),
     ],
 )
-def test_settings(variables: dict[str, Any], expected: SriovSettings) -> None:
-    assert sriov_settings(NodeVariables(variables, variables.__getitem__)) == expected
+def test_settings(given: dict[str, Any], expected: SriovSettings) -> None:
+    assert sriov_settings(variables(given)) == expected
     spec: Any = node_facts.ARGUMENT_SPEC["sriov"]
     assert set(expected.gathered()) == set(spec["options"])

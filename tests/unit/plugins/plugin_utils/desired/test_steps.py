@@ -13,6 +13,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.verify import probe_arguments
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
+from tests.unit.plugins.desired_states import variables
+
 OURS = {"rdm.provision.cluster": "rdm"}
 UNIT = {"network_plugin": {"unit": True, "cluster": "rdm", "systemd": True}}
 
@@ -21,7 +23,7 @@ def steps(role: str, facts: dict[str, Any] | None = None, **given: Any) -> dict[
     """Return a role's part and steps; variables and registered results have one name space, as in Ansible."""
     given |= {} if facts is None else {"preflight_facts": {"node": facts}}
     entry = PlanEntry.of(given.get("preflight_plan") or {}, "n1")
-    return desired(role, NodeVariables(given, given.__getitem__), entry, observed=Observed("n1", given))
+    return desired(role, variables(given), entry, observed=Observed("n1", given))
 
 
 def plugin(**found: Any) -> dict[str, Any]:
@@ -383,8 +385,7 @@ def python_env(node: str = "n1", play: str = "n1 n2", **given: Any) -> dict[str,
         "hostvars": HostVars({"n1": made, "n2": {"__python_env_made": {"used": ["/env", "/env-n2"]}}}),
         **given,
     }
-    variables = NodeVariables(given, given.__getitem__)
-    return desired("python_env", variables, PlanEntry(node), observed=Observed(node, given))
+    return desired("python_env", variables(given), PlanEntry(node), observed=Observed(node, given))
 
 
 def test_directories_of_an_environment_follow_the_clusters() -> None:
@@ -448,8 +449,7 @@ PLANNED = {"subnet": "10.0.0.0/24", "address_map": LINES}
 def ssh_config(entry: PlanEntry, **given: Any) -> dict[str, Any]:
     """Return the part and steps of a node."""
     given |= {"ansible_play_hosts_all": [f"n{number}" for number in range(1, 9)]}
-    variables = NodeVariables(given, given.__getitem__)
-    return desired("ssh_config", variables, entry, observed=Observed(entry.node, given))
+    return desired("ssh_config", variables(given), entry, observed=Observed(entry.node, given))
 
 
 def test_ssh_files_have_what_the_plan_of_them_returned() -> None:
@@ -497,7 +497,7 @@ def verify(node: str = "n2", play: str = "n1 n2", /, **given: Any) -> dict[str, 
         **given,
     }
     entry = PlanEntry.of(given.get("preflight_plan") or {}, node)
-    return desired("verify", NodeVariables(given, given.__getitem__), entry, observed=Observed(node, given))
+    return desired("verify", variables(given), entry, observed=Observed(node, given))
 
 
 def test_rails_are_those_of_the_plan_unless_the_user_gives_others() -> None:

@@ -19,13 +19,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.sample import
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.plugins.plugin_utils.fabric.node_names import names
+
 Rtt = Callable[[str, str], float | None]
 
 USUAL = 95.0
-
-
-def names(count: int) -> list[str]:
-    return [f"n{number}" for number in range(1, count + 1)]
 
 
 def measured(nodes: list[str], node: str, rtt: Rtt, **more: object) -> Measurement:

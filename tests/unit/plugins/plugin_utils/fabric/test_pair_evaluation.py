@@ -16,11 +16,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_schedule
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.plugins.plugin_utils.fabric.node_names import names
+
 GOOD, SLOW = 97.0, 24.0
-
-
-def names(count: int) -> list[str]:
-    return [f"n{number}" for number in range(1, count + 1)]
 
 
 def evaluated(

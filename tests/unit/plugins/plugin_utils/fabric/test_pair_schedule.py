@@ -14,9 +14,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_schedule
 from hypothesis import given
 from hypothesis import strategies as st
 
-
-def names(count: int) -> list[str]:
-    return [f"n{number}" for number in range(1, count + 1)]
+from tests.unit.plugins.plugin_utils.fabric.node_names import names
 
 
 @given(st.integers(0, 70).map(names))

@@ -19,6 +19,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma_rounds i
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import rdma_report, text
 
+from tests.unit.plugins.plugin_utils.fabric.node_names import names
+
 OPTIONS = {"most_rounds": 16, "above": 128, "seconds": 1, "timeout": 5.0}
 
 
@@ -37,10 +39,6 @@ def of_node(**changes: Any) -> dict[str, Any]:
         "given_all": False,
         **changes,
     }
-
-
-def names(count: int) -> list[str]:
-    return [f"n{number}" for number in range(1, count + 1)]
 
 
 def results(nodes: list[str], slow: str = "") -> dict[str, dict[str, Any]]:

@@ -11,10 +11,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.sample import
 from hypothesis import given
 from hypothesis import strategies as st
 
-
-def names(count: int) -> list[str]:
-    return [f"n{number}" for number in range(1, count + 1)]
-
+from tests.unit.plugins.plugin_utils.fabric.node_names import names
 
 clusters = st.integers(1, 120).map(names)
 
