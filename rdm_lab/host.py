@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import glob
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,11 +18,9 @@ from pathlib import Path
 def release() -> dict[str, str]:
     """Return the fields of /etc/os-release."""
     try:
-        text = Path("/etc/os-release").read_text(encoding="utf-8")
+        return platform.freedesktop_os_release()
     except OSError:
         return {}
-    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-    return {key: value.strip('"') for key, _, value in pairs}
 
 
 def source_files() -> dict[str, str]:
