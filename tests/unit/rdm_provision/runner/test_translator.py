@@ -474,7 +474,15 @@ def test_what_the_log_must_not_show_is_noted() -> None:
     assert into.hidden == {"KEY=old", "KEY=hush"}
 
 
-BANNER = """Task failed: Failed to connect to the host via ssh: @@@@@@@@@@@@@@@@@\r
+def why_unreachable(message: str) -> str:
+    """Return why a node was not reached, by what ssh reported."""
+    made = translator()
+    message = f"Task failed: Failed to connect to the host via ssh: {message}"
+    feed(made, outcome("unreachable", "a", {"msg": message}))
+    return end(made, rc=4).nodes["a"].why
+
+
+BANNER = """@@@@@@@@@@@@@@@@@\r
 @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r\n@@@@@@@@@@@@@@@@@\r
 IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!\r
 Add correct host key in /my keys/known_hosts to get rid of this message.\r
@@ -485,9 +493,7 @@ Host key verification failed."""
 
 
 def test_sshs_banner_about_a_changed_host_key_is_one_line() -> None:
-    made = translator()
-    feed(made, outcome("unreachable", "a", {"msg": BANNER}))
-    assert end(made, rc=4).nodes["a"].why == (
+    assert why_unreachable(BANNER) == (
         "the ssh host key of [10.0.0.1]:2222 is not the one in /my keys/known_hosts:3. If the host was "
         "reinstalled: ssh-keygen -f '/my keys/known_hosts' -R '[10.0.0.1]:2222'; if not, somebody else "
         "answers there"
@@ -503,14 +509,7 @@ def test_sshs_banner_about_a_changed_host_key_is_one_line() -> None:
     ],
 )
 def test_an_unknown_host_key_says_what_to_do(message: str) -> None:
-    made = translator()
-    feed(
-        made,
-        outcome(
-            "unreachable", "a", {"msg": f"Task failed: Failed to connect to the host via ssh: {message}"}
-        ),
-    )
-    assert end(made, rc=4).nodes["a"].why.startswith("ssh knows no key of this host: log in once by hand")
+    assert why_unreachable(message).startswith("ssh knows no key of this host: log in once by hand")
 
 
 @pytest.mark.parametrize(
@@ -548,11 +547,7 @@ def test_an_unknown_host_key_says_what_to_do(message: str) -> None:
     ],
 )
 def test_a_jump_host_in_the_way_is_named_instead_of_the_node(message: str, why: str) -> None:
-    made = translator()
-    head = "Failed to connect to the host via ssh: "
-    text = f"Task failed: {head}{message}Connection closed by UNKNOWN port 65535"
-    feed(made, outcome("unreachable", "a", {"msg": text}))
-    assert end(made, rc=4).nodes["a"].why == why
+    assert why_unreachable(f"{message}Connection closed by UNKNOWN port 65535") == why
 
 
 @pytest.mark.parametrize(
