@@ -74,26 +74,17 @@ __all__ = [
 ]
 
 _HOME = {
-    "Cluster": "api.cluster",
-    "Node": "api.cluster",
-    "JobFailure": "results.job_state",
-    "JobLines": "results.job_state",
-    "JobNode": "results.job_state",
-    "JobState": "results.job_state",
-    "JobUpdate": "results.job_state",
-    "Lab": "api.lab",
-    "LabNode": "api.lab",
-    "Run": "runner.run",
-    "ClusterBusyError": "errors",
-    "InputError": "errors",
-    "InventoryError": "errors",
-    "Problem": "problem",
-    "RdmError": "errors",
-    "ToolMissingError": "errors",
+    "api.cluster": ("Cluster", "Node"),
+    "api.lab": ("Lab", "LabNode"),
+    "errors": ("ClusterBusyError", "InputError", "InventoryError", "RdmError", "ToolMissingError"),
+    "problem": ("Problem",),
+    "results.job_state": ("JobFailure", "JobLines", "JobNode", "JobState", "JobUpdate"),
+    "runner.run": ("Run",),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'rdm_provision' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"rdm_provision.{_HOME.get(name, 'results.events')}"), name)
+    home = next((home for home, names in _HOME.items() if name in names), "results.events")
+    return getattr(importlib.import_module(f"rdm_provision.{home}"), name)
