@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import yaml
 
 from rdm_provision.environment import CALLBACKS
-from tests.ansible_playbook import ansible_playbook, played
+from tests.ansible_playbook import ansible_playbook
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "node1"
@@ -108,22 +107,3 @@ def run_plays(
         for play in report["plays"]
     ]
     return Played(done.returncode, changes, output, by_play)
-
-
-def evaluated(
-    what: str, environment: Mapping[str, str], *words: object
-) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Run plays with the role verify; return exit code, evaluation, and the reasons of failed hosts.
-
-    Args:
-        what: the evaluation's name in the result of its task.
-        environment: of ansible-playbook.
-        words: arguments of ansible-playbook.
-    """
-    rc, tasks, output = played(*words, environment=environment)
-    found = [host[what] for task in tasks for host in task["hosts"].values() if host.get(what)]
-    assert found, output
-    failed = {
-        name: host["msg"] for task in tasks for name, host in task["hosts"].items() if host.get("failed")
-    }
-    return rc, found[-1], failed

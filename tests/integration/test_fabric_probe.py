@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.docker.container_program import NotMeasuredError
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import unpacked
 from ansible_collections.rdm.provision.plugins.modules import fabric_probe
 
 from tests.integration.engine import Engine, net, wait_until
-from tests.integration.plays import evaluated
+from tests.integration.fabric import NETWORK, containers, verified
 
-NETWORK = "rdm-test-fabric"
 NAMES = ("n1", "n2", "n3")
 TIMEOUT_S = 2.0
 """For a silent peer. One that answers, but gets no processor time, has until the deadline."""
@@ -60,64 +57,19 @@ class Cluster:
 
     def verify(self, directory: Path, *arguments: str) -> tuple[int, dict[str, Any], dict[str, str]]:
         """Run the role; return the play's exit code, the evaluation, and the reasons of failed hosts."""
-        inventory = {
-            "all": {
-                "vars": {
-                    "ansible_connection": "local",
-                    "ansible_python_interpreter": sys.executable,
-                    "verify_container": "rdm-{{ inventory_hostname }}",
-                    "verify_nodes": "".join(f"{name} {address}\n" for name, address in ADDRESSES.items()),
-                    "verify_timeout": TIMEOUT_S,
-                    "verify_deadline": HANGS_S,
-                },
-                "children": {
-                    "master": {"hosts": {"n1": {}}},
-                    "workers": {"hosts": {"n2": {}, "n3": {}}},
-                },
-            }
-        }
-        play = {
-            "name": "Verify",
-            "hosts": "master:workers",
-            "gather_facts": False,
-            "environment": {"DOCKER_HOST": f"unix://{self.engine.socket}"},
-            "roles": ["rdm.provision.verify"],
-        }
-        (directory / "hosts.yml").write_text(yaml.safe_dump(inventory))
-        (directory / "play.yml").write_text(yaml.safe_dump([play]))
-        words = ("-i", directory / "hosts.yml", directory / "play.yml", *arguments)
-        return evaluated("fabric", self.engine.environment, *words)
+        limits: dict[str, Any] = {"verify_timeout": TIMEOUT_S, "verify_deadline": HANGS_S}
+        return verified("fabric", directory, self.engine.environment, ADDRESSES, *arguments, **limits)
 
 
 @pytest.fixture
 def cluster(engine: Engine, python_image: str, cable: str) -> Iterator[Cluster]:
     """Three containers that send an sshd's banner."""
-    network = {
-        "Name": NETWORK,
-        "Driver": "macvlan",
-        "Options": {"parent": cable},
-        "IPAM": {"Config": [{"Subnet": f"{NET}.0/24"}]},
-    }
-    engine.api.post("/networks/create", network)
-    try:
-        for name, address in ADDRESSES.items():
-            spec = {
-                "Image": python_image,
-                "Cmd": ["python3", "-c", GREETER],
-                "HostConfig": {"NetworkMode": NETWORK, "Init": True},
-                "NetworkingConfig": {"EndpointsConfig": {NETWORK: {"IPAMConfig": {"IPv4Address": address}}}},
-            }
-            engine.api.post("/containers/create", spec, name=f"rdm-{name}")
-            engine.api.post(f"/containers/rdm-{name}/start")
+    spec = {"Image": python_image, "Cmd": ["python3", "-c", GREETER]}
+    with containers(engine, cable, ADDRESSES, lambda _node: spec):
         cluster = Cluster(engine)
         for name in NAMES:
             assert wait_until(lambda name=name: ":22" in cluster.inside(name, "ss", "-ltn"), 120)  # type: ignore[misc]
         yield cluster
-    finally:
-        for name in NAMES:
-            for found in engine.api.get("/containers/json", all=True, filters={"name": [f"^/rdm-{name}$"]}):
-                engine.api.delete(f"/containers/{found['Id']}", force=True)
-        engine.api.delete(f"/networks/{NETWORK}")
 
 
 def reason(cluster: Cluster, node: str, **options: Any) -> tuple[str, str]:

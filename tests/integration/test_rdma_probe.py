@@ -6,21 +6,18 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.rdma_devices_script import gid_of
 
 from tests.integration.conftest import plugged
 from tests.integration.engine import Engine, net
-from tests.integration.plays import evaluated
+from tests.integration.fabric import NETWORK, containers, verified
 
-NETWORK = "rdm-test-rdma"
 NET, NEXT = net(10), net(11)
 ADDRESSES = {f"n{number}": f"{NET}.{10 + number}" for number in range(1, 5)}
 DEVICES = {"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_0", "n4": "mlx5_slow"}
@@ -52,30 +49,11 @@ def verify(
     **variables: Any,
 ) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Run the part of the role with an engine's environment; return as Cluster.verify does."""
-    inventory = {
-        "all": {
-            "vars": {
-                "ansible_connection": "local",
-                "ansible_python_interpreter": sys.executable,
-                "verify_container": "rdm-{{ inventory_hostname }}",
-                "verify_nodes": "".join(f"{name} {ADDRESSES[name]}\n" for name in nodes),
-                # A node that is silent for longer is dead, even on a busy machine.
-                "verify_rdma_timeout": 60.0,
-                **variables,
-            },
-            "hosts": {name: {} for name in nodes},
-        }
-    }
-    play = {
-        "hosts": "all",
-        "gather_facts": False,
-        "environment": {"DOCKER_HOST": environment["DOCKER_HOST"]},
-        "tasks": [{"import_role": {"name": "rdm.provision.verify", "tasks_from": "rdma"}}],
-    }
-    (trees / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    (trees / "play.yml").write_text(yaml.safe_dump([play]))
-    words = ("-i", trees / "hosts.yml", trees / "play.yml", "-e", "__verify_root=/tree", *arguments)
-    return evaluated("rdma", environment, *words)
+    # A node that is silent for longer is dead, even on a busy machine.
+    given = {"verify_rdma_timeout": 60.0, **variables}
+    addresses = {name: ADDRESSES[name] for name in nodes}
+    words = ("-e", "__verify_root=/tree", *arguments)
+    return verified("rdma", trees, environment, addresses, *words, tasks_from="rdma", **given)
 
 
 def given(number: int) -> dict[str, str]:
@@ -88,42 +66,22 @@ def given(number: int) -> dict[str, str]:
 def cluster(engine: Engine, python_image: str, cable: str, tmp_path: Path) -> Iterator[Cluster]:
     """Four containers; sysfs shows the device of n3, but it cannot be opened."""
     cluster = Cluster(engine, tmp_path)
-    network = {
-        "Name": NETWORK,
-        "Driver": "macvlan",
-        "Options": {"parent": cable},
-        "IPAM": {"Config": [{"Subnet": f"{NET}.0/24"}]},
-    }
-    engine.api.post("/networks/create", network)
-    try:
-        for name, address in ADDRESSES.items():
-            port = tmp_path / name / "sys/class/infiniband" / DEVICES[name] / "ports/1"
-            port.mkdir(parents=True)
-            (port / "state").write_text("4: ACTIVE\n")
-            (port / "rate").write_text("100 Gb/sec (4X EDR)\n")
-            verbs = tmp_path / name / "sys/class/infiniband_verbs/uverbs0"
-            verbs.mkdir(parents=True)
-            (verbs / "ibdev").write_text(f"{DEVICES[name]}\n")
-            if name != "n3":
-                cluster.give(name)
-            spec = {
-                "Image": python_image,
-                "HostConfig": {
-                    "NetworkMode": NETWORK,
-                    "Init": True,
-                    "Devices": [given(0)],
-                    "Binds": [f"{tmp_path / name}:/tree"],
-                },
-                "NetworkingConfig": {"EndpointsConfig": {NETWORK: {"IPAMConfig": {"IPv4Address": address}}}},
-            }
-            engine.api.post("/containers/create", spec, name=f"rdm-{name}")
-            engine.api.post(f"/containers/rdm-{name}/start")
+
+    def specification(node: str) -> dict[str, Any]:
+        port = tmp_path / node / "sys/class/infiniband" / DEVICES[node] / "ports/1"
+        port.mkdir(parents=True)
+        (port / "state").write_text("4: ACTIVE\n")
+        (port / "rate").write_text("100 Gb/sec (4X EDR)\n")
+        verbs = tmp_path / node / "sys/class/infiniband_verbs/uverbs0"
+        verbs.mkdir(parents=True)
+        (verbs / "ibdev").write_text(f"{DEVICES[node]}\n")
+        if node != "n3":
+            cluster.give(node)
+        host = {"Devices": [given(0)], "Binds": [f"{tmp_path / node}:/tree"]}
+        return {"Image": python_image, "HostConfig": host}
+
+    with containers(engine, cable, ADDRESSES, specification):
         yield cluster
-    finally:
-        for name in ADDRESSES:
-            for found in engine.api.get("/containers/json", all=True, filters={"name": [f"^/rdm-{name}$"]}):
-                engine.api.delete(f"/containers/{found['Id']}", force=True)
-        engine.api.delete(f"/networks/{NETWORK}")
 
 
 def test_the_slow_node_and_the_one_without_a_device_are_named_and_nothing_is_left(cluster: Cluster) -> None:
