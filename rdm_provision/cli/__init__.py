@@ -1,6 +1,7 @@
 """The command-line program ``rdm-provision``: a thin view over :mod:`rdm_provision`, one file per verb.
 
-Only click is imported at start. A verb's file, and with it Ansible and rich, is loaded when it is used.
+A verb is a file of `verbs/` whose first line is its group and its line in --help. Only click is imported at
+start. A verb's file, and with it Ansible and rich, is loaded when it is used.
 """
 
 from __future__ import annotations
@@ -13,33 +14,10 @@ from typing import Any
 
 import click
 
+from rdm_provision.cli.verb_list import GROUPS, VERBS
 from rdm_provision.errors import BAD_INPUT, CANCELLED, FAILED
 
 PROGRAM = "rdm-provision"
-
-# Verb → (file and name of its command, its line in --help). In the order of the help.
-VERBS: dict[str, tuple[str, str]] = {
-    "lab": ("lab:lab", "Make, inspect and remove a miniature cluster on this machine."),
-    "doctor": ("doctor:doctor", "Check this machine: one line per thing that runs need."),
-    "plan": ("plan:plan", "Show which node has which address. Touches no node."),
-    "check": ("check:check", "Show what `up` would change on each node. Changes nothing."),
-    "up": ("up:up", "Bring the cluster up: images, network, containers, hostfile."),
-    "verify": ("verify:verify", "Measure the fabric between the containers."),
-    "status": ("status:status", "Show what runs where, and what is not as planned."),
-    "exec": ("exec:exec_", "Run a command in the containers, all or some."),
-    "data": ("data:data", "Copy a directory of data to every node."),
-    "profile": ("profile:profile", "Measure what layers and links take, for tune."),
-    "tune": ("tune:tune", "Find the fastest layout of a training on the cluster."),
-    "train": ("train:train", "Check every node, start a training job, and watch it."),
-    "jobs": ("jobs:jobs", "Show the training jobs, or all about one."),
-    "logs": ("logs:logs", "Show what a job wrote on each node."),
-    "report": ("report:report", "Make one HTML page of what a job wrote, or compare several."),
-    "stop": ("stop:stop", "Stop a job: its own processes, after a checkpoint."),
-    "env": ("env:env", "Make the Python environment of bare hosts, or take it away."),
-    "slurm": ("slurm:slurm", "Make a Slurm cluster of the hosts, show it, or take it away."),
-    "down": ("down:down", "Take away what `up` made, and nothing else."),
-    "completion": ("completion:completion", "Print the shell's completion script."),
-}
 
 
 class Verbs(click.Group):
@@ -48,21 +26,22 @@ class Verbs(click.Group):
     # ruff: noqa: ARG002  # click names the arguments
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order of the help."""
+        """Return the names of the verbs."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load a verb."""
         if cmd_name not in VERBS:
             return None
-        module, _, attribute = VERBS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(f"{__name__}.verbs.{module}"), attribute)
-        return command
+        module = importlib.import_module(f"{__name__}.verbs.{cmd_name}")
+        found = (one for one in vars(module).values() if isinstance(one, click.Command))
+        return next(one for one in found if one.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs without loading them."""
-        with formatter.section("Verbs"):
-            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+        """Write the verbs by group, without loading them."""
+        for name in GROUPS:
+            with formatter.section(name):
+                formatter.write_dl([(verb, line) for verb, (group, line) in VERBS.items() if group == name])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

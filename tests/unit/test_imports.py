@@ -200,7 +200,7 @@ LAYERS = {
         "api",
         "cli",
     ),
-    "rdm_provision.cli": ("render", "common", "verbs"),
+    "rdm_provision.cli": ("verb_list", "render", "common", "verbs"),
 }
 
 

@@ -10,14 +10,17 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from rdm_provision.cli.verb_list import VERBS
+
 WRITTEN_VARS = "rdm_provision.extra_vars"
 """Key of click's context for the words of ``--extra-vars``."""
 _OF_CLUSTER = ("inventory", "extra_vars", "vault_password_file", "ask_vault_pass", "ask_become_pass")
 _NOT_AGAIN = ("limit", "as_json", "show_command", "verbose")
-_HINTED = re.compile(
-    r"(?<!by )\brdm-provision (?:(?:env|slurm) (?:up|down|status)|check|data|down|exec|jobs|logs|plan|profile"
-    r"|report|status|stop|train|tune|up|verify)\b(?! -i)"
+_OF_GROUP = {"Bare hosts": " (?:up|down|status)"}
+_TAKERS = "|".join(
+    verb + _OF_GROUP.get(group, "") for verb, (group, _) in VERBS.items() if group != "This machine"
 )
+_HINTED = re.compile(rf"(?<!by )\brdm-provision (?:{_TAKERS})\b(?! -i)")
 """A command to run, and not one that was run."""
 
 

@@ -1,4 +1,4 @@
-"""``rdm-provision check``: what would change, by content, per node."""
+"""Cluster: show what `up` would change on each node. Changes nothing."""
 
 from __future__ import annotations
 

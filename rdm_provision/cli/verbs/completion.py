@@ -1,4 +1,4 @@
-"""``rdm-provision completion``: the shell's completion script."""
+"""This machine: print the shell's completion script."""
 
 from __future__ import annotations
 

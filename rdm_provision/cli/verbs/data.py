@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rdm-provision data``: bring data to the nodes."""
+"""Cluster: copy a directory of data to every node."""
 
 from __future__ import annotations
 

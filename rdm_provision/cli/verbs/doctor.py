@@ -1,4 +1,4 @@
-"""``rdm-provision doctor``: is this machine fit to be the control machine?"""
+"""This machine: check this machine: one line per thing that runs need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rdm-provision down``: take away what ``up`` made."""
+"""Cluster: take away what `up` made, and nothing else."""
 
 from __future__ import annotations
 

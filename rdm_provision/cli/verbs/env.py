@@ -1,4 +1,4 @@
-"""``rdm-provision env``: the Python environment of bare hosts."""
+"""Bare hosts: make the Python environment of bare hosts, or take it away."""
 
 from __future__ import annotations
 

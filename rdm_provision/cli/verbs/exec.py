@@ -1,4 +1,4 @@
-"""``rdm-provision exec``: a command in the containers."""
+"""Cluster: run a command in the containers, all or some."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rdm-provision jobs``: the training jobs of the cluster, and one in full."""
+"""Jobs: show the training jobs, or all about one."""
 
 from __future__ import annotations
 

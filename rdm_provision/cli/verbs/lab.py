@@ -1,4 +1,4 @@
-"""``rdm-provision lab``: a miniature cluster on this machine."""
+"""This machine: make, inspect and remove a miniature cluster on this machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rdm-provision logs``: what a training job wrote."""
+"""Jobs: show what a job wrote on each node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rdm-provision plan``: the address plan, offline."""
+"""Cluster: show which node has which address. Touches no node."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rdm-provision profile``: measure what ``tune`` predicts from, on the cluster."""
+"""Jobs: measure what layers and links take, for tune."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rdm-provision report``: one HTML page of what a job wrote, or of several."""
+"""Jobs: make one HTML page of what a job wrote, or compare several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rdm-provision slurm``: a Slurm cluster of the hosts."""
+"""Bare hosts: make a Slurm cluster of the hosts, show it, or take it away."""
 
 from __future__ import annotations
 

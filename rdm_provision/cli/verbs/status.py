@@ -1,4 +1,4 @@
-"""``rdm-provision status``: what runs where."""
+"""Cluster: show what runs where, and what is not as planned."""
 
 from __future__ import annotations
 

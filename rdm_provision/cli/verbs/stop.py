@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rdm-provision stop``: stop a training job."""
+"""Jobs: stop a job: its own processes, after a checkpoint."""
 
 from __future__ import annotations
 

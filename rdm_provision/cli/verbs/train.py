@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rdm-provision train``: start a training job and watch it."""
+"""Jobs: check every node, start a training job, and watch it."""
 
 from __future__ import annotations
 

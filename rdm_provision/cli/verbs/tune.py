@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rdm-provision tune``: the fastest layout of a job on the cluster."""
+"""Jobs: find the fastest layout of a training on the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rdm-provision up``: bring the cluster up."""
+"""Cluster: bring the cluster up: images, network, containers, hostfile."""
 
 from __future__ import annotations
 

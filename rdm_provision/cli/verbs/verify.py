@@ -1,4 +1,4 @@
-"""``rdm-provision verify``: measure the fabric."""
+"""Cluster: measure the fabric between the containers."""
 
 from __future__ import annotations
 

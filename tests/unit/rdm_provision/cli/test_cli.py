@@ -19,7 +19,8 @@ from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible_collections.rdm.provision.rdm_lab.vm import recipe
 
 from rdm_provision.api.cluster import Cluster
-from rdm_provision.cli import VERBS, cli
+from rdm_provision.cli import cli
+from rdm_provision.cli.verb_list import VERBS
 from rdm_provision.errors import RdmError
 from rdm_provision.results.events import NodeRecap, RunResult
 from rdm_provision.results.outcomes import CommandOutput
@@ -62,14 +63,14 @@ def test_every_verb_speaks_json(verb: str) -> None:
 def test_no_arguments_show_the_help(call: Call) -> None:
     result = call()
     assert result.code == 3
-    assert "Verbs:" in result.out + result.err
+    assert "Jobs:" in result.out + result.err
 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["chek"], ["chek", "check"]),
-        (["xyzzy"], ["xyzzy", "plan, check"]),
+        (["xyzzy"], ["xyzzy", "check, completion, data"]),
         (["up", "--limt", "x"], ["--limt", "--limit"]),
         (["up", "--forks", "none"], ["none"]),
         (["up", "stray"], ["stray"]),

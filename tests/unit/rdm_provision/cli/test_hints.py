@@ -12,6 +12,7 @@ from rdm_provision import Cluster, cli
 from rdm_provision.api import doctor
 from rdm_provision.cli import main
 from rdm_provision.cli.render import commands, live
+from rdm_provision.cli.verb_list import VERBS
 from rdm_provision.results.events import NodeRecap, RunResult
 from rdm_provision.results.outcomes import CommandOutput
 from tests.unit.rdm_provision.cli.hints import hints, wrong
@@ -120,7 +121,7 @@ def test_doctor_does_not_say_no_inventory_of_an_inventory(
 
 def test_hints_name_the_inventory_for_every_verb_that_takes_one() -> None:
     takers = set()
-    for verb in cli.VERBS:
+    for verb in VERBS:
         command = cli.Verbs("rdm-provision").get_command(click.Context(click.Command("x")), verb)
         assert command is not None
         below = command.commands if isinstance(command, click.Group) else {"": command}
