@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["printable"]
-
 _UNSAFE = re.compile(
     # Whole sequences first, so that no part is left: colours and cursor moves; titles and the clipboard.
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
