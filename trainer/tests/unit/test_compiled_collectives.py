@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch._inductor import async_compile
+from torch._inductor import async_compile, cpu_vec_isa
 from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -64,12 +64,16 @@ def begun(context_rank: int) -> tuple[list[list[tuple[str, str]]], str]:
 
 @pytest.fixture(autouse=True)
 def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile no kernel, because the order stands in the code that calls them."""
+    """Compile no kernel, because the order stands in the code that calls them.
+
+    Nor the programs that try which vector instructions the compiler knows: they took 10 processor seconds.
+    """
 
     def made(*_: object, **__: object) -> Callable[..., None]:
         return lambda *_: None
 
     monkeypatch.setattr(async_compile.AsyncCompile, "cpp_pybinding", made)
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
 
 
 @pytest.mark.parametrize(
