@@ -184,7 +184,7 @@ def _lock(directory: Path, more: int = 0) -> int:
 
 def remove_left() -> None:
     """Remove the engines of this checkout whose directories nobody locks any more: their runs were killed."""
-    for root in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for root in Path("/tmp").glob(f"rdm-t-*/{PREFIX}*"):  # each run has a directory there
         try:
             handle = _lock(root, fcntl.LOCK_NB)
         except (BlockingIOError, FileNotFoundError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -20,10 +21,11 @@ with private_engine() as engine:
 
 
 def test_the_engine_of_a_killed_run_is_removed_and_no_other(engine: Engine) -> None:
+    temporary = tempfile.mkdtemp(prefix="rdm-t-", dir="/tmp")
     run = subprocess.run(
         [sys.executable, "-c", KILLED],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / ".collections")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".collections"), "TMPDIR": temporary},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -33,6 +35,6 @@ def test_the_engine_of_a_killed_run_is_removed_and_no_other(engine: Engine) -> N
     assert [bridge.exists() for bridge in bridges] == [True, True]
     remove_left()
     assert not left.processes()
-    assert not left.root.exists()
+    Path(temporary).rmdir()
     assert [bridge.exists() for bridge in bridges] == [False, True]
     assert engine.api.version()
