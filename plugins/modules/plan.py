@@ -158,7 +158,6 @@ nodes:
     shells: {description: Which shells are installed., type: dict}
     seen: {description: "Name, state and image of its container; empty for none.", type: dict}
     functions_end: {description: "VFs of containers that end first, by the PF's interface.", type: dict}
-    function_devices: {description: Whether its container gets only the devices of its VF., type: bool}
     rails: {description: "Its further rails, each with network, subnet and MY_IP.", type: list}
 hostfile:
   description: DeepSpeed's hostfile, the master first.

@@ -138,8 +138,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision impor
     next_steps,
     planned,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.desired_vfs import DesiredVfs
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import Physical, to_fact
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import addresses, normal
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import normal
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import Kernel, bring, evaluate
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -325,31 +326,19 @@ def wanted_of(params: Dict[str, Any]) -> List[Wanted]:
     unknown = sorted(set(params["addresses"]) - set(params["parents"]))
     if unknown:
         raise NodeError("addresses has {0}, which is none of parents".format(unknown[0]))
-    found = []
-    for index, parent in enumerate(params["parents"]):
-        given = params["addresses"].get(parent)
-        try:
-            listed = (
-                addresses(normal(params["first_mac"]) if params["first_mac"] else "", index, params["number"])
-                if given is None
-                else [normal(str(one)) for one in given]
-            )
-        except (TypeError, ValueError) as error:
-            raise NodeError(
-                "an address for {0}, {1}, {2}".format(parent, given or params["first_mac"], error)
-            ) from None
-        found.append(
-            Wanted(
-                parent,
-                params["number"],
-                listed,
-                params["policy"],
-                params["vlan"],
-                params["trust"],
-                params["spoof_check"],
-            )
-        )
-    return found
+    given = params["first_mac"]
+    try:
+        first_mac = normal(given) if given else ""
+        listed = {}
+        for pf, given in params["addresses"].items():
+            listed[pf] = [normal(str(one)) for one in given]
+    except (TypeError, ValueError) as error:
+        raise NodeError("an address, {0}, {1}".format(given, error)) from None
+    same = {name: params[name] for name in ("number", "policy", "vlan", "trust", "spoof_check")}
+    try:
+        return DesiredVfs(pfs=params["parents"], first_mac=first_mac, addresses=listed, **same).of_pfs()
+    except ValueError as error:
+        raise NodeError(str(error)) from None
 
 
 def _was_made(known: Dict[str, kept_vfs.Function], pci: str) -> bool:

@@ -23,7 +23,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import 
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import sriov as sriov_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import SriovSettings
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import Engine, private_engine
@@ -237,8 +236,7 @@ class Card(FakeKernel):
             network_parent=self.name,
             network_replace=True,
             plugin="rdm-sriov",
-            functions=(Wanted(self.name, number),) if number else (),
-            sriov=SriovSettings((self.name,), max(1, number)),
+            sriov_vfs=number,
         )
         findings = Findings([], [])
         sriov_checks.functions(state, facts, findings)

@@ -64,7 +64,6 @@ class CheckedNode(NamedTuple):
         seen: name, state and image of the container before the run; empty for none.
         functions_end: how many VFs are in use by containers that end before the VFs are configured, by the
             interface of the PF.
-        function_devices: whether the container gets only the devices of its VF; None without our plugin.
         rails: the further rails; parent, network, subnet, gateway, my_ip and options of each.
     """
 
@@ -75,17 +74,11 @@ class CheckedNode(NamedTuple):
     shells: Mapping[str, bool]
     seen: Mapping[str, str]
     functions_end: Mapping[str, int]
-    function_devices: bool | None = None
     rails: Sequence[Mapping[str, Any]] = ()
 
     def plain(self) -> dict[str, Any]:
         """Return it as the action returns it, without what the node does not have."""
-        optional = {"function_devices": None, "rails": ()}
-        return {
-            name: value
-            for name, value in self._asdict().items()
-            if name not in optional or value != optional[name]
-        }
+        return {name: value for name, value in self._asdict().items() if name != "rails" or value}
 
 
 class CheckedNodes(NamedTuple):
@@ -176,7 +169,7 @@ def _taken(
             plan.inventory.ssh_addresses.values(),
         )
     )
-    problems += vf_plan.taken(plan.addresses, plan.functions, facts)
+    problems += vf_plan.taken(plan.addresses, plan.vfs, facts)
     for index, subnet in enumerate(plan.rails, start=1):
         problems += collisions(
             subnet,
@@ -195,7 +188,7 @@ def _checked(want: DesiredState, found: ObservedState, config_dir: str) -> Check
         found,
         want.accelerator,
         *rdma_interfaces(want),
-        rdma=not (want.reserves_vf and want.function_devices),
+        rdma=not want.function_devices,
     )
     return CheckedNode(
         config_dir=config_dir,
@@ -205,7 +198,6 @@ def _checked(want: DesiredState, found: ObservedState, config_dir: str) -> Check
         shells=dict(found["shells"]),
         seen=container_seen(want, found),
         functions_end=sriov_checks.ending(want, found),
-        function_devices=want.function_devices if want.reserves_vf else None,
         rails=[_rail(rail) for rail in want.attachments[1:]] or (),
     )
 

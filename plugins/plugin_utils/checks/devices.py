@@ -16,10 +16,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.spec impor
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import SHARED
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
-    DRIVERS_ON_A_PARENT,
-)
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import (
+    DRIVERS_ON_AN_INTERFACE,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 _INFINIBAND_ADDRESS = 20
@@ -28,7 +28,7 @@ _INFINIBAND_ADDRESS = 20
 
 def rdma_interfaces(want: DesiredState) -> list[str]:
     """Return the interfaces whose RDMA devices the container gets; none for all devices of the node."""
-    if want.network_driver not in DRIVERS_ON_A_PARENT or not want.interfaces[0]:
+    if want.network_driver not in DRIVERS_ON_AN_INTERFACE or not want.interfaces[0]:
         return []
     return [] if want.container.devices_of == "all" else want.below_all
 
@@ -91,7 +91,7 @@ def gpu_access(want: DesiredState, facts: ObservedState, findings: Findings) -> 
 
 def parent(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report a network's interface that the node lacks or that cannot carry the network."""
-    if want.network_driver not in DRIVERS_ON_A_PARENT or not want.interfaces[0]:
+    if want.network_driver not in DRIVERS_ON_AN_INTERFACE or not want.interfaces[0]:
         return
     existing = {one["name"]: one for one in facts["interfaces"]}
     driverless = facts["driverless"]
@@ -181,7 +181,7 @@ def _stay_out(want: DesiredState, facts: ObservedState) -> list[Problem]:
     """Return why the container cannot get RDMA devices in exclusive mode."""
     value = "the mode exclusive of RDMA devices in network namespaces"
     shared = f"{SHARED}, and options ib_core netns_mode=1 in /etc/modprobe.d for the next boot"
-    if not want.reserves_vf or not want.function_devices:
+    if not want.function_devices:
         reason = "keeps them from every container: rdm-sriov alone moves one there, its function's"
         return [Problem(want.node, value, reason, shared)]
     infiniband = [one["name"] for one in facts["parents"] if one["infiniband"]]

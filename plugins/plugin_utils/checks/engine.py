@@ -14,8 +14,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DE
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import room_to_load
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import DRIVERS_ON_A_PARENT
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import DRIVERS_ON_AN_INTERFACE
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import canonical
 
@@ -249,7 +249,7 @@ def _described(other: Mapping[str, Any]) -> str:
 
 def _fits(want: DesiredState, rootless: bool) -> bool:
     """Return whether the engine can create the network: a rootless one has its own network stack."""
-    return not rootless or want.network_driver not in DRIVERS_ON_A_PARENT
+    return not rootless or want.network_driver not in DRIVERS_ON_AN_INTERFACE
 
 
 def _version(text: Any) -> tuple[int, ...]:

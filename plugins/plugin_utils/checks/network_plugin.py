@@ -8,8 +8,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import LAB
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import OWN, UPSTREAM
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import OWN, UPSTREAM
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 _MAY_SERVE = ("running", "restarting", "paused")

@@ -25,8 +25,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.pf import MELL
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.network_plugin import leaves_upstream
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import OWN, UPSTREAM
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import OWN, UPSTREAM
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 _FIRMWARE_VFS = 8
@@ -46,7 +46,7 @@ def functions(want: DesiredState, facts: ObservedState, findings: Findings) -> N
                 refused.add(one["name"])
                 findings.problems.append(problem)
     findings.problems.extend(_none_to_give(want, facts, refused))
-    if want.functions and not want.become:
+    if want.vfs.number and not want.become:
         reason = "needs root, which makes virtual functions, and rdm_become is false"
         findings.problems.append(Problem(want.node, "sriov_vfs", reason, "set rdm_become to true"))
     findings.problems.extend(_impossible(want, facts, reported))
@@ -157,7 +157,7 @@ def other_networks(want: DesiredState, facts: ObservedState, findings: Findings)
 
 def _none_to_give(want: DesiredState, facts: ObservedState, refused: Set[str]) -> Iterator[Problem]:
     """Yield a problem if PFs have no VFs and none are configured: our plugin creates none itself."""
-    if want.plugin != OWN or want.functions or _mode(want) == "passthrough":
+    if want.plugin != OWN or want.vfs.number or _mode(want) == "passthrough":
         return
     below = set(want.below_all) - refused
     used = [one for one in facts["parents"] if one["pci"] and one["name"] in below]
@@ -206,7 +206,7 @@ def _impossible(want: DesiredState, facts: ObservedState, reported: Set[str]) ->
     found = {name: one for one in facts["sriov"] for name in (one["pf"], one["pci"])}
     seen: dict[str, str] = {}
     ends = ending(want, facts)
-    for wanted in want.functions:
+    for wanted in want.vfs.of_pfs():
         if wanted.parent in reported:
             continue
         fact = found.get(wanted.parent)
@@ -226,7 +226,7 @@ def _impossible(want: DesiredState, facts: ObservedState, reported: Set[str]) ->
 
 
 def _is_short(want: DesiredState, one: Mapping[str, Any]) -> bool:
-    return bool(one["pci"]) and one["total_vfs"] < want.sriov.vfs
+    return bool(one["pci"]) and one["total_vfs"] < want.vfs_needed
 
 
 def _unfit(want: DesiredState, one: Mapping[str, Any]) -> Problem | None:
@@ -261,7 +261,7 @@ def _unfit(want: DesiredState, one: Mapping[str, Any]) -> Problem | None:
 def _too_few(want: DesiredState, one: Mapping[str, Any], findings: Findings) -> Problem | None:
     """Return which layer keeps a PF from offering the desired VFs; a warning if the run repairs it."""
     node, name, pci, total = want.node, one["name"], one["pci"], one["total_vfs"]
-    offers = f"{name} ({pci}) offers {total} VFs (sriov_totalvfs), and sriov_vfs asks for {want.sriov.vfs}"
+    offers = f"{name} ({pci}) offers {total} VFs (sriov_totalvfs), and sriov_vfs asks for {want.vfs_needed}"
     if total == 0:
         offers = f"{name} ({pci}) offers no VFs (sriov_totalvfs is 0 or missing)"
     if one["vendor"] != MELLANOX:
@@ -273,7 +273,7 @@ def _too_few(want: DesiredState, one: Mapping[str, Any], findings: Findings) -> 
         )
     firmware = one["firmware"]
     tool = firmware.get("tool") or "mstconfig"
-    count = want.sriov.firmware_vfs or max(want.sriov.vfs, _FIRMWARE_VFS)
+    count = want.sriov.firmware_vfs or max(want.vfs_needed, _FIRMWARE_VFS)
     command = " ".join(set_command(tool, pci, count))
     fewer = f", or set sriov_vfs to {total} or less" if total else ""
     if firmware.get("error") or "next" not in firmware:
@@ -281,7 +281,7 @@ def _too_few(want: DesiredState, one: Mapping[str, Any], findings: Findings) -> 
         first = "see as root why" if firmware.get("tool") else "install mstflint"
         hint = f"{first} ({tool} -d {pci} -e query), then {command}, and reboot{fewer}"
         return Problem(node, "firmware:", reason, hint)
-    if allows(firmware["current"], want.sriov.vfs):
+    if allows(firmware["current"], want.vfs_needed):
         reason = f"{offers}, though the firmware allows {firmware['current']['vfs']} ({tool} -e query)"
         hint = (
             f"switch SR-IOV, and memory above 4 GB, on in the BIOS set-up (dmesg | grep -i {pci} says what "
@@ -289,14 +289,14 @@ def _too_few(want: DesiredState, one: Mapping[str, Any], findings: Findings) -> 
         )
         return Problem(node, "BIOS:", reason, hint)
     shown = f"SRIOV_EN={_shown(firmware['next']['sriov'])} NUM_OF_VFS={_shown(firmware['next']['vfs'])}"
-    if allows(firmware["next"], want.sriov.vfs):
+    if allows(firmware["next"], want.vfs_needed):
         reason = f"{offers}; {shown} are set and wait for a reboot ({tool} -e query)"
         hint = "reboot the node (power it off and on where a reboot does not do)"
     else:
         reason = f"{offers}; after the next boot, too, it has {shown} ({tool} -e query)"
         hint = f"{command}, and reboot{fewer}"
     if want.sriov.firmware_vfs:
-        then = "reboots the node" if want.sriov.reboot_ok else "stops there until the node was rebooted"
+        then = "reboots the node" if want.run.reboot else "stops there until the node was rebooted"
         findings.warn(node, f"firmware: {reason}: the run sets it, as sriov_firmware says, and {then}.")
         return None
     hint += "; or set sriov_firmware: true (and sriov_reboot_ok: true)"

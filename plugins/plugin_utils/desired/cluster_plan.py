@@ -8,6 +8,7 @@ from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import RUNTIME_CONTAINER, RUNTIME_HOST
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.desired_vfs import DesiredVfs
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import (
     AddressPlan,
     make_plan,
@@ -19,7 +20,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision 
     subnet_problems,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import default_directory
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vf_plan import VfSettings
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -36,7 +36,7 @@ class ClusterPlan(NamedTuple):
     Attributes:
         inventory: the cluster as the user described it.
         addresses: the address plan.
-        functions: node name -> its VFs as the inventory sets them; nodes without are left out.
+        vfs: node name -> its desired VFs; nodes without are left out.
         warnings: sentences about problems that do not stop the run.
         rails: the subnets of the further rails.
     """
@@ -44,7 +44,7 @@ class ClusterPlan(NamedTuple):
     inventory: Inventory
     addresses: AddressPlan
     warnings: list[str]
-    functions: Mapping[str, VfSettings] = {}
+    vfs: Mapping[str, DesiredVfs] = {}
     rails: Sequence[IPv4Network] = ()
 
 

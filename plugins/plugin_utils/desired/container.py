@@ -22,6 +22,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files 
     owner_marker,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import reserves_vf
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.container_options import (
     MOUNT_OPTIONS,
     OUR_MOUNTS,
@@ -161,19 +162,23 @@ def desired_container(variables: NodeVariables, entry: PlanEntry) -> DesiredCont
     certificate = entry.keys.get(_CERTIFICATE, "")
     capabilities = [str(one) for one in _of_node("container_capabilities", variables, entry, [])]
     files = _files(variables, entry, my_ip)
+    devices_of = variables.text("container_rdma")
+    # Without a plan, the variables of other roles may be unknown here.
+    reserved = bool(entry.my_ip) and reserves_vf(variables)
     return DesiredContainer(
         name=variables.text("container_name"),
         cluster=variables.text("rdm_cluster"),
         accelerator=variables.text("rdm_accelerator"),
-        devices_of=variables.text("container_rdma"),
+        devices_of=devices_of,
         image=variables.text("container_image") or entry.image,
         command=variables.texts("container_command") or [*_START, *([] if sshd else ["sleep", "infinity"])],
         hostname=variables.text("container_hostname") or entry.node,
         network=variables.text("container_network") or variables.text("network_name"),
         my_ip=my_ip,
         rails=rails,
-        plugin_socket=_plugin_socket(variables, entry),
-        rdma=entry.observed.get("function_devices", True),
+        plugin_socket=variables.text("container_plugin_socket")
+        or (variables.text("sriov_socket") if reserved else ""),
+        rdma=not (reserved and (devices_of == "all" or variables.value("container_devices") is not None)),
         env={
             "MY_IP": my_ip,
             "MASTER_ADDR": needed("container_master_addr", variables, entry.master_addr),
@@ -336,11 +341,6 @@ def _security_opts(variables: NodeVariables, debug: bool) -> list[str]:
 
 def _has(security_opts: Iterable[str], start: str) -> bool:
     return any(re.match(start, one) for one in security_opts)
-
-
-def _plugin_socket(variables: NodeVariables, entry: PlanEntry) -> str:
-    given = variables.text("container_plugin_socket")
-    return given or (variables.text("sriov_socket") if "function_devices" in entry.observed else "")
 
 
 def _of_node(variable: str, variables: NodeVariables, entry: PlanEntry, otherwise: list[str]) -> list[Any]:

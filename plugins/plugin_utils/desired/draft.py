@@ -8,6 +8,7 @@ from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.desired_vfs import DesiredVfs
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import (
@@ -28,11 +29,17 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.images impor
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network import network_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import key_problems
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import OWN, plugin_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState, desired_state
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.validation import (
     contradictions,
     validate,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import (
+    OWN,
+    desired_vfs,
+    has_vfs,
+    plugin_of,
+    refuse_undone,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
@@ -149,7 +156,7 @@ def draft_plan(
                 keys=previous.keys, vf_prefix=previous.vf_prefix, replaced=previous.replaced
             )
         plan = plan._replace(rails=subnets, warnings=warnings, addresses=addresses)
-        plan = _with_functions(reader, plan, problems)
+        plan = _with_vfs(reader, plan, problems)
     return Draft(plan, previous, valid.images, problems, warnings)
 
 
@@ -185,22 +192,22 @@ def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -
     return address_plan.release(previous, names, hosts)
 
 
-def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Problem]) -> ClusterPlan:
+def _with_vfs(reader: HostVariables, plan: ClusterPlan, problems: list[Problem]) -> ClusterPlan:
     """Return the plan with the VFs, and add what is wrong with them to `problems`."""
-    functions: dict[str, vf_plan.VfSettings] = {}
-    for host in plan.addresses.nodes:
+    having = [host for host in plan.addresses.nodes if has_vfs(reader.node(host))]
+    addresses = vf_plan.with_prefix(
+        plan.addresses, having, plan.inventory.cluster, plan.inventory.ssh_addresses
+    )
+    vfs: dict[str, DesiredVfs] = {}
+    for host in having:
         try:
-            functions[host] = vf_plan.functions_of(reader.node(host))
-            if functions[host].number and plugin_of(reader.node(host)) == OWN:
-                vf_plan.refuse_undone(functions[host], _sriov_network(reader, host))
+            vfs[host] = desired_vfs(reader.node(host), vf_plan.first_of(addresses, host))
+            if plugin_of(reader.node(host)) == OWN:
+                refuse_undone(vfs[host], _sriov_network(reader, host))
         except ValueError as error:
             problems.append(Problem(host, "", str(error), "correct it in the inventory"))
-    functions = {host: one for host, one in functions.items() if one.number}
-    addresses = vf_plan.assigned(
-        plan.addresses, functions, plan.inventory.cluster, plan.inventory.ssh_addresses
-    )
-    problems += vf_plan.clashes(addresses, functions)
-    return plan._replace(addresses=addresses, functions=functions)
+    problems += vf_plan.clashes(addresses, vfs)
+    return plan._replace(addresses=addresses, vfs=vfs)
 
 
 def _sriov_network(reader: HostVariables, host: str) -> Network:
@@ -250,7 +257,6 @@ def _state(
         slots=mine.slots,
         become=mine.become,
         image_listed=image_listed,
-        functions=plan.functions.get(node, vf_plan.NONE).wanted(entry.vf_mac),
     )
 
 

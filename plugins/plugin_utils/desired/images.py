@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import (
     UPSTREAM,
     UPSTREAM_IMAGE,
 )

@@ -13,7 +13,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.network.rails import
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import network_of, prefix_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import plugin_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import plugin_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.network_options import driver_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 

@@ -12,14 +12,15 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     LABEL_ROLE,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import PROGRAM, STATE
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.desired_vfs import DesiredVfs
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_programs import program_digest
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import Observed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import (
     OWN,
     UPSTREAM,
     UPSTREAM_IMAGE,
-    vf_parents,
+    desired_vfs,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
@@ -65,36 +66,6 @@ class PluginContainer(NamedTuple):
     restart_policy: str
 
 
-class DesiredVfs(NamedTuple):
-    """VFs, in the options of the module `rdm.provision.sriov_vf`.
-
-    Attributes:
-        parents: the PFs that have VFs.
-        number: VFs per PF; 0 for none.
-        first_mac: of the node; MACs and GUIDs are derived from it.
-        addresses: the user's MACs or GUIDs for VFs.
-        policy: of InfiniBand VFs.
-        vlan: of Ethernet VFs; this and the next two are None to leave the setting unchanged.
-        trust: of Ethernet VFs.
-        spoof_check: of Ethernet VFs.
-        firmware: number of VFs that the firmware is set to allow; 0 to leave it unchanged.
-        kernel_parameters: whether the kernel's command line enables the IOMMU.
-        boot_program: digest of the program that recreates the VFs at boot; empty without VFs.
-    """
-
-    parents: list[str]
-    number: int
-    first_mac: str
-    addresses: dict[str, Any]
-    policy: str
-    vlan: int | None
-    trust: bool | None
-    spoof_check: bool | None
-    firmware: int
-    kernel_parameters: bool
-    boot_program: str
-
-
 class DesiredSriov(NamedTuple):
     """Desired state of the role sriov.
 
@@ -112,7 +83,11 @@ class DesiredSriov(NamedTuple):
         engine: the engine's socket; empty if the user does not set it.
         container_name: name of its container.
         container: options of its container.
+        stand_in: whether it is an unknown program of the user's.
         vfs: the VFs.
+        firmware_vfs: number of VFs that the firmware is set to allow; 0 to leave it unchanged.
+        kernel_parameters: whether the kernel's command line enables the IOMMU.
+        boot_program: digest of the program that recreates the VFs at boot; empty without VFs.
     """
 
     enabled: bool
@@ -128,7 +103,11 @@ class DesiredSriov(NamedTuple):
     engine: str
     container_name: str
     container: PluginContainer
+    stand_in: bool
     vfs: DesiredVfs
+    firmware_vfs: int
+    kernel_parameters: bool
+    boot_program: str
 
 
 def desired_sriov(variables: NodeVariables, entry: PlanEntry) -> DesiredSriov:
@@ -137,7 +116,11 @@ def desired_sriov(variables: NodeVariables, entry: PlanEntry) -> DesiredSriov:
     Args:
         variables: the node's variables.
         entry: its part of the plan.
+
+    Raises:
+        ValueError: the VFs are impossible.
     """
+    vfs = desired_vfs(variables, entry.vf_mac)
     plugin, socket = variables.text("sriov_plugin"), variables.text("sriov_socket")
     paths = _Paths(
         program=variables.text("__sriov_program") or PROGRAM,
@@ -160,7 +143,13 @@ def desired_sriov(variables: NodeVariables, entry: PlanEntry) -> DesiredSriov:
         container=_own_container(variables, paths, socket)
         if plugin == OWN
         else _upstream_container(variables),
-        vfs=_vfs(variables, entry),
+        stand_in=bool(variables.value("sriov_command")),
+        vfs=vfs,
+        firmware_vfs=max(1, vfs.number, variables.number("sriov_firmware_vfs"))
+        if variables.true("sriov_firmware")
+        else 0,
+        kernel_parameters=variables.true("sriov_kernel_parameters"),
+        boot_program=program_digest("boot") if vfs.number else "",
     )
 
 
@@ -251,23 +240,4 @@ def _upstream_container(variables: NodeVariables) -> PluginContainer:
         pid_mode=variables.text("sriov_pid_mode"),
         userns_mode=variables.text("container_userns_mode") if userns_mode is None else str(userns_mode),
         restart_policy=variables.text("sriov_restart_policy"),
-    )
-
-
-def _vfs(variables: NodeVariables, entry: PlanEntry) -> DesiredVfs:
-    number = variables.number("sriov_vfs")
-    firmware = max(number, variables.number("sriov_firmware_vfs"))
-    first_mac = variables.value("sriov_vf_first_mac")
-    return DesiredVfs(
-        parents=vf_parents(variables),
-        number=number,
-        first_mac=entry.vf_mac if first_mac is None else str(first_mac),
-        addresses=variables.value("sriov_vf_addresses") or {},
-        policy=variables.text("sriov_vf_policy"),
-        vlan=variables.value("sriov_vf_vlan"),
-        trust=variables.value("sriov_vf_trust"),
-        spoof_check=variables.value("sriov_vf_spoof_check"),
-        firmware=firmware if variables.true("sriov_firmware") else 0,
-        kernel_parameters=variables.true("sriov_kernel_parameters"),
-        boot_program=program_digest("boot") if number else "",
     )

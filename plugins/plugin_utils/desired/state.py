@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, cast
 
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.desired_vfs import DesiredVfs
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.container import (
     DesiredContainer,
     absent_container,
@@ -55,13 +55,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov import
     desired_sriov,
     sriov_steps,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
-    DRIVERS_ON_A_PARENT,
-    OWN,
-    SriovSettings,
-    plugin_of,
-    sriov_settings,
-)
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.ssh_config import (
     absent_ssh_config,
     desired_ssh_config,
@@ -69,6 +62,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.ssh_config i
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state_file import desired_state_file
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.verify import desired_verify, verify_steps
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import (
+    DRIVERS_ON_AN_INTERFACE,
+    OWN,
+    plugin_of,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 _OF_DEVICES = {
@@ -156,6 +154,7 @@ class RunOptions(NamedTuple):
         min_free_bytes: free space that images need; 0 for no check.
         distribution: `images_distribution`.
         repair_strays: whether to comment out others' lines that set another MY_IP in shells.
+        reboot: whether a node may be rebooted for settings of firmware and kernel.
     """
 
     install_engine: bool = False
@@ -165,6 +164,7 @@ class RunOptions(NamedTuple):
     min_free_bytes: int = 0
     distribution: str = "auto"
     repair_strays: bool = False
+    reboot: bool = False
 
 
 class DesiredState(NamedTuple):
@@ -183,9 +183,7 @@ class DesiredState(NamedTuple):
         chosen: which of devices, device_requests and groups the user sets for the container; the others
             follow from the node's facts.
         image_listed: whether images_list provides the container's image; otherwise the node must have it.
-        sriov: settings of the interfaces of the networks.
         plugin: the SR-IOV network plugin, `rdm-sriov` or `upstream`; empty for none.
-        functions: the desired VFs of the node's PFs.
         run: how a run may reach this state.
         origin: what this inventory knows of the cluster; None if its keys are not checked.
         others: MY_IP -> node, of all nodes.
@@ -202,9 +200,7 @@ class DesiredState(NamedTuple):
     interfaces: Sequence[str] = ()
     chosen: frozenset[str] = frozenset()
     image_listed: bool = True
-    sriov: SriovSettings = SriovSettings()
     plugin: str = ""
-    functions: Sequence[Wanted] = ()
     run: RunOptions = RunOptions()
     origin: Origin | None = None
     others: Mapping[str, str] = {}
@@ -223,6 +219,21 @@ class DesiredState(NamedTuple):
     def network(self) -> DesiredNetwork:
         """The node's container networks."""
         return self.parts["network"]
+
+    @property
+    def sriov(self) -> DesiredSriov:
+        """The node's network plugin and VFs."""
+        return self.parts["sriov"]
+
+    @property
+    def vfs(self) -> DesiredVfs:
+        """The VFs that are created on the node."""
+        return self.sriov.vfs if "sriov" in self.parts and self.plugin else DesiredVfs()
+
+    @property
+    def vfs_needed(self) -> int:
+        """How many VFs each of the networks' PFs must offer; 0 if the networks need none."""
+        return max(1, self.sriov.vfs.number) if self.network_driver == "sriov" else 0
 
     @property
     def network_driver(self) -> str:
@@ -267,13 +278,13 @@ class DesiredState(NamedTuple):
 
     @property
     def function_devices(self) -> bool:
-        """Whether the container gets only the RDMA devices of its VF, if the plugin reserves one."""
-        return self.container.devices_of != "all" and "devices" not in self.chosen
+        """Whether the container gets only the RDMA devices of its VF, which the plugin reserves."""
+        return self.reserves_vf and self.container.rdma
 
     @property
     def wire_addresses(self) -> dict[str, str]:
         """Interface -> the node's address there, for the interfaces on which ARP can probe it."""
-        if self.network_driver not in DRIVERS_ON_A_PARENT:
+        if self.network_driver not in DRIVERS_ON_AN_INTERFACE:
             return {}
         return {
             one.network.options.get("parent") or one.interface.partition(",")[0].strip(): one.my_ip
@@ -326,7 +337,6 @@ def desired_state(
     return state._replace(
         interfaces=variables.texts("container_rails") or [variables.text("network_parent")],
         chosen=frozenset(one for one, name in _OF_DEVICES.items() if variables.value(name) is not None),
-        sriov=sriov_settings(variables),
         plugin=plugin_of(variables),
     )
 
@@ -347,6 +357,7 @@ def _run(variables: NodeVariables) -> RunOptions:
         min_free_bytes=variables.number("images_min_free_bytes"),
         distribution=variables.text("images_distribution"),
         repair_strays=variables.true("my_ip_repair_strays"),
+        reboot=variables.true("sriov_reboot_ok"),
     )
 
 

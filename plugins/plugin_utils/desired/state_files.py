@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 from ansible_collections.rdm.provision.plugins.module_utils.constants import RUNTIME_HOST
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import PROGRAM, STATE
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import kept_vfs
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.images import archives
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state_file import desired_state_file
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import (
+    DRIVERS_ON_AN_INTERFACE,
     OWN,
     UPSTREAM,
     UPSTREAM_IMAGE,
+    observed_settings,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state_file import desired_state_file
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import ROLES as WORKERS
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
     HostVariables,
@@ -118,6 +119,20 @@ def state_files(
     }
 
 
+def gathered(state: DesiredState) -> dict[str, Any]:
+    """Return the option `sriov` of node_facts: what to gather for the networks' interfaces and VFs."""
+    sriov, uses_vfs = state.sriov, state.network_driver == "sriov"
+    interfaces = state.below_all if state.network_driver in DRIVERS_ON_AN_INTERFACE else []
+    return {
+        "parents": sriov.vfs.pfs if uses_vfs else list(filter(None, interfaces)),
+        "vfs": state.vfs_needed,
+        "firmware_vfs": sriov.firmware_vfs if uses_vfs else 0,
+        "kernel_parameters": uses_vfs and sriov.kernel_parameters,
+        "socket": sriov.socket if state.plugin else "",
+        "function_devices": state.function_devices,
+    }
+
+
 class _Node:
     """Makes the inputs of one node's state file from its variables and its desired state."""
 
@@ -137,10 +152,7 @@ class _Node:
             directory=self.file.directory,
             config_dir=self.file.config_dir,
             absent=[role for role in WORKERS if self._absent(role) and (role in BARE_ROLES or not self.bare)],
-            sriov=state.sriov._replace(
-                socket=self.plugin_socket(),
-                function_devices=state.reserves_vf and state.function_devices,
-            ).gathered(),
+            sriov=gathered(state),
             addresses={} if self.bare else state.wire_addresses,
             mirrors=[] if self.bare else self.file.mirrors,
             bare=self.bare,
@@ -163,7 +175,7 @@ class _Node:
         """Return what else to observe."""
         text = self.variables.text
         directory = self.file.config_dir
-        container, wanted = self.desired.container, self.desired.functions
+        container, vfs = self.desired.container, self.desired.vfs
         names = {str(image["name"]) for image in self.listed}
         names |= {container.image} if container and container.image else set()
         paths: dict[str, list[str]] = {}
@@ -173,11 +185,11 @@ class _Node:
                 filter(None, [text("sriov_image") or (UPSTREAM_IMAGE if plugin == UPSTREAM else "")])
             )
             paths["sriov"] = [text("sriov_socket")]
-            if wanted:
+            if vfs.number:
                 paths["sriov"] += kept_vfs.paths()
         return Watched(
             cluster=self.desired.cluster,
-            functions=[[one.parent, vf_plan.shown(one)] for one in wanted],
+            functions=[[pf, observed_settings(vfs)] for pf in (vfs.pfs if vfs.number else ())],
             config_dirs=sorted({directory, *filter(None, map(text, _OWN_CONFIG_DIRS))}),
             job_directory=self._job_directory(directory),
             system=self.variables.true("my_ip_system", otherwise=self.desired.become),
@@ -187,10 +199,6 @@ class _Node:
             paths=paths,
             plugin=self._plugin(),
         )
-
-    def plugin_socket(self) -> str:
-        """Return the socket of the node's network plugin; empty for none."""
-        return self.variables.text("sriov_socket") if self.desired.plugin else ""
 
     def _absent(self, role: str) -> bool:
         removes = role != "images" or self.variables.true("images_remove")
@@ -204,7 +212,7 @@ class _Node:
     def _plugin(self) -> dict[str, str]:
         if self.desired.plugin != OWN:
             return {}
-        return {"program": PROGRAM, "state": STATE, "socket": self.plugin_socket()}
+        return {"program": PROGRAM, "state": STATE, "socket": self.desired.sriov.socket}
 
     def _job_directory(self, config_dir: str) -> str:
         given = self.variables.text("container_job_directory") or self.variables.text("job_directory")

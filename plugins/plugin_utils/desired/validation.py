@@ -11,7 +11,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.wording import 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, RUNTIME_HOST
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network import network_options
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import (
     UPSTREAM,
     UPSTREAM_IMAGE,
     plugin_of,

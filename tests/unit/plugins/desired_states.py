@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import SriovSettings
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState, desired_state
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
@@ -36,11 +35,11 @@ def wanted(entry: PlanEntry = ENTRY, **changes: Any) -> DesiredState:
 
     Args:
         entry: its part of the plan.
-        changes: variables of the inventory, and attributes of the state, which win. Without the latter,
-            nothing is wanted of SR-IOV.
+        changes: variables of the inventory, and attributes of the state, which win. Without `plugin`, there
+            is no network plugin.
     """
     attributes = {name: changes.pop(name) for name in list(changes) if name in DesiredState._fields}
-    attributes = {"plugin": "", "sriov": SriovSettings(), **attributes}
+    attributes = {"plugin": "", **attributes}
     given = {**USUAL, **changes}
     identity = {"cluster": "rdm", "accelerator": given["rdm_accelerator"], "slots": 1, "become": True}
     state = desired_state(variables(given), entry, **identity)

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import Physical, Virtual, to_fact
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import guid_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import (
     Leader,
@@ -401,15 +403,15 @@ def test_rails_share_the_offsets_of_the_plan_which_stays_as_it_is(cluster: Clust
 
 def test_who_says_which_rdma_devices_a_container_gets(cluster: Cluster) -> None:
     first, last = "/dev/infiniband/uverbs0", "/dev/infiniband/uverbs9"
-    # A node's variables, whether its container gets only its VF's devices, and its other devices.
-    cases: dict[str, tuple[dict[str, Any], bool | None, list[str]]] = {
-        "nothing": ({}, True, []),
-        "every": ({"container_rdma": "all"}, False, [first, last]),
-        "devices": ({"container_devices": ["/dev/zero"]}, False, [first]),
-        "requests": ({"container_device_requests": []}, True, []),
-        "upstream": ({"sriov_plugin": "upstream"}, None, [first]),
-        "disabled": ({"sriov_enabled": False}, None, [first]),
-        "macvlan": ({"network_driver": "macvlan"}, None, [first]),
+    # A node's variables, and the devices that its container gets besides those of its VF.
+    cases: dict[str, tuple[dict[str, Any], list[str]]] = {
+        "nothing": ({}, []),
+        "every": ({"container_rdma": "all"}, [first, last]),
+        "devices": ({"container_devices": ["/dev/zero"]}, [first]),
+        "requests": ({"container_device_requests": []}, []),
+        "upstream": ({"sriov_plugin": "upstream"}, [first]),
+        "disabled": ({"sriov_enabled": False}, [first]),
+        "macvlan": ({"network_driver": "macvlan"}, [first]),
     }
     devices = [
         {"name": f"mlx5_{number}", "netdevs": [name], "char_devices": [f"/dev/infiniband/uverbs{number}"]}
@@ -420,13 +422,12 @@ def test_who_says_which_rdma_devices_a_container_gets(cluster: Cluster) -> None:
         docker_min_api_version="1.12",  # needed by the upstream plugin
     )
     common = {**CPU, "network_driver": "sriov", "sriov_plugin": "rdm-sriov", "sriov_allow_tag": True}
-    hosts = {name: {**found, **given} for name, (given, _, _) in cases.items()}
+    hosts = {name: {**found, **given} for name, (given, _) in cases.items()}
     cluster.write({"nothing": hosts.pop("nothing")}, hosts, common)
     rc, result, output = cluster.run(stage="nodes")
     assert rc == 0, output
-    for name, (_, expected, paths) in cases.items():
+    for name, (_, paths) in cases.items():
         node = result["nodes"][name]
-        assert node.get("function_devices") == expected, name
         assert [one.partition(":")[0] for one in node["container"]["devices"]] == paths, name
         assert ("IPC_LOCK" in node["container"]["capabilities"]) == bool(paths), name
 
@@ -746,6 +747,24 @@ def test_vfs_of_a_cluster_are_planned_once_and_kept(cluster: Cluster) -> None:
     cluster.write({"b": {}}, {"a": {}}, {**sriov, "sriov_vfs": 4})
     _, result, _ = cluster.run()
     assert [result["nodes"][node]["vf_mac"] for node in ("a", "b")] == macs
+
+
+def test_vfs_with_the_first_mac_of_the_inventory_are_right_though_a_container_has_one(
+    cluster: Cluster,
+) -> None:
+    mine = "02:00:00:00:10:00"
+    guid = guid_of(mine)
+    vf = Virtual(0, "0000:41:00.1", driver="mlx5_core", address=guid, port=guid, policy="Follow")
+    card = Physical("ib0", "0000:41:00.0", "mlx5_core", True, 8, 1, False, "", (vf,))
+    found = facts(sriov=[to_fact(card)])
+    common = {**CPU, "network_driver": "sriov", "sriov_vfs": 1}
+    cluster.write({"a": {**found, "sriov_vf_first_mac": mine}}, {}, common)
+    rc, result, output = cluster.run(stage="nodes")
+    assert rc == 0, output
+    cluster.write({"a": found}, {}, common)
+    rc, result, _ = cluster.run(stage="nodes")
+    assert rc == 2
+    assert "a: ib0 cannot be changed (VF 0 has node GUID 02:00:00:ff:fe:00:10:00, not " in result["msg"]
 
 
 VLAN = {"sriov_vf_vlan": 7, "network_vlan": 7}

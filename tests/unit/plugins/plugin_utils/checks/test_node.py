@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import devices as device_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.existing import (
     container_seen,
@@ -20,7 +19,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.node import (
     with_strays,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import SriovSettings
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import sentences
 
 from tests.unit.plugins.desired_states import ENTRY, wanted
@@ -426,6 +424,9 @@ VF = {
 }
 
 
+FOUR: dict[str, Any] = {"plugin": "rdm-sriov", "sriov_enabled": True, "sriov_vfs": 4}
+
+
 @pytest.mark.parametrize(
     ("found", "message"),
     [
@@ -448,12 +449,12 @@ VF = {
     ],
 )
 def test_functions_that_cannot_be_made_are_refused(found: list[dict[str, Any]], message: str) -> None:
-    sentences = problems(report(sriov=found), functions=[Wanted("ib0", 4)])
+    sentences = problems(report(sriov=found), **FOUR)
     assert [sentence[: len(message)] for sentence in sentences] == ([message] if message else [])
 
 
 def test_functions_need_root() -> None:
-    sentences = problems(report(sriov=[function()]), functions=[Wanted("ib0", 4)], become=False)
+    sentences = problems(report(sriov=[function()]), **FOUR, become=False)
     assert any(sentence.startswith("sriov_vfs needs root") for sentence in sentences)
 
 
@@ -480,7 +481,6 @@ ON_IB0: dict[str, Any] = {
     "network_driver": "sriov",
     "network_options": {"netdevice": "ib0"},
     "plugin": "rdm-sriov",
-    "sriov": SriovSettings(("ib0",), 1),
 }
 
 
@@ -490,7 +490,7 @@ def test_no_functions_and_none_to_be_made_are_refused_before_the_plugin_has_none
         "sriov_vfs 0 makes no virtual functions, and ib0 has none now: set sriov_vfs to how many it shall "
     )
     assert problems(none, **ON_IB0) == [message + "have, 8 at most"]
-    assert problems(none, **ON_IB0, functions=[Wanted("ib0", 4)]) == []
+    assert problems(none, **ON_IB0, sriov_vfs=4) == []
     for other in ({"plugin": "upstream"}, {"plugin": ""}, {"network_options": {"mode": "passthrough"}}):
         found = report(parents=[below()], docker_min_api_version="1.12")
         assert problems(found, **{**ON_IB0, **other}) == []
@@ -510,15 +510,15 @@ def test_every_pf_without_vfs_is_named_with_what_the_poorest_can_have() -> None:
 
 
 def test_firmware_that_the_run_repairs_makes_no_functions_yet() -> None:
-    settings = SriovSettings(("ib0",), 1, firmware_vfs=16)
+    settings = {**ON_IB0, "sriov_firmware": True, "sriov_firmware_vfs": 16}
     found = report(parents=[below(total_vfs=0, firmware={"tool": "mstconfig", "error": "asleep"})])
-    refused = problems(found, **{**ON_IB0, "sriov": settings})
+    refused = problems(found, **settings)
     assert [line.partition(":")[0] for line in refused] == ["firmware"], "the layer below says it all"
     found["parents"][0]["firmware"] = {
         "current": {"sriov": False, "vfs": 0},
         "next": {"sriov": False, "vfs": 0},
     }
-    [sentence] = problems(found, **{**ON_IB0, "sriov": settings})
+    [sentence] = problems(found, **settings)
     assert sentence.startswith("sriov_vfs 0 makes no virtual functions, and ib0 has none now")
     assert sentence.endswith("16 at most")
 
@@ -544,7 +544,7 @@ def moving(held: int, *containers: dict[str, Any], netdevice: str = "ib0") -> An
     return found
 
 
-MOVED: dict[str, Any] = {**ON_IB0, "network_replace": True, "functions": [Wanted("ib0", 8)]}
+MOVED: dict[str, Any] = {**ON_IB0, "network_replace": True, "sriov_vfs": 8}
 
 
 def test_the_containers_that_a_move_from_upstream_ends_hold_no_functions_against_it() -> None:
@@ -574,7 +574,7 @@ def test_a_virtual_machine_keeps_its_function_through_a_move_from_upstream() -> 
 
 def test_a_move_from_upstream_needs_functions_to_be_made_though_there_are_some_now() -> None:
     ours = container("rdm", "rdm", ibnet="192.169.16.100")
-    assert problems(moving(1, ours), **{**MOVED, "functions": ()}) == [
+    assert problems(moving(1, ours), **{**MOVED, "sriov_vfs": 0}) == [
         "sriov_vfs 0 makes no virtual functions, and rdma/sriov-plugin takes those of ib0 with it: set "
         "sriov_vfs to how many it shall have, 8 at most"
     ]
@@ -609,8 +609,8 @@ def test_a_vlan_on_infiniband_and_a_partition_on_ethernet_are_refused() -> None:
 
 
 def test_one_function_under_two_names_is_refused() -> None:
-    twice = [Wanted("ib0", 4), Wanted("0000:41:00.0", 4)]
-    assert problems(report(sriov=[function()]), functions=twice) == [
+    twice = ["ib0", "0000:41:00.0"]
+    assert problems(report(sriov=[function()]), **FOUR, sriov_vf_pfs=twice) == [
         "0000:41:00.0 is the same function as ib0: name it once"
     ]
 
@@ -668,7 +668,7 @@ def test_virtual_functions_of_what_is_no_pci_device_are_refused() -> None:
     [sentence] = problems(found, **more)
     assert sentence.startswith("host: network_parent ib0 is no PCI device, and VFs belong to one: name a ca")
     assert problems(found, **more, network_options={"mode": "passthrough"}) == []
-    assert problems(found, **more, sriov=SriovSettings(stand_in=True)) == [], "the lab's"
+    assert problems(found, **more, sriov_command=["stand-in"]) == [], "the lab's"
 
 
 def test_a_log_that_nobody_can_read_is_refused() -> None:
@@ -979,7 +979,7 @@ def test_in_the_mode_exclusive_what_the_plugin_can_move_is_not_refused() -> None
             parents=[{"name": "ib0", "infiniband": infiniband}],
             network_plugin={"systemd": systemd},
         )
-        plan = {"network_driver": "sriov", "plugin": "rdm-sriov", "sriov": SriovSettings(run_as=run_as)}
+        plan = {"network_driver": "sriov", "plugin": "rdm-sriov", "sriov_run_as": run_as}
         findings = Findings([], [])
         device_checks.rdma(wanted(**{**plan, **more}), found, findings)
         return " ".join(problem.sentence for problem in findings.problems)

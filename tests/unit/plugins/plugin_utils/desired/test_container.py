@@ -44,7 +44,7 @@ def test_what_the_node_has_for_containers_and_the_plan_says() -> None:
     assert part["env"] == {"MY_IP": "10.1.0.101", "MASTER_ADDR": "10.1.0.100"}
     assert part["command"] == ["/bin/sh", "/etc/rdm/ssh/start"]
     assert part["security_opts"] == ["no-new-privileges"]
-    assert (part["ipc_mode"], part["rdma"], part["plugin_socket"]) == ("host", True, "")
+    assert (part["ipc_mode"], part["rdma"]) == ("host", True)
 
 
 def test_what_the_user_says_wins() -> None:
@@ -121,10 +121,33 @@ def test_it_has_an_address_on_each_rail() -> None:
     assert part["env"]["MY_IP_2"] == "10.1.2.101"
 
 
-def test_the_socket_of_a_plugin_that_hands_out_functions_is_known_after_gathering() -> None:
-    seen = SEEN._replace(observed={**SEEN.observed, "function_devices": False})
-    part = made(seen, sriov_socket="/run/x.sock")
-    assert (part["plugin_socket"], part["rdma"]) == ("/run/x.sock", False)
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("/run/x.sock", True)),
+        ({"container_rdma": "all"}, ("/run/x.sock", False)),
+        ({"container_devices": ["/dev/zero"]}, ("/run/x.sock", False)),
+        ({"container_device_requests": []}, ("/run/x.sock", True)),
+        ({"sriov_plugin": "upstream"}, ("", True)),
+        ({"sriov_enabled": False}, ("", True)),
+        ({"network_driver": "macvlan"}, ("", True)),
+        ({"network_driver": "macvlan", "container_plugin_socket": "/y.sock"}, ("/y.sock", True)),
+    ],
+)
+def test_who_assigns_its_vf_and_whether_it_gets_just_the_devices_of_that(
+    given: dict[str, Any], expected: tuple[str, bool]
+) -> None:
+    variables = {"network_driver": "sriov", "sriov_socket": "/run/x.sock", **given}
+    for planned in (PLANNED, SEEN):
+        part = made(planned, **variables)
+        assert (part["plugin_socket"], part["rdma"]) == expected
+    here: dict[str, Any] = {
+        "container_my_ip": "10.1.0.101",
+        "container_master_addr": "10.1.0.101",
+        "container_image": "i",
+    }
+    alone = made(PlanEntry("n1"), **here, container_address_map="n1 10.1.0.101\n", **variables)
+    assert alone["plugin_socket"] == given.get("container_plugin_socket", ""), "no plan knows the driver"
 
 
 def test_its_sshd_is_only_there_where_it_is_wanted() -> None:

@@ -86,8 +86,8 @@ def test_upstreams_plugin_has_what_the_user_says() -> None:
 def test_another_program_is_another_state() -> None:
     part = made("sriov", sriov_vfs=2)
     assert part["program_digest"].startswith("sha256:")
-    assert part["vfs"]["boot_program"].startswith("sha256:")
-    assert made("sriov")["vfs"]["boot_program"] == ""
+    assert part["boot_program"].startswith("sha256:")
+    assert made("sriov")["boot_program"] == ""
 
 
 def test_vfs_lie_on_the_interfaces_of_the_networks_and_have_the_plans_addresses() -> None:
@@ -97,8 +97,9 @@ def test_vfs_lie_on_the_interfaces_of_the_networks_and_have_the_plans_addresses(
         "sriov_firmware": True,
         "sriov_vf_vlan": "0",
     }
-    vfs = made("sriov", **given)["vfs"]
-    assert (vfs["parents"], vfs["number"], vfs["firmware"]) == (["ib0", "ib1"], 2, 8)
+    part = made("sriov", **given)
+    vfs = part["vfs"]
+    assert (vfs["pfs"], vfs["number"], part["firmware_vfs"]) == (["ib0", "ib1"], 2, 8)
     assert (vfs["first_mac"], vfs["vlan"], vfs["trust"]) == ("02:00:00:00:00:01", 0, None)
     assert made("sriov", **given, sriov_vf_first_mac="")["vfs"]["first_mac"] == ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,13 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base import programs
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import iommu
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import functions, pf
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import devices as device_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import ports as port_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import sriov as sriov_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.node import check_node
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import SriovSettings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state_files import gathered
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import sentences
 
 from tests.fixtures.sysfs.build import build
@@ -36,7 +35,7 @@ CHECKS = (
     port_checks.opensm,
 )
 READ = iommu.read
-WANTED = SriovSettings(parents=("ib0",), vfs=4)
+WANTED: Mapping[str, Any] = {"network_driver": "sriov", "network_parent": "ib0", "sriov_vfs": 4}
 LISTING = """
 Device #1:
 ----------
@@ -108,29 +107,24 @@ class Node:
         (self.tools / name).write_text(f"#!/bin/sh\n/bin/cat {self.tools}/{name}.txt\nexit {status}\n")
         (self.tools / name).chmod(0o755)
 
-    def gather(self, wanted: SriovSettings = WANTED) -> Any:
+    def gather(self, wanted: Mapping[str, Any] = WANTED) -> Any:
         self._monkeypatch.setattr(pf, "opensm", lambda: {})
         found: Any = node_facts(
             str(self.tree / "sys"),
             str(self.tree / "dev"),
             str(self.tree / "docker.sock"),
-            sriov=wanted.gathered(),
+            sriov=gathered(desired(**wanted)),
         )
         return {**found, "distribution": {"id": "ubuntu"}, **self.facts}
 
     def findings(
         self,
-        wanted: SriovSettings = WANTED,
-        driver: str = "sriov",
+        wanted: Mapping[str, Any] = WANTED,
         plugin: str = "rdm-sriov",
-        functions: Sequence[Wanted] = (),
-        parent: str = "",
         options: Mapping[str, str] | None = None,
     ) -> tuple[list[str], list[str]]:
         """Return the problems and the warnings."""
-        below = parent or ",".join(wanted.parents)
-        more: dict[str, Any] = {"plugin": plugin, "functions": functions, "network_options": options or {}}
-        state = desired(node="n1", network_driver=driver, network_parent=below, sriov=wanted, **more)
+        state = desired(node="n1", plugin=plugin, network_options=options or {}, **wanted)
         findings = Findings([], [])
         facts = self.gather(wanted)
         for check in CHECKS:
@@ -156,12 +150,12 @@ def test_a_node_that_is_ready_says_nothing(node: Node) -> None:
 
 def test_another_driver_of_the_network_needs_no_vfs(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
-    assert node.findings(SriovSettings(("ib0",)), driver="macvlan") == ([], [])
+    assert node.findings({"network_driver": "macvlan", "network_parent": "ib0"}) == ([], [])
 
 
 def test_a_virtual_interface_instead_of_the_pf_is_refused(node: Node) -> None:
     (node.tree / "sys/class/net/veth0").mkdir()
-    problems, warnings = node.findings(SriovSettings(("veth0",), vfs=4))
+    problems, warnings = node.findings({**WANTED, "network_parent": "veth0"})
     assert ["veth0 is no PCI device" in problem for problem in problems] == [True]
     assert warnings == []
 
@@ -192,13 +186,12 @@ def test_no_vfs_is_refused_with_the_layer_that_is_not_ready(
 def test_a_pf_is_named_by_its_pci_address_too(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.tool("mstconfig", listing(OFF, OFF))
-    named = WANTED._replace(parents=("0000:41:00.0",))
+    named = {**WANTED, "network_parent": "0000:41:00.0"}
     assert node.findings(named) == node.findings()
     assert node.gather(named)["parents"] == node.gather()["parents"]
-    assert len(node.gather(named._replace(parents=("0000:41:00.0", "ib0")))["parents"]) == 1
-    # The layer reports it, and the functions do not repeat it.
-    wanted = [Wanted("0000:41:00.0", 4)]
-    assert len(node.findings(named, functions=wanted)[0]) == 1
+    assert len(node.gather({**WANTED, "network_parent": "0000:41:00.0,ib0"})["parents"]) == 1
+    # The layer reports it, and the VFs do not repeat it.
+    assert len(node.findings(named)[0]) == 1
 
 
 def test_the_plan_runs_each_of_these_checks(node: Node) -> None:
@@ -209,14 +202,14 @@ def test_the_plan_runs_each_of_these_checks(node: Node) -> None:
         **report(infiniband=[]),
         **{key: node.gather()[key] for key in ("infiniband", "parents", "boot")},
     }
-    findings = check_node(desired(network_driver="sriov", sriov=WANTED), facts)
+    findings = check_node(desired(**WANTED), facts)
     assert [one.value for one in findings.problems] == ["firmware:"]
     assert {one.value for one in findings.warnings} >= {"kernel command line:", "link:"}
 
 
 def test_more_vfs_than_the_firmware_allows_says_both_numbers(node: Node) -> None:
     node.tool("mstconfig", listing(ON, ON))
-    problems, _ = node.findings(WANTED._replace(vfs=16))
+    problems, _ = node.findings({**WANTED, "sriov_vfs": 16})
     assert "offers 8 VFs (sriov_totalvfs), and sriov_vfs asks for 16" in problems[0]
     assert "NUM_OF_VFS=16, and reboot, or set sriov_vfs to 8 or less" in problems[0]
 
@@ -240,7 +233,7 @@ def test_a_tool_that_fails_is_quoted(node: Node) -> None:
 def test_what_the_run_repairs_is_a_warning(node: Node, reboot_ok: bool, then: str) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.tool("mstconfig", listing(OFF, OFF))
-    wanted = WANTED._replace(firmware_vfs=8, reboot_ok=reboot_ok)
+    wanted = {**WANTED, "sriov_firmware": True, "sriov_reboot_ok": reboot_ok}
     problems, warnings = node.findings(wanted)
     assert problems == []
     assert len(warnings) == 1
@@ -250,14 +243,14 @@ def test_what_the_run_repairs_is_a_warning(node: Node, reboot_ok: bool, then: st
         str(node.tree / "dev"),
         "/nowhere",
         inputs={"sriov": "1"},
-        sriov=wanted.gathered(),
+        sriov=gathered(desired(**wanted)),
     )
     assert "ib0 offers 0 of 4 VFs" in found["work"]["sriov"]
 
 
 def test_another_vendor_has_no_firmware_to_query(node: Node) -> None:
     node.write(f"{PF}/vendor", "0x8086")
-    assert "set sriov_vfs to 8 or less" in node.findings(WANTED._replace(vfs=9))[0][0]
+    assert "set sriov_vfs to 8 or less" in node.findings({**WANTED, "sriov_vfs": 9})[0][0]
     node.remove(f"{PF}/sriov_totalvfs")
     assert node.findings()[0][0].startswith("n1: BIOS: ib0 (0000:41:00.0) offers no VFs")
 
@@ -297,14 +290,17 @@ def test_an_interface_that_can_have_no_vfs_is_refused(
 
 def test_a_card_without_its_driver_is_named_where_the_interface_is_missing(node: Node) -> None:
     node.write("sys/bus/pci/devices/0000:41:00.0/device", "0x101b")
-    assert node.gather(SriovSettings(("ib7",)))["driverless"] == []
+    assert node.gather({**WANTED, "network_parent": "ib7"})["driverless"] == []
     # Neither a VF without one, nor a card that is none of a network.
     for path in ("0000:41:00.0/driver", "0000:41:00.1/driver"):
         node.remove(f"sys/bus/pci/devices/{path}")
     node.write("sys/bus/pci/devices/0000:00:02.0/class", "0x030000")
     assert node.gather()["driverless"] == [], "nothing is missing"
     findings = Findings([], [])
-    facts: Any = {**node.gather(SriovSettings(("ib7",))), "interfaces": [{"name": "lo"}, {"name": "eth0"}]}
+    facts: Any = {
+        **node.gather({**WANTED, "network_parent": "ib7"}),
+        "interfaces": [{"name": "lo"}, {"name": "eth0"}],
+    }
     device_checks.parent(desired(network_driver="sriov", network_parent="ib7"), facts, findings)
     [problem] = findings.problems
     assert problem.sentence == (
@@ -317,18 +313,19 @@ def test_a_card_without_its_driver_is_named_where_the_interface_is_missing(node:
 def test_a_vlan_is_refused_before_firmware_that_has_no_vfs_yet_is_changed(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.tool("mstconfig", listing(OFF, OFF))
-    problems, _ = node.findings(WANTED._replace(firmware_vfs=8), options={"vlan": "100"})
+    problems, _ = node.findings({**WANTED, "sriov_firmware": True}, options={"vlan": "100"})
     assert [problem.partition(" does")[0] for problem in problems] == ["n1: network_vlan 100"]
 
 
 def test_the_variable_that_names_the_interface_is_reported(node: Node) -> None:
     _is_vf(node)
-    assert node.findings(parent="ib9")[0][0].startswith("n1: host: sriov_vf_pfs ib0 is a VF itself")
+    named = {**WANTED, "network_parent": "ib9", "sriov_vf_pfs": ["ib0"]}
+    assert node.findings(named)[0][0].startswith("n1: host: sriov_vf_pfs ib0 is a VF itself")
 
 
 def test_a_bond_instead_of_the_pf_is_refused(node: Node) -> None:
     _bonded(node)
-    problems, _ = node.findings(WANTED._replace(parents=("bond0",)))
+    problems, _ = node.findings({**WANTED, "network_parent": "bond0"})
     assert problems[0].startswith(
         "n1: host: network_parent bond0 is a bond, and VFs belong to one PCI function"
     )
@@ -356,7 +353,7 @@ def test_an_iommu_that_the_kernel_has_off(node: Node) -> None:
     )
     node.facts = {"distribution": {"id": "rocky"}}
     assert 'grubby --update-kernel=ALL --args="intel_iommu=on iommu=pt"' in node.findings()[1][0]
-    assert node.findings(WANTED._replace(kernel_parameters=True)) == ([], [])
+    assert node.findings({**WANTED, "sriov_kernel_parameters": True}) == ([], [])
 
 
 def test_an_amd_node_has_its_own_parameters(node: Node) -> None:
