@@ -38,13 +38,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
     call_plugin,
 )
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver  # noqa: E402
-from ansible_collections.rdm.provision.rdm_sriov.functions import (  # noqa: E402
+from ansible_collections.rdm.provision.rdm_sriov.server import Server  # noqa: E402
+from ansible_collections.rdm.provision.rdm_sriov.state import State  # noqa: E402
+from ansible_collections.rdm.provision.rdm_sriov.vfs import (  # noqa: E402
     ETHERNET,
     INFINIBAND,
     NodeVfs,
 )
-from ansible_collections.rdm.provision.rdm_sriov.server import Server  # noqa: E402
-from ansible_collections.rdm.provision.rdm_sriov.state import State  # noqa: E402
 
 from benchmarks.tables import markdown  # noqa: E402
 

@@ -14,14 +14,14 @@ import time
 from typing import List, Optional, Sequence
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import physical
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kept_vfs import (
     DIRECTORY,
-    Function,
+    KeptPf,
     alone,
     read,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import Kernel, bring
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import read_pf
 
 _WAIT_S = 300.0  # for the cards' drivers, which systemd loads while services start
 _POLL_S = 0.5
@@ -50,10 +50,10 @@ def main(arguments: Optional[Sequence[str]] = None, kernel: Optional[Kernel] = N
     wrong: List[str] = []
     try:
         with alone(options.directory):
-            for one in read(options.directory).functions:
+            for one in read(options.directory).pfs:
                 try:
                     _await(kernel, one, until)
-                    bring(kernel, one.wanted._replace(parent=one.pci))
+                    bring(kernel, one.wanted._replace(pf=one.pci))
                 except NodeError as problem:
                     wrong.append(str(problem))
     except (NodeError, OSError) as problem:
@@ -63,7 +63,7 @@ def main(arguments: Optional[Sequence[str]] = None, kernel: Optional[Kernel] = N
     return 1 if wrong else 0
 
 
-def _await(kernel: Kernel, function: Function, until: float) -> None:
+def _await(kernel: Kernel, kept: KeptPf, until: float) -> None:
     """Wait until a PF's driver has created its network interface.
 
     Raises:
@@ -72,12 +72,10 @@ def _await(kernel: Kernel, function: Function, until: float) -> None:
     while True:
         try:
             # Only sysfs, which costs little: processors are busy while a node boots.
-            found = physical(function.pci, kernel.root, links={}, addresses={})
-            if found.name != function.pci:
+            found = read_pf(kept.pci, kernel.root, links={}, addresses={})
+            if found.name != kept.pci:
                 return
-            missing = "the card {0} ({1}) has no network interface".format(
-                function.pci, function.wanted.parent
-            )
+            missing = "the card {0} ({1}) has no network interface".format(kept.pci, kept.wanted.pf)
         except NodeError as problem:
             missing = str(problem)
         if time.monotonic() >= until:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A Docker network driver that gives containers virtual functions.
 
-A function is free if the kernel shows its interface in the node's network namespace and no endpoint has it. A
-function whose interface is in another namespace is in use, whoever moved it. A killed engine deletes no
+A VF is free if the kernel shows its interface in the node's network namespace and no endpoint has it. A
+VF whose interface is in another namespace is in use, whoever moved it. A killed engine deletes no
 endpoints, and the plugin misses deletions while it is down. So an endpoint that is older than the engine's or
-the plugin's start counts only while its function is away.
+the plugin's start counts only while its VF is away.
 
-Two calls are not Docker's. RdmSriov.Reserve reserves, before a container is created, a function for its
-address, so that the container can be given the devices of this function. RdmSriov.Info returns the digest of
+Two calls are not Docker's. RdmSriov.Reserve reserves, before a container is created, a VF for its
+address, so that the container can be given the devices of this VF. RdmSriov.Info returns the digest of
 the running program and the networks that it knows.
 
 The protocol: moby's libnetwork/docs/remote.md.
@@ -24,15 +24,11 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
     CREATE_NETWORK,
-    FUNCTION,
+    FORMER_VF,
     GENERIC,
     INFO,
     RESERVE,
-)
-from ansible_collections.rdm.provision.rdm_sriov.functions import (
-    Function,
-    FunctionProblem,
-    NodeVfs,
+    VF,
 )
 from ansible_collections.rdm.provision.rdm_sriov.options import wanted_network
 from ansible_collections.rdm.provision.rdm_sriov.rdma_namespace import (
@@ -45,6 +41,11 @@ from ansible_collections.rdm.provision.rdm_sriov.state import (
     Reservation,
     State,
 )
+from ansible_collections.rdm.provision.rdm_sriov.vfs import (
+    NodeVfs,
+    Vf,
+    VfProblem,
+)
 
 Answer = Dict[str, Any]
 Recover = Callable[[], Dict[str, Dict[str, str]]]
@@ -56,22 +57,22 @@ _RELEASES = ("NetworkDriver.DeleteEndpoint", "NetworkDriver.DeleteNetwork")
 
 
 class Driver:
-    """The networks of this node, and the functions of its containers.
+    """The networks of this node, and the VFs of its containers.
 
     Args:
-        functions: of the node.
+        vfs: of the node.
         state: the state that survives a restart.
         recover: returns the options of the engine's networks of this driver, by ID; called for an unknown
             network.
         clock: seconds since the epoch.
         program: digest of the running program.
         warn: writes a line to the log.
-        rdma: the RDMA devices of these functions; None: those in sysfs.
+        rdma: the RDMA devices of these VFs; None: those in sysfs.
     """
 
     def __init__(
         self,
-        functions: NodeVfs,
+        vfs: NodeVfs,
         state: State,
         recover: Recover,
         clock: Callable[[], float] = time.time,
@@ -79,7 +80,7 @@ class Driver:
         warn: Callable[[str], None] = lambda _: None,
         rdma: Optional[RdmaNamespaces] = None,
     ) -> None:
-        self._functions = functions
+        self._vfs = vfs
         self._state = state
         self._recover = recover
         self._clock = clock
@@ -117,7 +118,7 @@ class Driver:
             request: its arguments.
 
         Raises:
-            FunctionProblem: it failed; the state is unchanged.
+            VfProblem: it failed; the state is unchanged.
         """
         with self._lock, self._state.change(written=call not in _RELEASES):
             return self._calls[call](request)
@@ -141,22 +142,20 @@ class Driver:
         if not [
             pool for pool in request.get("IPv4Data") or [] if isinstance(pool, dict) and pool.get("Pool")
         ]:
-            raise FunctionProblem("a network of this driver needs an IPv4 --subnet")
+            raise VfProblem("a network of this driver needs an IPv4 --subnet")
         network = self._found(network)
-        if network.vlan and not self._functions.is_ethernet(network.parents[0]):
-            raise FunctionProblem(
+        if network.vlan and not self._vfs.is_ethernet(network.pfs[0]):
+            raise VfProblem(
                 "vlan {0} on {1}: InfiniBand has partitions, which the subnet manager gives, and no "
-                "VLANs".format(network.vlan, network.parents[0])
+                "VLANs".format(network.vlan, network.pfs[0])
             )
-        for parent in network.parents if network.pkey else ():
-            if self._functions.is_ethernet(parent):
-                raise FunctionProblem(
-                    "pkey {0:#x} on {1}: Ethernet has no partitions; it has VLANs".format(
-                        network.pkey, parent
-                    )
+        for pf in network.pfs if network.pkey else ():
+            if self._vfs.is_ethernet(pf):
+                raise VfProblem(
+                    "pkey {0:#x} on {1}: Ethernet has no partitions; it has VLANs".format(network.pkey, pf)
                 )
-        for parent in network.parents if network.mode == "sriov" else ():
-            self._functions.up(parent)
+        for pf in network.pfs if network.mode == "sriov" else ():
+            self._vfs.up(pf)
         self._state.networks[name] = network
         return {}
 
@@ -176,7 +175,7 @@ class Driver:
                 if known not in self._state.networks
             }
             if name not in found:
-                raise FunctionProblem(
+                raise VfProblem(
                     "network {0} is unknown here and the engine does not say what it was: rdm-provision up "
                     "restores it".format(name[:12])
                 )
@@ -184,10 +183,10 @@ class Driver:
         return self._state.networks[name]
 
     def _found(self, network: Network) -> Network:
-        """Return a network, after a check that its functions exist."""
+        """Return a network, after a check that its VFs exist."""
         if network.mode == "passthrough":
             # Keys, since interfaces get other names in containers.
-            return network._replace(keys=tuple(self._functions.whole(name).key for name in network.parents))
+            return network._replace(keys=tuple(self._vfs.whole(name).key for name in network.pfs))
         self._pool(network)
         return network
 
@@ -197,32 +196,33 @@ class Driver:
         network_id, name = _text(request, "NetworkID"), _text(request, "EndpointID")
         network = self._network(network_id)
         if name in self._state.endpoints:
-            raise FunctionProblem("endpoint {0} is there already".format(name[:12]))
+            raise VfProblem("endpoint {0} is there already".format(name[:12]))
         wanted = _dict(request, "Interface")
         address, hardware = (
             str(wanted.get("Address") or ""),
             str(wanted.get("MacAddress") or "").lower(),
         )
-        bound = str(_dict(request, "Options").get(FUNCTION) or "")
-        function = self._choose((network_id, address), network, hardware, bound)
-        interface = self._functions.interface(function)
-        ethernet = self._functions.is_ethernet(interface)
-        self._rdma.check(function.key, ethernet, needed=bool(bound))
-        if function.number >= 0 and ethernet:
-            self._functions.isolate(function, network.vlan, network.privileged)
-        elif function.number >= 0:
-            interface = self._functions.partition(function, network.pkey, name) or interface
+        options = _dict(request, "Options")
+        bound = str(options.get(VF) or options.get(FORMER_VF) or "")
+        vf = self._choose((network_id, address), network, hardware, bound)
+        interface = self._vfs.interface(vf)
+        ethernet = self._vfs.is_ethernet(interface)
+        self._rdma.check(vf.key, ethernet, needed=bool(bound))
+        if vf.number >= 0 and ethernet:
+            self._vfs.isolate(vf, network.vlan, network.privileged)
+        elif vf.number >= 0:
+            interface = self._vfs.partition(vf, network.pkey, name) or interface
         if network.mtu:
-            self._functions.set_mtu(interface, network.mtu)
+            self._vfs.set_mtu(interface, network.mtu)
         if address:
-            self._state.last[network_id, address] = function.key
-        own = self._functions.address(interface)
-        self._state.endpoints[name] = Endpoint(network_id, function.key, address, own)
+            self._state.last[network_id, address] = vf.key
+        own = self._vfs.address(interface)
+        self._state.endpoints[name] = Endpoint(network_id, vf.key, address, own)
         self._state.confirmed.add(name)
         self._state.reserved = {
             owner: one
             for owner, one in self._state.reserved.items()
-            if owner != (network_id, address) and one.function != function.key
+            if owner != (network_id, address) and one.vf != vf.key
         }
         # The card assigns an InfiniBand address.
         return {"Interface": {"MacAddress": own} if own and ethernet and not hardware else {}}
@@ -232,37 +232,37 @@ class Driver:
         endpoint = self._state.endpoints.pop(name, None)
         network = self._state.networks.get(endpoint.network) if endpoint else None
         if endpoint and network and network.pkey:
-            # The engine does not retry: the endpoint is gone, and the next one on this function cleans up.
+            # The engine does not retry: the endpoint is gone, and the next one on this VF cleans up.
             try:
-                self._functions.reunite(Function(endpoint.function, network.parents[0], 0), name)
-            except FunctionProblem as problem:
+                self._vfs.reunite(Vf(endpoint.vf, network.pfs[0], 0), name)
+            except VfProblem as problem:
                 self._warn(
                     "the partition of endpoint {0} is still on {1}: {2}".format(
-                        name[:12], endpoint.function, problem
+                        name[:12], endpoint.vf, problem
                     )
                 )
         return {}
 
     def _info(self, request: Answer) -> Answer:
         endpoint = self._state.endpoints.get(_text(request, "EndpointID"))
-        return {"Value": {FUNCTION: endpoint.function} if endpoint else {}}
+        return {"Value": {VF: endpoint.vf, FORMER_VF: endpoint.vf} if endpoint else {}}
 
     def _join(self, request: Answer) -> Answer:
         name = _text(request, "EndpointID")
         endpoint = self._state.endpoints.get(name)
         if endpoint is None:
-            raise FunctionProblem("endpoint {0} is unknown here".format(name[:12]))
+            raise VfProblem("endpoint {0} is unknown here".format(name[:12]))
         network = self._network(endpoint.network)
-        function = next((one for one in self._pool(network) if one.key == endpoint.function), None)
-        interface = self._functions.interface(function) if function else ""
-        if function and network.pkey:
-            interface = self._functions.child(function, name)
+        vf = next((one for one in self._pool(network) if one.key == endpoint.vf), None)
+        interface = self._vfs.interface(vf) if vf else ""
+        if vf and network.pkey:
+            interface = self._vfs.child(vf, name)
         if not interface:
-            raise FunctionProblem(
-                "the interface of {0}, which this container was to get, is gone".format(endpoint.function)
+            raise VfProblem(
+                "the interface of {0}, which this container was to get, is gone".format(endpoint.vf)
             )
-        ethernet = self._functions.is_ethernet(interface)
-        self._rdma.lend(endpoint.function, ethernet, str(request.get("SandboxKey") or ""))
+        ethernet = self._vfs.is_ethernet(interface)
+        self._rdma.lend(endpoint.vf, ethernet, str(request.get("SandboxKey") or ""))
         self._state.confirmed.add(name)
         # Without this, the container gets a default route through a gateway that does not exist.
         return {
@@ -270,21 +270,21 @@ class Driver:
             "DisableGatewayService": True,
         }
 
-    # ---- functions
+    # ---- VFs
 
-    def _pool(self, network: Network) -> List[Function]:
+    def _pool(self, network: Network) -> List[Vf]:
         if network.mode == "passthrough":
-            return [Function(key, parent, -1) for key, parent in zip(network.keys, network.parents)]
-        return [function for parent in network.parents for function in self._functions.virtual(parent)]
+            return [Vf(key, pf, -1) for key, pf in zip(network.keys, network.pfs)]
+        return [vf for pf in network.pfs for vf in self._vfs.virtual(pf)]
 
-    def _free(self, pool: List[Function]) -> List[Function]:
-        """Return the functions that are here and have no endpoint; drop stale endpoints and reservations."""
+    def _free(self, pool: List[Vf]) -> List[Vf]:
+        """Return the VFs that are here and have no endpoint; drop stale endpoints and reservations."""
         state = self._state
         # These are in use, wherever their interfaces are; skip the lookup, which costs time.
-        taken = {one.function for name, one in state.endpoints.items() if name in state.confirmed}
-        free = {one.key: one for one in pool if one.key not in taken and self._functions.interface(one)}
+        taken = {one.vf for name, one in state.endpoints.items() if name in state.confirmed}
+        free = {one.key: one for one in pool if one.key not in taken and self._vfs.interface(one)}
         for name, endpoint in list(state.endpoints.items()):
-            if endpoint.function in free:
+            if endpoint.vf in free:
                 del state.endpoints[name]
         now = self._clock()
         for owner, reservation in list(state.reserved.items()):
@@ -292,51 +292,47 @@ class Driver:
                 del state.reserved[owner]
         return list(free.values())
 
-    def _choose(self, owner: Owner, network: Network, hardware: str = "", bound: str = "") -> Function:
-        """Return the function for an owner.
+    def _choose(self, owner: Owner, network: Network, hardware: str = "", bound: str = "") -> Vf:
+        """Return the VF for an owner.
 
         Args:
             owner: network and address.
             network: this network.
             hardware: the requested hardware address.
-            bound: the key of the function whose devices the container was created with.
+            bound: the key of the VF whose devices the container was created with.
         """
         pool = self._pool(network)
         free = self._free(pool)
         mine = self._state.reserved.get(owner)
-        waiting = {one.function for one in self._state.reserved.values()}
+        waiting = {one.vf for one in self._state.reserved.values()}
         if bound:
-            promised = waiting - {mine.function if mine else ""}
+            promised = waiting - {mine.vf if mine else ""}
             free = [one for one in free if one.key == bound and bound not in promised]
             if not free:
-                raise FunctionProblem(
+                raise VfProblem(
                     "{0}, whose RDMA devices this container was made with, is another container's now, or "
                     "gone: rdm-provision up recreates the container".format(bound)
                 )
         if hardware:
-            found = [
-                one for one in free if self._functions.address(self._functions.interface(one)) == hardware
-            ]
+            found = [one for one in free if self._vfs.address(self._vfs.interface(one)) == hardware]
         elif bound:
             found = free
         elif mine:
-            found = [one for one in free if one.key == mine.function]
+            found = [one for one in free if one.key == mine.vf]
         else:
             found = [one for one in free if one.key not in waiting]
         if not found:
-            parents = ", ".join(network.parents)
+            pfs = ", ".join(network.pfs)
             what = "virtual function" if network.mode == "sriov" else "interface"
             if hardware:
-                raise FunctionProblem(
-                    "no free {0} of {1} has the address {2}".format(what, parents, hardware)
-                )
+                raise VfProblem("no free {0} of {1} has the address {2}".format(what, pfs, hardware))
             if mine:
-                raise FunctionProblem(
+                raise VfProblem(
                     "{0} of {1}, which was reserved for {2}, is not here any more: reserve another".format(
-                        mine.function, parents, owner[1]
+                        mine.vf, pfs, owner[1]
                     )
                 )
-            idle = [one.key for one in pool if self._functions.is_idle(one)]
+            idle = [one.key for one in pool if self._vfs.is_idle(one)]
             with_driver = len(pool) - len(idle)
             taken = "the one" if with_driver == 1 else "all {0}".format(with_driver)
             if free:
@@ -347,9 +343,9 @@ class Driver:
                 taken += ", and {0} {1} no driver".format(
                     ", ".join(idle), "has" if len(idle) == 1 else "have"
                 )
-            raise FunctionProblem("no {0} of {1} is free: containers have {2}".format(what, parents, taken))
+            raise VfProblem("no {0} of {1} is free: containers have {2}".format(what, pfs, taken))
         before = self._state.last.get(owner)
-        # Prefer the owner's last function, then one that no other owner had last.
+        # Prefer the owner's last VF, then one that no other owner had last.
         known = {key for who, key in self._state.last.items() if who != owner}
         return min(found, key=lambda one: (one.key != before, one.key in known))
 
@@ -358,7 +354,7 @@ class Driver:
         try:
             owner = (network_id, str(ipaddress.ip_interface(address)))
         except ValueError:
-            raise FunctionProblem(
+            raise VfProblem(
                 "Address {0!r} is no address with a prefix length, such as 192.169.16.100/24".format(address)
             ) from None
         network = self._network(network_id)
@@ -366,33 +362,36 @@ class Driver:
         free = {one.key for one in self._free(pool)}
         mine = self._state.reserved.get(owner)
         has = next((one for one in self._state.endpoints.values() if one.owner == owner), None)
-        function = next((one for one in pool if has and one.key == has.function), None)
-        if not function:
-            if mine and mine.function not in free:
+        vf = next((one for one in pool if has and one.key == has.vf), None)
+        if not vf:
+            if mine and mine.vf not in free:
                 del self._state.reserved[owner]
-            function = self._choose(owner, network)
-            self._state.reserved[owner] = Reservation(function.key, self._clock())
-        interface = self._functions.interface(function)
+            vf = self._choose(owner, network)
+            self._state.reserved[owner] = Reservation(vf.key, self._clock())
+        interface = self._vfs.interface(vf)
+        reserved = {
+            "pci": vf.key if vf.key != vf.pf else "",
+            "pf": vf.pf,
+            "index": vf.number,
+            "interface": interface,
+            "mac": self._vfs.address(interface) if interface or not has else has.hardware,
+        }
         return {
-            "Function": {
-                "pci": function.key if function.key != function.parent else "",
-                "parent": function.parent,
-                "index": function.number,
-                "interface": interface,
-                "mac": self._functions.address(interface) if interface or not has else has.hardware,
-            }
+            "Vf": reserved,
+            # For a controller before 0.6.0.
+            "Function": {**reserved, "parent": vf.pf},
         }
 
 
 def _text(request: Answer, name: str) -> str:
     value = request.get(name)
     if not isinstance(value, str) or not value:
-        raise FunctionProblem("the request has no {0}".format(name))
+        raise VfProblem("the request has no {0}".format(name))
     return value
 
 
 def _dict(request: Answer, name: str) -> Answer:
     value = request.get(name) or {}
     if not isinstance(value, dict):
-        raise FunctionProblem("{0} of the request is no object".format(name))
+        raise VfProblem("{0} of the request is no object".format(name))
     return value

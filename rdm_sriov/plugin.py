@@ -24,15 +24,15 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import PLUGIN_SOCKET
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
-from ansible_collections.rdm.provision.rdm_sriov.functions import (
-    FunctionProblem,
-    NodeVfs,
-)
 from ansible_collections.rdm.provision.rdm_sriov.rdma_namespace import (
     RdmaNamespaces,
 )
 from ansible_collections.rdm.provision.rdm_sriov.server import Server, say
 from ansible_collections.rdm.provision.rdm_sriov.state import State
+from ansible_collections.rdm.provision.rdm_sriov.vfs import (
+    NodeVfs,
+    VfProblem,
+)
 
 READY = "Ready to accept commands."
 """The log line once it answers; the same as the upstream plugin's."""
@@ -43,14 +43,14 @@ _ENGINE_TIMEOUT = 5.0
 
 def main(
     arguments: Optional[List[str]] = None,
-    functions: Optional[NodeVfs] = None,
+    vfs: Optional[NodeVfs] = None,
     rdma: Optional[RdmaNamespaces] = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT.
 
     Args:
         arguments: of the command line; None: this process's.
-        functions: of the node; None: those in sysfs.
+        vfs: of the node; None: those in sysfs.
         rdma: their RDMA devices; None: those in sysfs.
 
     Returns:
@@ -73,7 +73,7 @@ def main(
             say(state.lost)
         name = os.path.basename(options.socket).rpartition(".")[0]
         driver = Driver(
-            functions or NodeVfs(),
+            vfs or NodeVfs(),
             state,
             lambda: networks_of(options.engine, name),
             program=digest_of(sys.argv[0]),
@@ -81,7 +81,7 @@ def main(
             rdma=rdma,
         )
         server = Server(options.socket, driver)
-    except (FunctionProblem, OSError) as problem:
+    except (VfProblem, OSError) as problem:
         print("rdm-sriov: {0}".format(problem), file=sys.stderr)
         return 1
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -126,7 +126,7 @@ def _lock(directory: str) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
-        raise FunctionProblem(
+        raise VfProblem(
             "another rdm-sriov keeps its state in {0}: there can be one at a time".format(directory)
         ) from error
     return descriptor

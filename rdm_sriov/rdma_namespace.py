@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Moves a function's RDMA device to its container's network namespace, in RDMA's mode exclusive.
+"""Moves a VF's RDMA device to its container's network namespace, in RDMA's mode exclusive.
 
-In the mode shared, the kernel's default, a container can open the RDMA device of its function in any
+In the mode shared, the kernel's default, a container can open the RDMA device of its VF in any
 namespace. In the mode exclusive it can open only the devices in its own namespace. When a namespace ends, the
 kernel returns its RDMA devices to the node.
 
@@ -27,8 +27,8 @@ from typing import Callable, List, Sequence
 
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import SHARED
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import entries, link, read
-from ansible_collections.rdm.provision.rdm_sriov.functions import (
-    FunctionProblem,
+from ansible_collections.rdm.provision.rdm_sriov.vfs import (
+    VfProblem,
     printed,
 )
 
@@ -39,29 +39,29 @@ _POLL_S = 0.01
 
 
 def to_move(exclusive: bool, ethernet: bool, key: str, here: Sequence[str], needed: bool) -> str:
-    """Return the RDMA device that has to move with a function's interface; "" for none.
+    """Return the RDMA device that has to move with a VF's interface; "" for none.
 
     Args:
         exclusive: whether RDMA is in that mode.
-        ethernet: whether the function is Ethernet rather than InfiniBand.
-        key: of the function.
-        here: the function's RDMA devices in the node's network namespace.
-        needed: whether the container was created with this function's device.
+        ethernet: whether the VF is Ethernet rather than InfiniBand.
+        key: of the VF.
+        here: the VF's RDMA devices in the node's network namespace.
+        needed: whether the container was created with this VF's device.
 
     Raises:
-        FunctionProblem: the container needs the device, and cannot get it.
+        VfProblem: the container needs the device, and cannot get it.
     """
     if not exclusive:
         return ""
     if not ethernet:
         if needed:
-            raise FunctionProblem(
+            raise VfProblem(
                 "RDMA devices are in the mode exclusive, and the kernel would take the interface of {0} away "
                 "when its InfiniBand device moves to a container: {1}".format(key, SHARED)
             )
         return ""
     if needed and not here:
-        raise FunctionProblem(
+        raise VfProblem(
             "the RDMA device of {0}, with which this container was made, is not in the node's network "
             "namespace: another one has it, or its driver is not loaded".format(key)
         )
@@ -92,15 +92,15 @@ class RdmaNamespaces:
         return to_move(exclusive, ethernet, key, self._devices(key) if exclusive else [], needed)
 
     def lend(self, key: str, ethernet: bool, namespace: str) -> None:
-        """Move a function's RDMA device to its interface's new namespace.
+        """Move a VF's RDMA device to its interface's new namespace.
 
         Args:
-            key: of the function.
+            key: of the VF.
             ethernet: whether it is Ethernet.
             namespace: the file of a container's network namespace, which may be mounted there later.
 
         Raises:
-            FunctionProblem: it failed. If the namespace does not exist yet, a later failure goes to the log.
+            VfProblem: it failed. If the namespace does not exist yet, a later failure goes to the log.
         """
         device = self.check(key, ethernet, needed=False)
         if not device:
@@ -123,7 +123,7 @@ class RdmaNamespaces:
             time.sleep(_POLL_S)
         try:
             self._move(device, namespace)
-        except FunctionProblem as problem:
+        except VfProblem as problem:
             self._warn(str(problem))
 
     def _move(self, device: str, namespace: str) -> None:
@@ -138,8 +138,8 @@ class RdmaNamespaces:
                     os.unlink(path)
                 os.symlink(namespace, path)
                 printed("rdma", ["dev", "set", device, "netns", name])
-            except (OSError, FunctionProblem) as problem:
-                raise FunctionProblem(
+            except (OSError, VfProblem) as problem:
+                raise VfProblem(
                     "the RDMA device {0} cannot move to its container, as the mode exclusive requires: {1}. "
                     "Without it: {2}".format(device, problem, SHARED)
                 ) from problem
@@ -148,7 +148,7 @@ class RdmaNamespaces:
                     os.unlink(path)
             after = self._programs(device)
         if after != before:
-            raise FunctionProblem(
+            raise VfProblem(
                 "the RDMA device {0} is {1} for programs since it moved, and was {2}, which its container "
                 "was made with: start it again, or let rdm-provision up recreate it".format(
                     device, ", ".join(after) or "nothing", ", ".join(before) or "nothing"

@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Dict
 
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
-from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.rdm_sriov.vfs import VfProblem
 
 LARGEST = 1024 * 1024
 """Maximum bytes of a request; Docker's have some hundred."""
@@ -57,7 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = refused.status, {"Err": str(refused)}
             # The rest of the body may follow.
             self.close_connection = cut_off = True
-        except FunctionProblem as problem:
+        except VfProblem as problem:
             status, answer = 200, {"Err": str(problem)}
         except Exception as error:  # a bug must not stop the plugin, which other containers need
             status, answer = 500, {"Err": "{0}: {1}".format(type(error).__name__, error)}
@@ -157,7 +157,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         driver: answers the calls.
 
     Raises:
-        FunctionProblem: another plugin answers there, or the socket cannot be created.
+        VfProblem: another plugin answers there, or the socket cannot be created.
     """
 
     daemon_threads = True
@@ -176,7 +176,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             finally:
                 os.umask(before)
         except OSError as error:
-            raise FunctionProblem("cannot listen on {0}: {1}".format(path, error.strerror)) from error
+            raise VfProblem("cannot listen on {0}: {1}".format(path, error.strerror)) from error
         self._inode = os.stat(path).st_ino
 
     def server_close(self) -> None:
@@ -196,7 +196,7 @@ def _make_way(path: str) -> None:
     if not os.path.lexists(path):
         return
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise FunctionProblem("{0} is there and is no socket: move it away".format(path))
+        raise VfProblem("{0} is there and is no socket: move it away".format(path))
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as other:
         other.settimeout(5)
         try:
@@ -208,11 +208,9 @@ def _make_way(path: str) -> None:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise FunctionProblem("cannot connect to {0}: {1}".format(path, error)) from error
-    raise FunctionProblem(
-        "another plugin answers on {0}: two cannot hand out the same functions, so end that one first".format(
-            path
-        )
+            raise VfProblem("cannot connect to {0}: {1}".format(path, error)) from error
+    raise VfProblem(
+        "another plugin answers on {0}: two cannot hand out the same VFs, so end that one first".format(path)
     )
 
 

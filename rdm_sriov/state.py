@@ -12,31 +12,30 @@ import os
 from typing import Any, Dict, Iterator, NamedTuple, Set, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
-from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.rdm_sriov.vfs import VfProblem
 
 _VERSION = 1
 _FILE = "state.json"
 
 Owner = Tuple[str, str]
-"""The owner of a function: the network's ID, and the address there with its prefix length."""
+"""The owner of a VF: the network's ID, and the address there with its prefix length."""
 
 
 class Network(NamedTuple):
     """A network as it was requested.
 
     Attributes:
-        parents: the interfaces of the physical functions, or in passthrough mode of the containers'
-            functions.
+        pfs: the interfaces of the physical functions; in passthrough mode, those that containers get.
         mode: sriov, or passthrough.
         vlan: of the VFs' packets; 0 for none.
         privileged: whether containers may choose their own hardware addresses.
         prefix: of the interfaces' names in the container, before their number.
         mtu: in bytes; 0 leaves it unchanged.
-        keys: of the functions in passthrough mode, in the order of `parents`.
-        pkey: of the InfiniBand partition; 0 for that of the function's own interface.
+        keys: of the interfaces in passthrough mode, in the order of `pfs`.
+        pkey: of the InfiniBand partition; 0 for that of the VF's own interface.
     """
 
-    parents: Tuple[str, ...]
+    pfs: Tuple[str, ...]
     mode: str = "sriov"
     vlan: int = 0
     privileged: bool = False
@@ -47,47 +46,47 @@ class Network(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """The function that a container has, or will get.
+    """The VF that a container has, or will get.
 
     Attributes:
         network: the network's ID.
-        function: the function's key.
+        vf: the VF's key.
         address: the container's on this network, with the prefix length.
         hardware: the address of its interface; "" if it has none.
     """
 
     network: str
-    function: str
+    vf: str
     address: str
     hardware: str = ""
 
     @property
     def owner(self) -> Owner:
-        """The owner of the function."""
+        """The owner of the VF."""
         return self.network, self.address
 
 
 class Reservation(NamedTuple):
-    """A function that is reserved for a container.
+    """A VF that is reserved for a container.
 
     Attributes:
-        function: the function's key.
+        vf: the VF's key.
         since: seconds since the epoch.
     """
 
-    function: str
+    vf: str
     since: float
 
 
 _All = Tuple[Dict[str, Network], Dict[str, Endpoint], Dict[Owner, str], Dict[Owner, Reservation], Set[str]]
 
 
-class NotWritten(FunctionProblem):
+class NotWritten(VfProblem):
     """The state cannot be written."""
 
 
 class State:
-    """The networks, endpoints and reservations, and the last function of each owner.
+    """The networks, endpoints and reservations, and the last VF of each owner.
 
     Args:
         directory: where the file is.
@@ -96,8 +95,8 @@ class State:
         networks: by ID.
         endpoints: by ID.
         confirmed: the endpoints that the running engine requested from this process; others count only while
-            their function is away. It is not written.
-        last: owner -> key of its last function: a container that restarts gets the same function, and with it
+            their VF is away. It is not written.
+        last: owner -> key of its last VF: a container that restarts gets the same VF, and with it
             the same hardware address.
         reserved: by owner.
         lost: why the file could not be read; empty if it could.
@@ -120,7 +119,7 @@ class State:
             written: whether to undo the changes if they cannot be written; else they stay in memory.
 
         Raises:
-            FunctionProblem: the changes cannot be written.
+            VfProblem: the changes cannot be written.
         """
         before = self._all()
         try:
@@ -162,7 +161,10 @@ class State:
             with open(path, encoding="utf-8") as file:
                 content = json.load(file)
             networks = {name: _network(fields) for name, fields in content["networks"].items()}
-            endpoints = {name: Endpoint(**fields) for name, fields in content["endpoints"].items()}
+            endpoints = {
+                name: Endpoint(**_renamed(fields, "function", "vf"))
+                for name, fields in content["endpoints"].items()
+            }
             last = {(network, address): key for network, address, key in content["last"]}
             reserved = {
                 (network, address): Reservation(key, float(since))
@@ -179,4 +181,10 @@ class State:
 
 
 def _network(fields: Dict[str, Any]) -> Network:
-    return Network(**{**fields, "parents": tuple(fields["parents"]), "keys": tuple(fields["keys"])})
+    renamed = _renamed(fields, "parents", "pfs")
+    return Network(**{**renamed, "pfs": tuple(renamed["pfs"]), "keys": tuple(renamed["keys"])})
+
+
+def _renamed(fields: Dict[str, Any], former: str, now: str) -> Dict[str, Any]:
+    """Return the fields of a file that a release before 0.6.0 may have written."""
+    return {now if name == former else name: value for name, value in fields.items()}

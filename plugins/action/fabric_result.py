@@ -14,7 +14,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results 
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import fabric_report, text
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
-_RESULTS = {"sriov": ("__sriov_functions", "__sriov_installed"), "container": ("__container_run",)}
+_RESULTS = {"sriov": ("__sriov_vfs", "__sriov_installed"), "container": ("__container_run",)}
 """The roles' registered results on which a node's fabric connection depends; a new network means a new
 container."""
 

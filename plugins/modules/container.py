@@ -213,12 +213,12 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
     paths = files.changes()
     api = DockerAPI(timeout=_TIMEOUT + wanted["stop_timeout"])
     found, gone = leftovers_of(api, name, wanted["cluster"], check)
-    functions = ContainerVfs(api, wanted["plugin_socket"], ends(wanted), wanted["rdma"])
+    vfs = ContainerVfs(api, wanted["plugin_socket"], ends(wanted), wanted["rdma"])
     before = settings_of(found) if found else {}
-    wanted["functions"] = functions.settings(found, before.get("functions") or {}, check)
+    wanted["vfs"] = vfs.settings(found, before.get("vfs") or {}, check)
     image = wanted["image_comes"] if check else ""
     # A running container still mounts a directory that was replaced.
-    restart = bool(files.made) or functions.incomplete
+    restart = bool(files.made) or vfs.incomplete
     todo = steps(api, wanted, found, restart, wanted["recreate"], image)
     named, names = _names(wanted, found if not _STARTS.intersection(todo.todo) else None)
     actions = ["remove {0}".format(one) for one in gone] + todo.todo
@@ -237,7 +237,7 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
             parts.append(file_difference("/etc/hosts in the container", named or "", names or ""))
         result["diff"] = [*parts, difference] if parts else difference
     if not check:
-        change = Change(api, wanted, found, functions)
+        change = Change(api, wanted, found, vfs)
         change.protect_jobs(todo)
         files.apply(module)
         change.make(todo)

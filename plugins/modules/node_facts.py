@@ -103,9 +103,10 @@ options:
         description: Whether the IOMMU shall be switched on in the kernel's command line.
         type: bool
         default: false
-      function_devices:
+      vf_devices:
+        aliases: [function_devices]
         description:
-          - Whether the container gets the RDMA devices of just the function that it gets. Those of VFs do not
+          - Whether the container gets the RDMA devices of just the VF that it gets. Those of VFs do not
             count for C(hardware) then, since they come and go with containers.
         type: bool
         default: false
@@ -402,7 +403,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.hardware import iomm
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.running_jobs import running_jobs
 from ansible_collections.rdm.provision.plugins.module_utils.network import arp, interfaces, kubernetes
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import functions, pf
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import observed_vfs, pf
 from ansible_collections.rdm.provision.plugins.module_utils.state import node_lock, state_file
 from ansible_collections.rdm.provision.plugins.module_utils.state.cluster_files import origin
 
@@ -427,7 +428,14 @@ ARGUMENT_SPEC = {
             "firmware_vfs": {"type": "int", "default": 0},
             "socket": {"type": "str", "default": ""},
             "kernel_parameters": {"type": "bool", "default": False},
-            "function_devices": {"type": "bool", "default": False},
+            "vf_devices": {
+                "type": "bool",
+                "default": False,
+                "aliases": ["function_devices"],
+                "deprecated_aliases": [
+                    {"name": "function_devices", "version": "0.8.0", "collection_name": "rdm.provision"}
+                ],
+            },
         },
     },
 }
@@ -513,7 +521,7 @@ def node_facts(
         (sriov or {}).get("socket") or "",
         otherwise={"systemd": False, "unit": False, "cluster": "", "socket": "", "served_by": ""},
     )
-    found["hardware"] = _hardware_digest(found, bool((sriov or {}).get("function_devices")))
+    found["hardware"] = _hardware_digest(found, bool((sriov or {}).get("vf_devices")))
     found.update(_parents(findings, found["infiniband"], sysfs_root, sriov or {}))
     found["work"] = _work(found, state_file_directory, inputs or {}, key_digests or {}, sysfs_root)
     unready = pf.unready(found["parents"], found["boot"], sriov or {})
@@ -694,7 +702,7 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> NodeFacts:
         otherwise={"kfd": False, "dri": [], "nvidia": [], "rdma_cm": False, "groups": []},
     )
     infiniband = findings.guard("infiniband", sysfs.infiniband, sysfs_root, dev_root, otherwise=[])
-    sriov = findings.guard("sriov", functions.facts, sysfs_root, otherwise=[])
+    sriov = findings.guard("sriov", observed_vfs.facts, sysfs_root, otherwise=[])
     _check_gpus(findings, gpus)
     _check_infiniband(findings, infiniband)
     return {
@@ -707,13 +715,13 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> NodeFacts:
     }
 
 
-def _hardware_digest(found: NodeFacts, function_devices: bool) -> str:
+def _hardware_digest(found: NodeFacts, vf_devices: bool) -> str:
     """Return the digest of the hardware that containers get, without VFs' RDMA devices if VFs are watched.
 
     In RDMA's mode exclusive the node does not show the devices in a container, and in any mode a run that
     creates VFs finds their devices only afterwards.
     """
-    if function_devices:
+    if vf_devices:
         lasting = [device for device in found["infiniband"] if not device["virtual"]]
         found = {**found, "infiniband": lasting}
     return state_file.digest([container_spec(found, one) for one in ACCELERATORS])
@@ -725,7 +733,7 @@ def _parents(
     rails: dict[str, int] = {}
     for rail, named in enumerate(wanted.get("parents") or []):
         # The plan refuses a function that is named twice, by interface and by PCI address.
-        rails.setdefault(functions.device_of(named, sysfs_root)[0], rail)
+        rails.setdefault(observed_vfs.device_of(named, sysfs_root)[0], rail)
     parents = []
     for name, rail in rails.items():
         if not name:

@@ -157,7 +157,7 @@ nodes:
     network_differences: {description: "How that differs from the plan, in sentences.", type: list}
     shells: {description: Which shells are installed., type: dict}
     seen: {description: "Name, state and image of its container; empty for none.", type: dict}
-    functions_end: {description: "VFs of containers that end first, by the PF's interface.", type: dict}
+    vfs_ending: {description: "VFs of containers that end first, by the PF's interface.", type: dict}
     rails: {description: "Its further rails, each with network, subnet and MY_IP.", type: list}
 hostfile:
   description: DeepSpeed's hostfile, the master first.

@@ -24,7 +24,8 @@ attributes:
     support: full
     description: It compares with what holds after the next boot.
 options:
-  parents:
+  pfs:
+    aliases: [parents]
     description: Network interfaces, or PCI addresses, of the adapters' physical functions.
     type: list
     elements: str
@@ -42,7 +43,7 @@ options:
 EXAMPLES = r"""
 - name: Let the firmware allow VFs
   rdm.provision.sriov_firmware:
-    parents: [ib0]
+    pfs: [ib0]
     vfs: 8
   register: firmware
 
@@ -72,23 +73,29 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.node_error impo
 from ansible_collections.rdm.provision.plugins.module_utils.base.programs import ProgramProblem
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma_tools
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import pf
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import device_of
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import device_of
 
 ARGUMENT_SPEC: Dict[str, Any] = {
-    "parents": {"type": "list", "elements": "str", "required": True},
+    "pfs": {
+        "type": "list",
+        "elements": "str",
+        "required": True,
+        "aliases": ["parents"],
+        "deprecated_aliases": [{"name": "parents", "version": "0.8.0", "collection_name": "rdm.provision"}],
+    },
     "vfs": {"type": "int", "required": True},
     "sysfs_root": {"type": "path", "default": "/sys"},
 }
 
 
-def adapters(parents: List[str], root: str) -> List[Dict[str, Any]]:
+def adapters(pfs: List[str], root: str) -> List[Dict[str, Any]]:
     """Return the interfaces' adapters with such a firmware, each with its settings.
 
     Raises:
         ProgramProblem: there is no such interface, or its firmware cannot be read.
     """
     found = []
-    for name in parents:
+    for name in pfs:
         if not device_of(name, root)[0]:
             raise ProgramProblem("{0} is neither an interface nor a PCI device of the node".format(name))
         one = pf.parent(name, root)
@@ -111,7 +118,7 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
     vfs = module.params["vfs"]
     if vfs < 1:
         raise NodeError("vfs {0} is not a number of VFs: give 1 or more".format(vfs))
-    found = adapters(module.params["parents"], module.params["sysfs_root"])
+    found = adapters(module.params["pfs"], module.params["sysfs_root"])
     lacking = [one for one in found if not rdma_tools.allows(one["next"], vfs)]
     for one in [] if module.check_mode else lacking:
         rdma_tools.set_firmware(one["pci"], max(vfs, one["next"]["vfs"] or 0))

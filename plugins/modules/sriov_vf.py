@@ -25,10 +25,11 @@ attributes:
     support: full
     description: Shows each PF with its VFs, as they are and as they shall be.
 options:
-  parents:
+  pfs:
     description:
       - Network interfaces, or PCI addresses, of the PFs.
       - A PF's place in this list is part of the addresses of its VFs, so add further ones at the end.
+    aliases: [parents]
     type: list
     elements: str
     default: []
@@ -90,7 +91,7 @@ options:
 EXAMPLES = r"""
 - name: Create and configure the virtual functions
   rdm.provision.sriov_vf:
-    parents: [ib0, ib1]
+    pfs: [ib0, ib1]
     number: 8
     first_mac: 06:5e:91:06:40:00
 
@@ -100,7 +101,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-functions:
+pfs:
   description: The PFs with C(pf), C(pci), C(num_vfs) and C(vfs), as M(rdm.provision.node_facts) reports them.
   returned: O(state=present)
   type: list
@@ -132,19 +133,25 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program imp
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CLUSTER
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import kept_vfs
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import (
-    Wanted,
+    DesiredPf,
     described,
     host_use,
     next_steps,
     planned,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.desired_vfs import DesiredVfs
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import Physical, to_fact
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import normal
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import Kernel, bring, evaluate
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import Pf, to_fact
 
 ARGUMENT_SPEC: Dict[str, Any] = {
-    "parents": {"type": "list", "elements": "str", "default": []},
+    "pfs": {
+        "type": "list",
+        "elements": "str",
+        "default": [],
+        "aliases": ["parents"],
+        "deprecated_aliases": [{"name": "parents", "version": "0.8.0", "collection_name": "rdm.provision"}],
+    },
     "number": {"type": "int", "default": 0},
     "first_mac": {"type": "str", "default": ""},
     "addresses": {"type": "dict", "default": {}},
@@ -173,7 +180,7 @@ class Change:
         self._kernel = kernel
         self._params: Dict[str, Any] = module.params
         self.kept: List[str] = []
-        self.pairs: List[Tuple[Physical, Wanted]] = []
+        self.pairs: List[Tuple[Pf, DesiredPf]] = []
         before = self._read()
         mine = before.cluster in ("", self._params["cluster"])
         if self._params["state"] == "present":
@@ -186,17 +193,17 @@ class Change:
                 )
             ending = self._params["containers_end"] if module.check_mode else {}
             self.pairs = evaluate(kernel, wanted_of(self._params), ending)
-        known = {one.pci: one for one in before.functions}
+        known = {one.pci: one for one in before.pfs}
         named = {found.pci for found, _ in self.pairs}
-        functions = [
-            kept_vfs.Function(found.pci, found.number != one.number or _was_made(known, found.pci), one)
+        pfs = [
+            kept_vfs.KeptPf(found.pci, found.number != one.number or _was_made(known, found.pci), one)
             for found, one in self.pairs
         ]
-        stays = self._give_back([one for one in before.functions if one.pci not in named]) if mine else ()
-        self.after = kept_vfs.Kept(self._params["cluster"], (*functions, *stays)) if mine else before
+        stays = self._give_back([one for one in before.pfs if one.pci not in named]) if mine else ()
+        self.after = kept_vfs.KeptVfs(self._params["cluster"], (*pfs, *stays)) if mine else before
         self._files = (
             kept_vfs.files(kept_vfs.DIRECTORY, self.after, from_argument(self._params["packed"]))
-            if self.after.functions and mine
+            if self.after.pfs and mine
             else {}
         )
         self._gone = [] if self._files or not mine else _ours()
@@ -243,7 +250,7 @@ class Change:
         shown += [difference(path, "file\n", "") for path in self._gone]
         return [one for one in shown if one["before"] != one["after"]]
 
-    def apply(self) -> List[Physical]:
+    def apply(self) -> List[Pf]:
         """Make the changes; return the PFs afterwards.
 
         The record is written first, so that after an interruption the next call knows who owns the VFs.
@@ -256,7 +263,7 @@ class Change:
         if self.enables:
             self._systemctl("enable", kept_vfs.UNIT)
         for found, one in self.pairs:
-            bring(self._kernel, one._replace(parent=found.pci))
+            bring(self._kernel, one._replace(pf=found.pci))
         if self._gone:
             if self._systemd and os.path.lexists(kept_vfs.enabled_link()):
                 self._systemctl("disable", kept_vfs.UNIT)
@@ -270,7 +277,7 @@ class Change:
                 self._systemctl("daemon-reload")
         return [self._kernel.read(found.pci) for found, _ in self.pairs]
 
-    def _read(self) -> kept_vfs.Kept:
+    def _read(self) -> kept_vfs.KeptVfs:
         """Return the node's record; an empty one if it cannot be read."""
         try:
             return kept_vfs.read(kept_vfs.DIRECTORY)
@@ -279,10 +286,10 @@ class Change:
                 self.kept.append("{0}, so all VFs stay: write 0 to their sriov_numvfs".format(problem))
             return kept_vfs.NOTHING
 
-    def _give_back(self, functions: Sequence[kept_vfs.Function]) -> Tuple[kept_vfs.Function, ...]:
+    def _give_back(self, pfs: Sequence[kept_vfs.KeptPf]) -> Tuple[kept_vfs.KeptPf, ...]:
         """Plan to remove the VFs that we created; return the PFs that keep VFs which are in use."""
         stays = []
-        for one in functions:
+        for one in pfs:
             try:
                 found = self._kernel.read(one.pci)
             except NodeError:
@@ -302,7 +309,7 @@ class Change:
                 )
                 stays.append(one)
             else:
-                self.pairs.append((found, Wanted(one.pci, 0)))
+                self.pairs.append((found, DesiredPf(one.pci, 0)))
         return tuple(stays)
 
     def _systemctl(self, *words: str) -> None:
@@ -311,21 +318,19 @@ class Change:
             raise NodeError("systemctl {0}: {1}".format(" ".join(words), " ".join(output.split()) or status))
 
 
-def wanted_of(params: Dict[str, Any]) -> List[Wanted]:
+def wanted_of(params: Dict[str, Any]) -> List[DesiredPf]:
     """Return the desired state of each PF.
 
     Raises:
         NodeError: the parameters are wrong.
     """
-    if params["number"] < 1 or not params["parents"]:
+    if params["number"] < 1 or not params["pfs"]:
         raise NodeError(
-            "number {0} and parents {1}: name at least one PF and one VF".format(
-                params["number"], params["parents"]
-            )
+            "number {0} and pfs {1}: name at least one PF and one VF".format(params["number"], params["pfs"])
         )
-    unknown = sorted(set(params["addresses"]) - set(params["parents"]))
+    unknown = sorted(set(params["addresses"]) - set(params["pfs"]))
     if unknown:
-        raise NodeError("addresses has {0}, which is none of parents".format(unknown[0]))
+        raise NodeError("addresses has {0}, which is none of pfs".format(unknown[0]))
     given = params["first_mac"]
     try:
         first_mac = normal(given) if given else ""
@@ -336,12 +341,12 @@ def wanted_of(params: Dict[str, Any]) -> List[Wanted]:
         raise NodeError("an address, {0}, {1}".format(given, error)) from None
     same = {name: params[name] for name in ("number", "policy", "vlan", "trust", "spoof_check")}
     try:
-        return DesiredVfs(pfs=params["parents"], first_mac=first_mac, addresses=listed, **same).of_pfs()
+        return DesiredVfs(pfs=params["pfs"], first_mac=first_mac, addresses=listed, **same).of_pfs()
     except ValueError as error:
         raise NodeError(str(error)) from None
 
 
-def _was_made(known: Dict[str, kept_vfs.Function], pci: str) -> bool:
+def _was_made(known: Dict[str, kept_vfs.KeptPf], pci: str) -> bool:
     return pci in known and known[pci].made
 
 
@@ -378,7 +383,7 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
         with kept_vfs.alone(kept_vfs.DIRECTORY):
             found = change.apply()
     if module.params["state"] == "present":
-        result["functions"] = [to_fact(one) for one in found]
+        result["pfs"] = [to_fact(one) for one in found]
     for sentence in (*change.kept, *filter(None, [change.note])):
         module.warn(sentence)
     return result

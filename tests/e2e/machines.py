@@ -19,7 +19,7 @@ from trainer.tests.waiting import wait_until
 NODES = ("n1", "n2")
 VERSIONS = {"20.10": "20.10", "26.1": "26.1", "newest": "28.5+"}
 """The value of `lab up --engine` -> the engine's version."""
-FUNCTIONS = 7
+VFS = 7
 """Virtual functions of each card."""
 
 # Without KVM a boot takes a minute of CPU time, on a machine that may be busy.
@@ -82,21 +82,21 @@ class MachineLab(Lab):
         ping = ["ping", "-c", "1", "-W", "2", address]
         return ", 0% packet loss" in self.inside(node, *ping, name=name, check=False)
 
-    def functions(self, node: str, parent: str = "ib0") -> list[dict[str, Any]]:
+    def vfs(self, node: str, pf: str = "ib0") -> list[dict[str, Any]]:
         """Return the kernel's virtual functions of a node's card."""
-        (card,) = json.loads(self.on(node, "ip", "-details", "-json", "link", "show", parent))
+        (card,) = json.loads(self.on(node, "ip", "-details", "-json", "link", "show", pf))
         return list(card.get("vfinfo_list") or [])
 
-    def function(self, node: str, name: str = "rdm", parent: str = "ib0") -> dict[str, Any]:
+    def vf(self, node: str, name: str = "rdm", pf: str = "ib0") -> dict[str, Any]:
         """Return the card's function that a node's container has, found by its hardware address."""
         shown = self.on(node, "nsenter", "-n", "-t", self.pid(node, name), "ip", "-json", "link")
         addresses = {link["address"] for link in json.loads(shown)}
-        (found,) = [one for one in self.functions(node, parent) if one["address"] in addresses]
+        (found,) = [one for one in self.vfs(node, pf) if one["address"] in addresses]
         return found
 
-    def at_home(self, node: str, parent: str = "ib0") -> list[str]:
+    def at_home(self, node: str, pf: str = "ib0") -> list[str]:
         """Return the interfaces of a card's virtual functions that no container has."""
-        listed = self.on(node, "sh", "-c", f"ls -d /sys/class/net/{parent}/device/virtfn*/net/*", check=False)
+        listed = self.on(node, "sh", "-c", f"ls -d /sys/class/net/{pf}/device/virtfn*/net/*", check=False)
         return [path.rpartition("/")[2] for path in listed.split()]
 
     def all_reach(self, addresses: Mapping[str, str] = ADDRESSES) -> None:

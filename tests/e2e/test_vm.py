@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.machines import BOOT_S, FUNCTIONS, NODES, MachineLab, running_machines
+from tests.e2e.machines import BOOT_S, NODES, VFS, MachineLab, running_machines
 from tests.e2e.product import ADDRESSES, Product, changed
 from trainer.tests.waiting import wait_until
 
@@ -33,25 +33,25 @@ def machines(product: Product, request: pytest.FixtureRequest) -> Iterator[Machi
 
 def assert_both_talk(lab: MachineLab) -> None:
     """Assert that each node's container has a function of its own, in the VLAN, and reaches the other."""
-    assert [lab.function(node)["vlan_list"][0].get("vlan") for node in NODES] == [VLAN] * 2
+    assert [lab.vf(node)["vlan_list"][0].get("vlan") for node in NODES] == [VLAN] * 2
     lab.all_reach()
 
 
 def test_from_empty_machines_to_containers_that_talk_over_vfs(machines: MachineLab) -> None:
     result = machines.json("up")
     assert result["ok"]
-    assert [len(machines.functions(node)) for node in NODES] == [FUNCTIONS] * 2
+    assert [len(machines.vfs(node)) for node in NODES] == [VFS] * 2
     assert_both_talk(machines)
 
 
 @pytest.mark.long
 def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
     machines.provisioned()
-    before = machines.function("n2")
+    before = machines.vf("n2")
     machines.reboot("n2")
     wait_until("it runs again", lambda: machines.container("n2") == "running", timeout=BOOT_S)
-    assert len(machines.functions("n2")) == FUNCTIONS
-    assert machines.function("n2")["address"] == before["address"]
+    assert len(machines.vfs("n2")) == VFS
+    assert machines.vf("n2")["address"] == before["address"]
     assert_both_talk(machines)
     # A second run has no work.
     assert changed(machines.json("up")) == []
@@ -60,7 +60,7 @@ def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
 @pytest.mark.long
 def test_the_vlan_is_the_cards_and_not_a_word_in_a_configuration(machines: MachineLab) -> None:
     machines.provisioned()
-    number = str(machines.function("n2")["vf"])
+    number = str(machines.vf("n2")["vf"])
     machines.on("n2", "ip", "link", "set", "ib0", "vf", number, "vlan", "0")
     try:
         assert not machines.reaches("n1", ADDRESSES["n2"])
@@ -78,28 +78,28 @@ def restarted(lab: MachineLab, node: str, before: str) -> bool:
 @pytest.mark.long
 def test_functions_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: MachineLab) -> None:
     machines.provisioned()
-    before = machines.function("n2")["address"]
+    before = machines.vf("n2")["address"]
     machines.on("n2", "systemctl", "restart", "rdm-sriov")
     assert_both_talk(machines)
     pid = machines.pid("n2")
     machines.on("n2", "systemctl", "restart", "docker")
     wait_until("the container runs again", partial(restarted, machines, "n2", pid), timeout=BOOT_S)
-    assert machines.function("n2")["address"] == before
+    assert machines.vf("n2")["address"] == before
     pid = machines.pid("n2")
     # Without a word to the plugin; systemd starts it again.
     machines.on("n2", "systemctl", "kill", "--signal", "KILL", "--kill-whom", "main", "docker")
     wait_until("the container runs again", partial(restarted, machines, "n2", pid), timeout=BOOT_S)
-    assert machines.function("n2")["address"] == before
+    assert machines.vf("n2")["address"] == before
     assert_both_talk(machines)
 
 
 @pytest.mark.long
 def test_vfs_that_vanish_under_a_container_are_named_and_recreated(machines: MachineLab) -> None:
     machines.provisioned()
-    before = machines.function("n2")["address"]
+    before = machines.vf("n2")["address"]
     # The engine still reports that the container runs and has its address.
     machines.on("n2", "sh", "-c", "echo 0 > /sys/class/net/ib0/device/sriov_numvfs")
-    assert machines.functions("n2") == []
+    assert machines.vfs("n2") == []
     assert machines.container("n2") == "running"
     found = machines.json("check")["work"]
     assert list(found) == ["n2"]
@@ -109,7 +109,7 @@ def test_vfs_that_vanish_under_a_container_are_named_and_recreated(machines: Mac
     result = machines.json("verify", expect=1)
     assert f"the container does not have the address {ADDRESSES['n2']}" in result["nodes"]["n2"]["why"]
     assert machines.json("up")["ok"]
-    assert machines.function("n2")["address"] == before
+    assert machines.vf("n2")["address"] == before
     assert_both_talk(machines)
     assert changed(machines.json("up")) == []
 
@@ -118,14 +118,14 @@ def test_vfs_that_vanish_under_a_container_are_named_and_recreated(machines: Mac
 def test_one_container_more_than_there_are_functions_is_refused(machines: MachineLab) -> None:
     machines.provisioned()
     image, network = machines.container("n2", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
-    others = [f"other-{number}" for number in range(FUNCTIONS - 1)]
+    others = [f"other-{number}" for number in range(VFS - 1)]
     try:
         for name in others:
             machines.on(
                 "n2", "docker", "run", "-d", "--name", name, "--network", network, image, "sleep", "infinity"
             )
-        taken = {machines.function("n2", name)["vf"] for name in ("rdm", *others)}
-        assert taken == set(range(FUNCTIONS))
+        taken = {machines.vf("n2", name)["vf"] for name in ("rdm", *others)}
+        assert taken == set(range(VFS))
         refused = machines.error_of(
             "n2", "docker", "run", "--name", "one-more", "--network", network, image, "true"
         )
@@ -141,16 +141,16 @@ def test_a_vf_that_loses_its_driver_is_named_hurts_no_other_and_is_repaired(
 ) -> None:
     """A single function cannot be unplugged: only its driver can be removed."""
     machines.provisioned()
-    before = machines.function("n2")
+    before = machines.vf("n2")
     image, network = machines.container("n2", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
-    others = [f"other-{number}" for number in range(FUNCTIONS - 1)]
+    others = [f"other-{number}" for number in range(VFS - 1)]
     run = ("docker", "run", "-d", "--init", "--network", network, "--name")
     virtual = f"/sys/class/net/ib0/device/virtfn{before['vf']}"
     assert not machines.there("n2", f"{virtual}/remove")
     pci = machines.on("n2", "readlink", "-f", virtual).strip().rpartition("/")[2]
     try:
         machines.on("n2", *run, others[0], image, "sleep", "infinity")
-        pid, neighbour = machines.pid("n2", others[0]), machines.function("n2", others[0])["address"]
+        pid, neighbour = machines.pid("n2", others[0]), machines.vf("n2", others[0])["address"]
         machines.on("n2", "sh", "-c", f"echo {pci} > {virtual}/driver/unbind")
         found = machines.json("check")["work"]
         assert list(found) == ["n2"]
@@ -163,11 +163,11 @@ def test_a_vf_that_loses_its_driver_is_named_hurts_no_other_and_is_repaired(
         for name in others[1:]:
             machines.on("n2", *run, name, image, "sleep", "infinity")
         refused = machines.error_of("n2", *run, "one-more", image, "sleep", "infinity")
-        assert f"containers have all {FUNCTIONS - 1}, and {pci} has no driver" in refused
+        assert f"containers have all {VFS - 1}, and {pci} has no driver" in refused
         # While containers have all the others.
         assert machines.json("up")["ok"]
-        assert machines.function("n2")["address"] == before["address"]
-        assert machines.function("n2", others[0])["address"] == neighbour
+        assert machines.vf("n2")["address"] == before["address"]
+        assert machines.vf("n2", others[0])["address"] == neighbour
         assert machines.pid("n2", others[0]) == pid
         assert_both_talk(machines)
     finally:
@@ -202,9 +202,7 @@ def test_soft_roce_on_a_function_is_found_as_its_rdma_device_and_carries_data(
     functions = {}
     try:
         for number, node in enumerate(NODES, start=1):
-            vf = next(
-                one["vf"] for one in machines.functions(node) if one["vf"] != machines.function(node)["vf"]
-            )
+            vf = next(one["vf"] for one in machines.vfs(node) if one["vf"] != machines.vf(node)["vf"])
             path = machines.on(node, "readlink", "-f", f"/sys/class/net/ib0/device/virtfn{vf}").strip()
             functions[node] = path.rpartition("/")[2]
             interface = machines.on(node, "ls", f"{path}/net").strip()

@@ -10,7 +10,7 @@ import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import packed_program
 from ansible_collections.rdm.provision.rdm_lab.recipe import CPU_IMAGE
 
-from tests.e2e.machines import FUNCTIONS, NODES, MachineLab, running_machines
+from tests.e2e.machines import NODES, VFS, MachineLab, running_machines
 from tests.e2e.product import ADDRESSES, ROOT, Product, changed
 
 pytestmark = pytest.mark.long
@@ -86,12 +86,12 @@ def networks(lab: MachineLab, node: str) -> set[str]:
 def test_a_cluster_moves_to_our_plugin_as_the_guide_says(old: MachineLab) -> None:
     for node in NODES:
         write_context(old, node)
-        assert old.functions(node) == []
+        assert old.vfs(node) == []
     assert with_variables(old, **upstream(old)).json("up")["ok"]
     for node in NODES:
         assert old.container(node) == "running"
         assert old.on(node, "docker", "inspect", "--format", "{{.Config.Image}}", PLUGIN).strip() == IMAGE
-        assert old.function(node)
+        assert old.vf(node)
     old.all_reach()
     before = {node: (networks(old, node), old.pid(node)) for node in NODES}
 
@@ -114,9 +114,9 @@ def test_a_cluster_moves_to_our_plugin_as_the_guide_says(old: MachineLab) -> Non
         assert PLUGIN not in old.on(node, "docker", "ps", "--all", "--format", "{{.Names}}").split()
         assert old.on(node, "systemctl", "is-active", "rdm-sriov").strip() == "active"
         assert ADDRESSES[node] in old.inside(node, "ip", "-4", "address")
-        assert old.function(node)
-        assert len(old.functions(node)) == FUNCTIONS
-        assert len(old.at_home(node)) == FUNCTIONS - 1, "a VF is neither in the container nor free"
+        assert old.vf(node)
+        assert len(old.vfs(node)) == VFS
+        assert len(old.at_home(node)) == VFS - 1, "a VF is neither in the container nor free"
     old.all_reach()
     assert changed(with_variables(old).json("up")) == []
 
@@ -132,5 +132,5 @@ def test_the_upstream_plugin_is_refused_where_it_forgets_its_networks(new: Machi
         assert networks(new, node) == set()
         assert new.on(node, "docker", "ps", "--all", "--quiet") == ""
         assert new.images(node) == ""
-        assert new.functions(node) == []
+        assert new.vfs(node) == []
         assert not new.there(node, "/etc/rdm")

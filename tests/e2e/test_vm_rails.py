@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.machines import FUNCTIONS, NODES, MachineLab, running_machines
+from tests.e2e.machines import NODES, VFS, MachineLab, running_machines
 from tests.e2e.product import ADDRESSES, Product, changed
 
 pytestmark = pytest.mark.long
@@ -41,11 +41,11 @@ def test_each_container_has_a_function_of_each_card(lab: MachineLab) -> None:
     for node in NODES:
         interfaces = hardware(lab, node)
         assert set(interfaces) == {addresses[node] for addresses in RAILS.values()}
-        for parent, addresses in RAILS.items():
-            assert lab.function(node, parent=parent)["address"] == interfaces[addresses[node]]
-            assert len(lab.at_home(node, parent)) == FUNCTIONS - 1
-            seen.update({one["address"]: (node, parent) for one in lab.functions(node, parent)})
-    assert len(seen) == len(NODES) * len(RAILS) * FUNCTIONS, "two functions have the same hardware address"
+        for pf, addresses in RAILS.items():
+            assert lab.vf(node, pf=pf)["address"] == interfaces[addresses[node]]
+            assert len(lab.at_home(node, pf)) == VFS - 1
+            seen.update({one["address"]: (node, pf) for one in lab.vfs(node, pf)})
+    assert len(seen) == len(NODES) * len(RAILS) * VFS, "two functions have the same hardware address"
     for addresses in RAILS.values():
         lab.all_reach(addresses)
 
@@ -58,13 +58,13 @@ def test_a_second_run_changes_nothing(lab: MachineLab) -> None:
 def test_a_card_whose_functions_are_all_taken_is_named(lab: MachineLab) -> None:
     lab.provisioned()
     image = lab.container("n2", "{{.Image}}")
-    others = [f"other-{number}" for number in range(FUNCTIONS - 1)]
+    others = [f"other-{number}" for number in range(VFS - 1)]
     run = ("docker", "run", "-d", "--init", "--network")
     try:
         for name in others:
             lab.on("n2", *run, "ibnet-1", "--name", name, image, "sleep", "infinity")
         assert lab.at_home("n2", "ib1") == []
-        assert len(lab.at_home("n2", "ib0")) == FUNCTIONS - 1
+        assert len(lab.at_home("n2", "ib0")) == VFS - 1
         refused = lab.error_of("n2", *run, "ibnet-1", "--name", "one-more", image, "sleep", "infinity")
         assert "no virtual function of ib1 is free" in refused
         lab.on("n2", *run, "ibnet", "--name", "on-the-other", image, "sleep", "infinity")

@@ -164,7 +164,7 @@ def exclusive(machines: MachineLab) -> Iterator[str]:
     else is the kernel's: the mode, the device and its moves between namespaces. The devices that containers
     of n1 had before are gone.
     """
-    function = machines.functions("n1")[-1]
+    function = machines.vfs("n1")[-1]
     path = machines.on("n1", "readlink", "-f", f"/sys/class/net/ib0/device/virtfn{function['vf']}").strip()
     try:
         script(machines, "n1", *UNLOADED, "modprobe ib_core netns_mode=0")

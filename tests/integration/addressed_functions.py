@@ -22,7 +22,7 @@ class Addressed(StandIns):  # type: ignore[misc]
         return [one._replace(key=f"0000:41:00.{one.number + 1}") for one in super().virtual(parent)]
 
     def interface(self, function: Any) -> str:
-        name: str = super().interface(function._replace(key=f"{function.parent}v{function.number}"))
+        name: str = super().interface(function._replace(key=f"{function.pf}v{function.number}"))
         return name
 
 

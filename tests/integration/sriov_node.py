@@ -15,8 +15,8 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
-    FUNCTION,
     RESERVE,
+    VF,
     call_plugin,
 )
 from ansible_collections.rdm.provision.rdm_lab.recipe import PLUGIN, file_content
@@ -111,7 +111,7 @@ class Node:
             NETWORK: {"IPAMConfig": {"IPv4Address": "192.169.16.100"}, "MacAddress": end}
         }
         if function:
-            ends[NETWORK]["DriverOpts"] = {FUNCTION: function}
+            ends[NETWORK]["DriverOpts"] = {VF: function}
         spec = {
             "Image": BUSYBOX,
             "MacAddress": everywhere,
@@ -146,7 +146,7 @@ class Node:
         """Reserve a function for an address; return the plugin's answer."""
         network = self.docker("network", "inspect", "--format", "{{.Id}}", NETWORK)
         request = {"NetworkID": network, "Address": f"{address}/24"}
-        found: dict[str, Any] = call_plugin(str(self.socket), RESERVE, request, HANGS_S)["Function"]
+        found: dict[str, Any] = call_plugin(str(self.socket), RESERVE, request, HANGS_S)["Vf"]
         return found
 
     def speaks(self, api: str) -> bool:

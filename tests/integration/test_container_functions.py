@@ -25,7 +25,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import Do
 from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
 from ansible_collections.rdm.provision.plugins.modules import docker_owned
 from ansible_collections.rdm.provision.rdm_sriov import rdma_namespace
-from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.rdm_sriov.vfs import VfProblem
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.container_module import UNSET
@@ -190,7 +190,7 @@ def test_containers_that_are_made_at_once_share_nothing(fabric: Fabric, api: Doc
         mine = {"name": f"c{number}", "my_ip": f"192.169.16.{100 + number}"}
         wanted = {**UNSET, "ready_timeout": 240, **wanted_of(fabric), **mine}
         functions = ContainerVfs(api, str(fabric.socket), ends(wanted))
-        wanted["functions"] = functions.settings(None, {}, check=False)
+        wanted["vfs"] = functions.settings(None, {}, check=False)
         Change(api, wanted, None, functions).make(Steps(["make"], None))
 
     with ThreadPoolExecutor(FUNCTIONS) as pool:
@@ -219,7 +219,7 @@ def test_devices_that_a_boot_renumbered_are_found_and_repaired(
     plugins = Path("/run/docker/plugins")
     assert fabric.socket.parent == plugins  # where the state file finds it, by the driver's name
     watch: dict[str, Any] = {
-        **{name: [] for name in ("config_dirs", "functions", "images", "archives", "users")},
+        **{name: [] for name in ("config_dirs", "vfs", "images", "archives", "users")},
         **{"cluster": "c", "job_directory": "", "system": False, "paths": {}, "plugin": {}},
     }
 
@@ -240,7 +240,7 @@ def test_devices_that_a_boot_renumbered_are_found_and_repaired(
     assert why == {"container": [sentence]}
     predicted = up(fabric, check=True)
     assert (predicted["actions"], uverbs(api)) == (["replace"], [mine])
-    assert set(predicted["diff"]["after"]) - {"exists", "running"} == {"functions"}
+    assert set(predicted["diff"]["after"]) - {"exists", "running"} == {"vfs"}
     assert up(fabric)["actions"] == ["replace"]
     assert (has(fabric), uverbs(api)) == (mine, [now])
     assert not up(fabric)["changed"]
@@ -259,7 +259,7 @@ def test_a_device_that_its_move_renamed_recreates_the_container(
     monkeypatch.setattr(rdma_namespace, "printed", move)
     fabric.set_exclusive()
     namespaces = rdma_namespace.RdmaNamespaces(str(fabric.sys), str(fabric.engine.root / "netns"))
-    with pytest.raises(FunctionProblem, match="for programs since it moved, and was uverbs") as caught:
+    with pytest.raises(VfProblem, match="for programs since it moved, and was uverbs") as caught:
         namespaces.lend(f"0000:41:00.{mine + 1}", True, "/proc/self/ns/net")
     assert follow(str(caught.value), "up", lambda _: up(fabric))["actions"] == ["replace"]
     assert found(api)["Id"] != before

@@ -75,7 +75,7 @@ def test_a_container_gets_the_vf_that_it_requests_and_no_other(node: Node, versi
     # By itself it would get the first.
     last = f"{node.parent}v{FUNCTIONS - 1}"
     node.create("asks", version, function=last)
-    assert [one["function"] for one in node.promised().values()] == [last]
+    assert [one["vf"] for one in node.promised().values()] == [last]
     address = node.address("asks")
     node.docker("restart", "-t", "0", "asks")
     assert node.address("asks") == address

@@ -90,7 +90,7 @@ class Rdma:
         """Return where the device of a running container has to be."""
         pid = self.node.docker("inspect", "--format", "{{.State.Pid}}", name)
         address = self.node.address(name)
-        held = [one["function"] for one in self.node.promised().values() if one["hardware"] == address]
+        held = [one["vf"] for one in self.node.promised().values() if one["hardware"] == address]
         assert len(held) == 1
         return f"mlx5_{held[0].rpartition('v')[2]} {Path(f'/proc/{pid}/ns/net').stat().st_ino}"
 

@@ -60,7 +60,7 @@ def test_a_hardware_address_chooses_the_function_before_version_1_44_of_the_api(
         return
     wanted = node.reserve("192.169.16.100")["mac"]
     node.create("other", "1.41", function=f"{node.parent}v{FUNCTIONS - 1}")
-    assert [one["function"] for one in node.promised().values()] == [f"{node.parent}v{FUNCTIONS - 1}"]
+    assert [one["vf"] for one in node.promised().values()] == [f"{node.parent}v{FUNCTIONS - 1}"]
     node.remove("other")
     node.create("na", "1.41", everywhere=wanted)
     assert node.address("na") == wanted

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import DesiredPf
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import bring
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import sriov as sriov_checks
@@ -239,7 +239,7 @@ class Card(FakeKernel):
             sriov_vfs=number,
         )
         findings = Findings([], [])
-        sriov_checks.functions(state, facts, findings)
+        sriov_checks.vfs(state, facts, findings)
         sriov_checks.other_networks(state, facts, findings)
         return [problem.sentence for problem in findings.problems]
 
@@ -302,7 +302,7 @@ def test_a_cluster_leaves_upstream_only_on_request_and_completely(node: Node) ->
     assert problem.startswith(
         f"sriov_vfs 0 makes no virtual functions, and {node.parent} has none now: set sriov_vfs"
     )
-    assert bring(card, Wanted(node.parent, 8))
+    assert bring(card, DesiredPf(node.parent, 8))
     assert card.preflight(node, 0) == card.preflight(node, 8) == []
     assert installation.running(str(node.socket))
     assert NETWORK not in node.docker("network", "ls")

@@ -14,23 +14,21 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible.module_utils.common.text.formatters import human_to_bytes
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import labels
-from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import FUNCTION
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import VF
 
 LABEL_SETTINGS = "rdm.provision.settings"
 
 SETTINGS = (
     *("image", "command", "hostname", "network", "my_ip", "env", "volumes", "devices", "device_requests"),
     *("groups", "ulimits", "capabilities", "security_opts", "ipc_mode", "userns_mode", "shm_size"),
-    *("stop_timeout", "reads", "rails", "functions"),
+    *("stop_timeout", "reads", "rails", "vfs"),
 )
 """The settings whose change requires another container, and those of its VFs."""
 
-_LATER = ("rails", "functions")
+_LATER = ("rails", "vfs")
 """Settings that containers of an earlier version lack; they are recorded only if they are not empty."""
 
-NEEDED = {*SETTINGS, *("name", "cluster", "plugin_socket", "rdma", "restart_policy", "ready_line")} - {
-    "functions"
-}
+NEEDED = {*SETTINGS, *("name", "cluster", "plugin_socket", "rdma", "restart_policy", "ready_line")} - {"vfs"}
 """The required keys of the desired container."""
 
 _MAC_OF_ENDPOINT = (1, 44)
@@ -75,16 +73,16 @@ def endpoint(wanted: Mapping[str, Any], network: str, api: Tuple[int, ...]) -> D
     """Return the endpoint settings of the container on a network, in the engine's form.
 
     Args:
-        wanted: the desired container, with `functions`.
+        wanted: the desired container, with `vfs`.
         network: the network's name.
         api: version of the engine's API.
     """
     mac = _mac(wanted, network)
-    function = _function(wanted, network, "function")
+    vf = _of_vf(wanted, network, "vf")
     return {
         "IPAMConfig": {"IPv4Address": dict(ends(wanted))[network]},
         **({"MacAddress": mac} if mac and api >= _MAC_OF_ENDPOINT else {}),
-        **({"DriverOpts": {FUNCTION: function}} if function else {}),
+        **({"DriverOpts": {VF: vf}} if vf else {}),
     }
 
 
@@ -92,17 +90,15 @@ def request(wanted: Mapping[str, Any], api: Tuple[int, ...] = (1, 41)) -> Dict[s
     """Return the body of the request that creates the container on the first of its networks.
 
     Args:
-        wanted: the desired container, with `functions`.
+        wanted: the desired container, with `vfs`.
         api: version of the engine's API.
     """
-    of_functions = [
-        path for one in (wanted.get("functions") or {}).values() for path in one.get("devices") or []
-    ]
+    of_vfs = [path for one in (wanted.get("vfs") or {}).values() for path in one.get("devices") or []]
     devices = [_device(device) for device in wanted["devices"]]
     has = {device["PathOnHost"] for device in devices}
-    devices += [_device(path) for path in dict.fromkeys(of_functions) if path not in has]
+    devices += [_device(path) for path in dict.fromkeys(of_vfs) if path not in has]
     # RDMA needs locked memory.
-    lock = ["IPC_LOCK"] * bool(of_functions and "IPC_LOCK" not in wanted["capabilities"])
+    lock = ["IPC_LOCK"] * bool(of_vfs and "IPC_LOCK" not in wanted["capabilities"])
     host: Dict[str, Any] = {
         "Binds": [_bind(volume) for volume in wanted["volumes"]],
         "CapAdd": wanted["capabilities"] + lock,
@@ -144,7 +140,7 @@ def difference(
     """Compare a container with the desired one.
 
     Args:
-        wanted: the desired container, with `functions`.
+        wanted: the desired container, with `vfs`.
         found: the container as the engine shows it.
         image: ID of the image that its name refers to now; empty if unknown.
         networks: name -> ID of its networks, without unknown ones.
@@ -194,6 +190,11 @@ def settings_of(found: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the settings in a container's label; empty if there are none."""
     try:
         settings = json.loads((found["Config"].get("Labels") or {}).get(LABEL_SETTINGS, ""))
+        if "functions" in settings:  # its name before 0.6.0
+            settings["vfs"] = {
+                network: {"vf" if name == "function" else name: value for name, value in one.items()}
+                for network, one in settings.pop("functions").items()
+            }
         # Variables that we set override the image's.
         has = dict(line.split("=", 1) for line in found["Config"].get("Env") or [] if "=" in line)
         return dict(settings, env={name: has.get(name) for name in settings["env"]})
@@ -206,11 +207,11 @@ def _sysctls(wanted: Mapping[str, Any]) -> Dict[str, str]:
 
 
 def _mac(wanted: Mapping[str, Any], network: str) -> str:
-    return _function(wanted, network, "mac")
+    return _of_vf(wanted, network, "mac")
 
 
-def _function(wanted: Mapping[str, Any], network: str, what: str) -> str:
-    return str(((wanted.get("functions") or {}).get(network) or {}).get(what) or "")
+def _of_vf(wanted: Mapping[str, Any], network: str, what: str) -> str:
+    return str(((wanted.get("vfs") or {}).get(network) or {}).get(what) or "")
 
 
 def _label(wanted: Mapping[str, Any]) -> str:

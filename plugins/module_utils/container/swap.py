@@ -100,7 +100,7 @@ def steps(
 
     Args:
         api: the engine.
-        wanted: the module's options, with `functions`.
+        wanted: the module's options, with `vfs`.
         found: the existing container.
         restart: whether to restart it, since a directory that it mounts was recreated or it lacks an RDMA
             device. A container that has lost an interface is restarted in any case.
@@ -145,16 +145,16 @@ class Change:
 
     Args:
         api: the engine, with a timeout longer than a container takes to stop.
-        wanted: the module's options, with `functions`.
+        wanted: the module's options, with `vfs`.
         found: the existing container.
-        functions: its VFs.
+        vfs: its VFs.
     """
 
     def __init__(
-        self, api: DockerAPI, wanted: Mapping[str, Any], found: Optional[Container], functions: ContainerVfs
+        self, api: DockerAPI, wanted: Mapping[str, Any], found: Optional[Container], vfs: ContainerVfs
     ) -> None:
         self._api = api
-        self._functions = functions
+        self._vfs = vfs
         self._wanted = wanted
         self._name = wanted["name"]
         self._found = found
@@ -220,7 +220,7 @@ class Change:
             _rename(self._api, old["Id"], self._name + OLD)
             _rename(self._api, successor, self._name)
             # The plugin's reservation ended with the old container.
-            self._functions.hold()
+            self._vfs.hold()
             self._start(successor)
             self._wait()
         except NodeError as problem:
@@ -269,7 +269,7 @@ class Change:
     def _wait(self) -> None:
         line, timeout = self._wanted["ready_line"], self._wanted["ready_timeout"]
         wait_ready(self._api, self._name, "", line, timeout)
-        self._functions.confirm(inspect(self._api, "containers", self._name))
+        self._vfs.confirm(inspect(self._api, "containers", self._name))
 
     def _protect_jobs(self, found: Container, fate: str) -> None:
         jobs = jobs_in(found, self._wanted["node"]) if self._wanted["protect_jobs"] else []

@@ -21,8 +21,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.node_error impo
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import inspect
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
-    FUNCTION,
+    FORMER_VF,
     RESERVE,
+    VF,
     PluginProblem,
     call_plugin,
 )
@@ -30,10 +31,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import SHARED
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import read
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import pf
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import is_infiniband
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import is_infiniband
 
 Settings = Dict[str, Dict[str, Any]]
-"""Network -> `devices` (paths of RDMA devices), `function` (the key of their VF) and `mac` (the hardware
+"""Network -> `devices` (paths of RDMA devices), `vf` (the key of their VF) and `mac` (the hardware
 address), without empty ones."""
 
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
@@ -75,7 +76,8 @@ def held(socket: str, found: Optional[Mapping[str, Any]], network: str) -> str:
         value = call_plugin(socket, "NetworkDriver.EndpointOperInfo", body).get("Value")
     except PluginProblem:
         return ""
-    return str((value if isinstance(value, dict) else {}).get(FUNCTION) or "")
+    known = value if isinstance(value, dict) else {}
+    return str(known.get(VF) or known.get(FORMER_VF) or "")
 
 
 def devices(given: Given, root: str = "/sys", dev_root: str = "/dev") -> Optional[List[str]]:
@@ -193,7 +195,7 @@ class ContainerVfs:
                 "devices": had.get("devices") if paths is None else paths,
             }
             # The devices belong to one VF, so the container requests that VF at every start.
-            mine["function"] = (given.key or had.get("function")) if mine["devices"] else ""
+            mine["vf"] = (given.key or had.get("vf")) if mine["devices"] else ""
             if any(mine.values()):
                 settings[network] = {name: value for name, value in mine.items() if value}
         return settings
@@ -208,7 +210,7 @@ class ContainerVfs:
             now = self._reserve(network, address).key
             if now != self._keys[network]:
                 raise PluginProblem(
-                    "the function {0}, which was reserved for {1} on the network {2}, went to another "
+                    "the VF {0}, which was reserved for {1} on the network {2}, went to another "
                     "container: run it again".format(self._keys[network], address, network)
                 )
 
@@ -226,7 +228,7 @@ class ContainerVfs:
             has = held(self._socket, found, network)
             if has and has != self._keys[network]:
                 raise PluginProblem(
-                    "the container should have got the function {0} on the network {1}, but got {2}: run "
+                    "the container should have got the VF {0} on the network {1}, but got {2}: run "
                     "it again".format(self._keys[network], network, has)
                 )
             if has and self._rdma:
@@ -235,12 +237,13 @@ class ContainerVfs:
     def _reserve(self, network: str, address: str) -> Given:
         known = inspect(self._api, "networks", network)
         if known is None:
-            raise PluginProblem("there is no network {0} to reserve a function on".format(network))
+            raise PluginProblem("there is no network {0} to reserve a VF on".format(network))
         body = {"NetworkID": known["Id"], "Address": _with_prefix(known, address)}
-        given = call_plugin(self._socket, RESERVE, body, _TIMEOUT).get("Function")
+        answer = call_plugin(self._socket, RESERVE, body, _TIMEOUT)
+        given = answer.get("Vf") or answer.get("Function")
         if not isinstance(given, dict):
-            raise PluginProblem("{0} reserves no function: {1!r}".format(self._socket, given))
-        key = str(given.get("pci") or given.get("parent") or "")
+            raise PluginProblem("{0} reserves no VF: {1!r}".format(self._socket, given))
+        key = str(given.get("pci") or given.get("pf") or given.get("parent") or "")
         return Given(key, str(given.get("interface") or ""), str(given.get("mac") or "").lower())
 
 

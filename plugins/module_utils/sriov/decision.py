@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from typing import Collection, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
-    CONTAINER,
-    PCI_DEVICES,
-    POLICIES,
-    Physical,
-    Virtual,
-)
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import (
     GUID_BYTES,
     MAC_BYTES,
     bytes_of,
     guid_of,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import (
+    CONTAINER,
+    PCI_DEVICES,
+    POLICIES,
+    Pf,
+    Vf,
+)
 
 _PROBE = "bus/pci/drivers_probe"
 _STATES = {policy: state for state, policy in POLICIES.items()}
 
 
-class Wanted(NamedTuple):
+class DesiredPf(NamedTuple):
     """The desired state of a PF. A setting that is None or empty stays unchanged.
 
     Attributes:
-        parent: the PF's interface or PCI address.
+        pf: the PF's interface or PCI address.
         number: how many VFs.
         addresses: their MACs or GUIDs, in order, as bytes with colons. On InfiniBand a MAC means its EUI-64.
         policy: Follow, Up or Down; only on InfiniBand.
@@ -39,7 +39,7 @@ class Wanted(NamedTuple):
         spoof_check: whether packets with other senders are dropped.
     """
 
-    parent: str
+    pf: str
     number: int
     addresses: Sequence[str] = ()
     policy: str = ""
@@ -81,7 +81,7 @@ class Difference(NamedTuple):
     rebind: bool
 
 
-def problems(found: Physical, wanted: Wanted, ending: int = 0) -> List[str]:
+def problems(found: Pf, wanted: DesiredPf, ending: int = 0) -> List[str]:
     """Return why a PF cannot be changed, in sentences.
 
     Args:
@@ -126,12 +126,12 @@ def problems(found: Physical, wanted: Wanted, ending: int = 0) -> List[str]:
     return wrong
 
 
-def host_use(vf: Virtual) -> str:
+def host_use(vf: Vf) -> str:
     """Return how the node itself uses a VF, as a clause; empty if it does not."""
     return "interface {0.interface} {0.host_use}".format(vf) if vf.host_use else ""
 
 
-def next_steps(found: Physical, wanted: Wanted) -> List[Step]:
+def next_steps(found: Pf, wanted: DesiredPf) -> List[Step]:
     """Return the next changes. Call it again afterwards: VFs have PCI addresses only once they exist."""
     device = "{0}/{1}".format(PCI_DEVICES, found.pci)
     steps: List[Step] = []
@@ -163,7 +163,7 @@ def next_steps(found: Physical, wanted: Wanted) -> List[Step]:
     return steps + binds
 
 
-def described(found: Physical) -> str:
+def described(found: Pf) -> str:
     """Return a PF and its VFs as text, one line each."""
     lines = [_header(found, found.number)]
     for vf in found.vfs:
@@ -171,12 +171,12 @@ def described(found: Physical) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def planned(found: Physical, wanted: Wanted) -> str:
+def planned(found: Pf, wanted: DesiredPf) -> str:
     """Return the lines of :func:`described` for the desired state of the PF."""
     kept = found.number == wanted.number and found.whole
     lines = [_header(found, wanted.number)]
     for number in range(wanted.number):
-        vf = found.vfs[number] if kept else Virtual(number, "", driver="new")
+        vf = found.vfs[number] if kept else Vf(number, "", driver="new")
         if found.infiniband:
             address = wanted.address(number, True)
             vf = vf._replace(
@@ -194,7 +194,7 @@ def planned(found: Physical, wanted: Wanted) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def state_of(vf: Virtual, shows: Collection[str]) -> str:
+def state_of(vf: Vf, shows: Collection[str]) -> str:
     """Return the state of a VF to record, so that a later change is noticed.
 
     Args:
@@ -216,7 +216,7 @@ def state_of(vf: Virtual, shows: Collection[str]) -> str:
 # --- what stands against it ----------------------------------------------------------------------------
 
 
-def _unfit(found: Physical, wanted: Wanted) -> str:
+def _unfit(found: Pf, wanted: DesiredPf) -> str:
     """Return why a PF cannot have these VFs at all; empty if it can."""
     if found.driver == "mlx4_core":
         return (
@@ -243,7 +243,7 @@ def _unfit(found: Physical, wanted: Wanted) -> str:
     return ""
 
 
-def _unplugged(found: Physical, wanted: Wanted) -> str:
+def _unplugged(found: Pf, wanted: DesiredPf) -> str:
     """Return that a single VF was unplugged, which the kernel cannot undo; empty if none was.
 
     Its entry `virtfnN` stays (pci_iov_remove_virtfn() finds no device to remove it with), so creating VFs
@@ -261,14 +261,14 @@ def _unplugged(found: Physical, wanted: Wanted) -> str:
     )
 
 
-def _in_firmware(found: Physical, number: int) -> str:
+def _in_firmware(found: Pf, number: int) -> str:
     if found.driver == "mlx5_core":
         command = "mlxconfig -d {0} set SRIOV_EN=1 NUM_OF_VFS={1}"
         return command.format(found.pci, number) + ", then restart the node"
     return "in its firmware or the BIOS, as far as the card goes"
 
 
-def _wrong_settings(found: Physical, wanted: Wanted) -> Iterator[str]:
+def _wrong_settings(found: Pf, wanted: DesiredPf) -> Iterator[str]:
     if wanted.addresses and len(wanted.addresses) < wanted.number:
         yield "{0} is to have {1} VFs, and there are addresses for {2}".format(
             found.name, wanted.number, len(wanted.addresses)
@@ -298,7 +298,7 @@ def _wrong_settings(found: Physical, wanted: Wanted) -> Iterator[str]:
             )
 
 
-def _takes_away(steps: Sequence[Step], vf: Virtual) -> bool:
+def _takes_away(steps: Sequence[Step], vf: Vf) -> bool:
     """Whether steps remove a VF's interface: a new number removes all, unbinding a driver one."""
     return any(
         step.path.endswith("/sriov_numvfs") or (step.path.endswith("/driver/unbind") and step.text == vf.pci)
@@ -306,7 +306,7 @@ def _takes_away(steps: Sequence[Step], vf: Virtual) -> bool:
     )
 
 
-def _needs(found: Physical, wanted: Wanted) -> Iterator[str]:
+def _needs(found: Pf, wanted: DesiredPf) -> Iterator[str]:
     """Yield why a PF needs a change."""
     if found.number != wanted.number:
         yield "it has {0} VFs, not {1}".format(found.number, wanted.number)
@@ -329,7 +329,7 @@ def _needs(found: Physical, wanted: Wanted) -> Iterator[str]:
 # --- the steps -----------------------------------------------------------------------------------------
 
 
-def _differences(found: Physical, vf: Virtual, wanted: Wanted) -> Iterator[Difference]:
+def _differences(found: Pf, vf: Vf, wanted: DesiredPf) -> Iterator[Difference]:
     """Yield the settings that differ; addresses first, since a driver reads them when it binds."""
     address = wanted.address(vf.number, found.infiniband)
     if not found.infiniband:
@@ -371,21 +371,21 @@ def _differences(found: Physical, vf: Virtual, wanted: Wanted) -> Iterator[Diffe
         yield Difference("policy", vf.policy or "unknown", wanted.policy, (step,), False)
 
 
-def _file_step(found: Physical, vf: Virtual, what: str, file: str, text: str) -> Step:
+def _file_step(found: Pf, vf: Vf, what: str, file: str, text: str) -> Step:
     path = "{0}/{1}/sriov/{2}/{3}".format(PCI_DEVICES, found.pci, vf.number, file)
     return Step("set the {0} of {1}".format(what, _name(vf, found)), path, text)
 
 
-def _ip_step(found: Physical, vf: Virtual, what: str, word: str, text: str) -> Step:
+def _ip_step(found: Pf, vf: Vf, what: str, word: str, text: str) -> Step:
     words = ("link", "set", "dev", found.name, "vf", str(vf.number), word, text)
     return Step("set the {0} of {1}".format(what, _name(vf, found)), ip=words)
 
 
-def _number_step(device: str, found: Physical, number: int) -> Step:
+def _number_step(device: str, found: Pf, number: int) -> Step:
     return Step("give {0} {1} VFs".format(found.name, number), "{0}/sriov_numvfs".format(device), str(number))
 
 
-def _autoprobe(device: str, found: Physical, on: bool) -> Step:
+def _autoprobe(device: str, found: Pf, on: bool) -> Step:
     return Step(
         "let new VFs of {0} {1} drivers".format(found.name, "get" if on else "be without"),
         "{0}/sriov_drivers_autoprobe".format(device),
@@ -396,15 +396,15 @@ def _autoprobe(device: str, found: Physical, on: bool) -> Step:
 # --- words ---------------------------------------------------------------------------------------------
 
 
-def _name(vf: Virtual, found: Physical) -> str:
+def _name(vf: Vf, found: Pf) -> str:
     return "VF {0} of {1} ({2})".format(vf.number, found.name, vf.pci or "vanished")
 
 
-def _header(found: Physical, number: int) -> str:
+def _header(found: Pf, number: int) -> str:
     return "{0} ({1}): {2} VFs".format(found.name, found.pci, number)
 
 
-def _settings(found: Physical, vf: Virtual) -> str:
+def _settings(found: Pf, vf: Vf) -> str:
     if found.infiniband:
         shown = [("policy", vf.policy), ("node GUID", vf.address), ("port GUID", vf.port)]
     else:

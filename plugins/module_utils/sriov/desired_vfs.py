@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import DesiredPf
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import addresses
 
 
@@ -42,10 +42,10 @@ class DesiredVfs(NamedTuple):
         given = self.addresses.get(self.pfs[index])
         return addresses(self.first_mac, index, self.number) if given is None else list(given)
 
-    def of_pfs(self) -> List[Wanted]:
+    def of_pfs(self) -> List[DesiredPf]:
         """Return the desired state of each PF."""
         return [
-            Wanted(
+            DesiredPf(
                 pf,
                 self.number,
                 self.addresses_of(index),

@@ -14,9 +14,9 @@ from __future__ import annotations
 import re
 from typing import List, NamedTuple, Optional
 
-FUNCTIONS = 16
+MOST_PFS = 16
 """Physical functions of a node, at most."""
-NUMBERS = 256
+MOST_VFS = 256
 """VFs of a physical function, at most."""
 ADDRESS_BITS = 20
 """The low bits of MY_IP that tell nodes apart, enough for a /12."""
@@ -35,20 +35,20 @@ def first_mac(prefix: str, address: int) -> str:
     return "{0}:{1}".format(prefix, _text((address & (1 << ADDRESS_BITS) - 1) << 12, 4))
 
 
-def mac_of(first: str, function: int, number: int) -> str:
+def mac_of(first: str, pf: int, number: int) -> str:
     """Return the MAC of a VF.
 
     Args:
         first: the first MAC of its node.
-        function: index of the physical function in the node's list, from 0.
+        pf: index of the physical function in the node's list, from 0.
         number: of the VF.
     """
-    if not (0 <= function < FUNCTIONS and 0 <= number < NUMBERS):
+    if not (0 <= pf < MOST_PFS and 0 <= number < MOST_VFS):
         raise ValueError(
             "there are addresses for {0} physical functions with {1} VFs each, and not for VF {2} of number "
-            "{3}".format(FUNCTIONS, NUMBERS, number, function)
+            "{3}".format(MOST_PFS, MOST_VFS, number, pf)
         )
-    return _text(_number(first) + (function << 8) + number, MAC_BYTES)
+    return _text(_number(first) + (pf << 8) + number, MAC_BYTES)
 
 
 class VfOfAddress(NamedTuple):
@@ -56,7 +56,7 @@ class VfOfAddress(NamedTuple):
 
     prefix: str
     address: int
-    function: int
+    pf: int
     number: int
 
 
@@ -67,7 +67,7 @@ def vf_of(text: str) -> Optional[VfOfAddress]:
             return None
         text = text[:9] + text[15:]
     value = _number(text[6:])
-    return VfOfAddress(text[:5], value >> 12, value >> 8 & FUNCTIONS - 1, value & NUMBERS - 1)
+    return VfOfAddress(text[:5], value >> 12, value >> 8 & MOST_PFS - 1, value & MOST_VFS - 1)
 
 
 def guid_of(mac: str) -> str:
@@ -92,15 +92,15 @@ def bytes_of(normalised: str) -> int:
     return normalised.count(":") + 1
 
 
-def addresses(first: str, function: int, number: int) -> List[str]:
+def addresses(first: str, pf: int, number: int) -> List[str]:
     """Return the MACs of the first VFs of a physical function.
 
     Args:
         first: the first MAC of the node; empty for no MACs.
-        function: the index of the physical function, as in :func:`mac_of`.
+        pf: the index of the physical function, as in :func:`mac_of`.
         number: how many VFs.
     """
-    return [mac_of(first, function, one) for one in range(number)] if first else []
+    return [mac_of(first, pf, one) for one in range(number)] if first else []
 
 
 def _number(mac: str) -> int:

@@ -17,7 +17,7 @@ import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import DesiredPf
 
 DIRECTORY = "/etc/rdm-sriov"
 PROGRAM = "/usr/local/lib/rdm-sriov/rdm-sriov-vf"
@@ -50,7 +50,7 @@ Files = Dict[str, Tuple[bytes, int]]
 """Path -> content and permissions."""
 
 
-class Function(NamedTuple):
+class KeptPf(NamedTuple):
     """A PF in the record.
 
     Attributes:
@@ -61,20 +61,20 @@ class Function(NamedTuple):
 
     pci: str
     made: bool
-    wanted: Wanted
+    wanted: DesiredPf
 
 
-class Kept(NamedTuple):
+class KeptVfs(NamedTuple):
     """The record: the cluster that owns it (empty for none), and its PFs."""
 
     cluster: str
-    functions: Tuple[Function, ...]
+    pfs: Tuple[KeptPf, ...]
 
 
-NOTHING = Kept("", ())
+NOTHING = KeptVfs("", ())
 
 
-def read(directory: str) -> Kept:
+def read(directory: str) -> KeptVfs:
     """Return the node's record.
 
     Raises:
@@ -84,11 +84,13 @@ def read(directory: str) -> Kept:
     try:
         with open(path, encoding="utf-8") as stream:
             found: Any = json.load(stream)
-        functions = [
-            Function(one["pci"], bool(one["made"]), Wanted(**{key: one[key] for key in Wanted._fields}))
-            for one in found["functions"]
+        # Before 0.6.0 the keys were functions and parent.
+        pfs = [{"pf": one.get("parent"), **one} for one in found["pfs" if "pfs" in found else "functions"]]
+        kept = [
+            KeptPf(one["pci"], bool(one["made"]), DesiredPf(**{key: one[key] for key in DesiredPf._fields}))
+            for one in pfs
         ]
-        return Kept(str(found["cluster"]), tuple(functions))
+        return KeptVfs(str(found["cluster"]), tuple(kept))
     except FileNotFoundError:
         return NOTHING
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -97,7 +99,7 @@ def read(directory: str) -> Kept:
         ) from None
 
 
-def files(directory: str, kept: Kept, program: bytes) -> Files:
+def files(directory: str, kept: KeptVfs, program: bytes) -> Files:
     """Return the files that restore the VFs when the node boots.
 
     Args:
@@ -105,15 +107,16 @@ def files(directory: str, kept: Kept, program: bytes) -> Files:
         kept: the record.
         program: the boot program, packed from rdm_sriov/boot.py.
     """
-    functions = [
+    pfs = [
         {"pci": one.pci, "made": one.made, **one.wanted._asdict(), "addresses": list(one.wanted.addresses)}
-        for one in kept.functions
+        for one in kept.pfs
     ]
-    text = json.dumps({"cluster": kept.cluster, "functions": functions}, indent=1) + "\n"
+    text = json.dumps({"cluster": kept.cluster, "pfs": pfs}, indent=1) + "\n"
     unit = _UNIT.format(python=sys.executable, program=PROGRAM, wanted_by=_WANTED_BY)
     return {
-        os.path.join(directory, FILE_NAME): (text.encode(), 0o644),
+        # First the program, since one of another version may not be able to read the record.
         PROGRAM: (program, 0o755),
+        os.path.join(directory, FILE_NAME): (text.encode(), 0o644),
         os.path.join(UNIT_DIRECTORY, UNIT): (unit.encode(), 0o644),
     }
 

@@ -14,18 +14,18 @@ from typing import Callable, Collection, List, Mapping, Optional, Sequence, Tupl
 from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, iproute2
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import (
+    DesiredPf,
     Step,
-    Wanted,
     next_steps,
     problems,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import (
     PCI_DEVICES,
     Addresses,
     Links,
-    Physical,
+    Pf,
     host_addresses,
-    physical,
+    read_pf,
     vf_links,
 )
 
@@ -57,13 +57,13 @@ class Kernel:
         self.root = root
         self._settle_s = settle_s
 
-    def read(self, parent: str) -> Physical:
+    def read(self, pf: str) -> Pf:
         """Return a PF, by interface or PCI address.
 
         Raises:
             NodeError: there is none.
         """
-        return physical(parent, self.root, self.links(), self.addresses())
+        return read_pf(pf, self.root, self.links(), self.addresses())
 
     def links(self) -> Links:
         """Return the VFs in `ip link show`."""
@@ -104,16 +104,16 @@ class Kernel:
         if refused:
             raise NodeError("cannot {0}: {1}".format(step.says, refused))
 
-    def settle(self, parent: str, held: Collection[int] = ()) -> None:
+    def settle(self, pf: str, held: Collection[int] = ()) -> None:
         """Wait until the VFs of a PF have their drivers and interfaces, or until settle_s is over.
 
         Args:
-            parent: the PF.
+            pf: the PF.
             held: numbers of the VFs in containers.
         """
 
         def stable() -> bool:
-            found = self.read(parent)
+            found = self.read(pf)
             ready = found.autoprobe is False or all(
                 vf.driver and (vf.interface or vf.number in held) for vf in found.there
             )
@@ -145,8 +145,8 @@ class Kernel:
 
 
 def evaluate(
-    kernel: Kernel, wanted: Sequence[Wanted], ending: Optional[Mapping[str, int]] = None
-) -> List[Tuple[Physical, Wanted]]:
+    kernel: Kernel, wanted: Sequence[DesiredPf], ending: Optional[Mapping[str, int]] = None
+) -> List[Tuple[Pf, DesiredPf]]:
     """Return the observed and desired state of each PF.
 
     Args:
@@ -157,18 +157,16 @@ def evaluate(
     Raises:
         NodeError: some PF cannot be changed; the text has all reasons.
     """
-    pairs: List[Tuple[Physical, Wanted]] = []
+    pairs: List[Tuple[Pf, DesiredPf]] = []
     wrong: List[str] = []
     for one in wanted:
         try:
-            found = kernel.read(one.parent)
+            found = kernel.read(one.pf)
         except NodeError as problem:
             wrong.append(str(problem))
             continue
         twice = [other for other, _ in pairs if other.pci == found.pci]
-        wrong += (
-            ["{0} and {1} are one function: name it once".format(twice[0].name, one.parent)] if twice else []
-        )
+        wrong += ["{0} and {1} are one function: name it once".format(twice[0].name, one.pf)] if twice else []
         wrong += problems(found, one, int((ending or {}).get(found.name, 0)))
         pairs.append((found, one))
     if wrong:
@@ -176,7 +174,7 @@ def evaluate(
     return pairs
 
 
-def bring(kernel: Kernel, wanted: Wanted) -> bool:
+def bring(kernel: Kernel, wanted: DesiredPf) -> bool:
     """Bring a PF into its desired state; return whether anything was changed.
 
     Raises:
@@ -194,5 +192,5 @@ def bring(kernel: Kernel, wanted: Wanted) -> bool:
         for step in steps:
             kernel.do(step)
         done += steps
-        kernel.settle(wanted.parent, {vf.number for vf in found.vfs if vf.holder})
+        kernel.settle(wanted.pf, {vf.number for vf in found.vfs if vf.holder})
     raise NodeError("the kernel let one {0}, and shows no effect".format(done[-1].says))

@@ -30,7 +30,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files
     number,
     read,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import device_of, is_infiniband
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import device_of, is_infiniband
 
 MELLANOX = "0x15b3"
 _DEVICES = "bus/pci/devices"

@@ -38,14 +38,14 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import Do
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import lost_addresses
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation, networks
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import state_of
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import physical, vf_links
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import read_pf, vf_links
 
 FILE_NAME = "state.json"
 FORMER_NAME = "receipt"
 """Its name in the previous release, which this release still reads."""
 WATCH = (
     "cluster",
-    "functions",
+    "vfs",
     "config_dirs",
     "job_directory",
     "system",
@@ -88,7 +88,7 @@ def observe(
     """Return the state of everything that the roles manage.
 
     Args:
-        watch: `cluster`, its name; `functions`, the physical functions whose VFs it has created, each with
+        watch: `cluster`, its name; `vfs`, the physical functions whose VFs it has created, each with
             the settings to compare; `config_dirs`, the directories with its files; `job_directory`, or empty;
             `system`, whether shells of all users have MY_IP; `images`, names; `archives`, paths of image
             archives on the node; `users`, who may use the engine; `paths`, other paths that must exist, by
@@ -102,7 +102,7 @@ def observe(
         DockerProblem: the engine does not answer.
     """
     found: Found = {"container": {"what the node has for containers": hardware}}
-    _see_functions(watch["functions"], sysfs_root, found)
+    _see_vfs(watch["vfs"], sysfs_root, found)
     jobs = local_path(watch["job_directory"])
     for directory in watch["config_dirs"]:
         _see_files(local_path(directory), jobs, found)
@@ -195,6 +195,8 @@ def read(config_dir: str) -> Dict[str, Any]:
     path, former = (os.path.join(local_path(config_dir), name) for name in (FILE_NAME, FORMER_NAME))
     kept = read_json(path if os.path.exists(path) else former)
     parts = [kept.get(key) for key in ("inputs", "found", "watch")]
+    if isinstance(parts[2], dict) and "functions" in parts[2]:  # its key before 0.6.0
+        parts[2]["vfs"] = parts[2].pop("functions")
     fits = all(isinstance(part, dict) for part in parts) and set(kept["watch"]) == set(WATCH)
     return kept if fits and all(isinstance(states, dict) for states in kept["found"].values()) else {}
 
@@ -245,20 +247,20 @@ _CONTAINER = "the container "
 _STATE = " itself"
 
 
-def _see_functions(functions: Iterable[Any], root: str, found: Found) -> None:
+def _see_vfs(pfs: Iterable[Any], root: str, found: Found) -> None:
     """Observe the virtual functions."""
-    links = vf_links() if functions else {}
-    for parent, shows in functions:
-        card = "the network card {0}".format(parent)
+    links = vf_links() if pfs else {}
+    for pf, shows in pfs:
+        card = "the network card {0}".format(pf)
         try:
-            one = physical(parent, root, links, addresses={})
+            one = read_pf(pf, root, links, addresses={})
         except NodeError:
             _note(found, "sriov", card, MISSING)
             continue
         _note(found, "sriov", card, "there")
-        _note(found, "sriov", "the number of VFs of {0}".format(parent), str(one.number))
+        _note(found, "sriov", "the number of VFs of {0}".format(pf), str(one.number))
         for vf in one.vfs:
-            what = "VF {0} of {1}".format(vf.number, parent)
+            what = "VF {0} of {1}".format(vf.number, pf)
             _note(found, "sriov", what, state_of(vf, shows) if vf.pci else MISSING)
 
 

@@ -62,7 +62,7 @@ class CheckedNode(NamedTuple):
         network_differences: how it differs from the plan, in sentences.
         shells: which shells are installed.
         seen: name, state and image of the container before the run; empty for none.
-        functions_end: how many VFs are in use by containers that end before the VFs are configured, by the
+        vfs_ending: how many VFs are in use by containers that end before the VFs are configured, by the
             interface of the PF.
         rails: the further rails; parent, network, subnet, gateway, my_ip and options of each.
     """
@@ -73,7 +73,7 @@ class CheckedNode(NamedTuple):
     network_differences: Sequence[str]
     shells: Mapping[str, bool]
     seen: Mapping[str, str]
-    functions_end: Mapping[str, int]
+    vfs_ending: Mapping[str, int]
     rails: Sequence[Mapping[str, Any]] = ()
 
     def plain(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _checked(want: DesiredState, found: ObservedState, config_dir: str) -> Check
         found,
         want.accelerator,
         *rdma_interfaces(want),
-        rdma=not want.function_devices,
+        rdma=not want.vf_devices,
     )
     return CheckedNode(
         config_dir=config_dir,
@@ -197,7 +197,7 @@ def _checked(want: DesiredState, found: ObservedState, config_dir: str) -> Check
         network_differences=network_differences(want, found),
         shells=dict(found["shells"]),
         seen=container_seen(want, found),
-        functions_end=sriov_checks.ending(want, found),
+        vfs_ending=sriov_checks.ending(want, found),
         rails=[_rail(rail) for rail in want.attachments[1:]] or (),
     )
 

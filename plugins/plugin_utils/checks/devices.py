@@ -107,7 +107,7 @@ def parent(want: DesiredState, facts: ObservedState, findings: Findings) -> None
             hint = "load its driver (lspci -k names it) or install the kernel's further modules"
             hint = f"{hint}, or {choose}" if driverless else choose
         if reason:
-            value = f"{want.parent_variable(name)} {name}"
+            value = f"{want.variable_of(name)} {name}"
             findings.problems.append(Problem(want.node, value, reason, hint or choose))
 
 
@@ -181,7 +181,7 @@ def _stay_out(want: DesiredState, facts: ObservedState) -> list[Problem]:
     """Return why the container cannot get RDMA devices in exclusive mode."""
     value = "the mode exclusive of RDMA devices in network namespaces"
     shared = f"{SHARED}, and options ib_core netns_mode=1 in /etc/modprobe.d for the next boot"
-    if not want.function_devices:
+    if not want.vf_devices:
         reason = "keeps them from every container: rdm-sriov alone moves one there, its function's"
         return [Problem(want.node, value, reason, shared)]
     infiniband = [one["name"] for one in facts["parents"] if one["infiniband"]]

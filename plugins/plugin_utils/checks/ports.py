@@ -51,7 +51,7 @@ def virtual_ports(want: DesiredState, facts: ObservedState, findings: Findings) 
         )
         kept = [
             vf
-            for vf in _functions(facts, parent["name"])
+            for vf in _vfs(facts, parent["name"])
             if vf["index"] in down and vf["policy"] not in ("", "Follow")
         ]
         if kept:
@@ -139,14 +139,14 @@ def _down(facts: ObservedState, name: str) -> list[int]:
         for device in facts["infiniband"]
         if device["virtual"] and device["ports"]
     }
-    return [vf["index"] for vf in _functions(facts, name) if states.get(vf["pci"]) == "DOWN"]
+    return [vf["index"] for vf in _vfs(facts, name) if states.get(vf["pci"]) == "DOWN"]
 
 
 def _count(facts: ObservedState, name: str) -> int:
     """Return how many VFs of a PF have RDMA devices on the node."""
     devices = {device["pci"] for device in facts["infiniband"]}
-    return sum(vf["pci"] in devices for vf in _functions(facts, name))
+    return sum(vf["pci"] in devices for vf in _vfs(facts, name))
 
 
-def _functions(facts: ObservedState, name: str) -> list[Vf]:
+def _vfs(facts: ObservedState, name: str) -> list[Vf]:
     return next((one["vfs"] for one in facts["sriov"] if one["pf"] == name), [])

@@ -20,7 +20,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.hardware.iommu impor
 )
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma_tools import allows, set_command
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import decision
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import from_fact
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import from_fact
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.pf import MELLANOX
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.network_plugin import leaves_upstream
@@ -34,7 +34,7 @@ _FIRMWARE_VFS = 8
 _HAVE_VFS = ("running", "paused")
 
 
-def functions(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
+def vfs(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Refuse VFs that a PF cannot have, before any node gets VFs."""
     reported, refused = set(), set()
     for one in facts["parents"] if want.network_driver == "sriov" else []:
@@ -82,7 +82,7 @@ def link_layer(want: DesiredState, facts: ObservedState, findings: Findings) -> 
             findings.problems.append(Problem(want.node, f"{variable} {value}", reason, hint))
 
 
-def shared_functions(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
+def shared_pci_functions(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn of other interfaces on the PFs' PCI functions, which mislead the upstream plugin.
 
     These are partitions (pkeys) and second ports. rdm-sriov identifies functions by their PCI addresses.
@@ -182,20 +182,20 @@ def ending(want: DesiredState, facts: ObservedState) -> dict[str, int]:
     if not leaves_upstream(want, facts):
         return {}
     counts = {fact["pf"]: _on_its_network(want, facts, fact["pf"]) for fact in facts["sriov"]}
-    return {parent: count for parent, count in counts.items() if count}
+    return {pf: count for pf, count in counts.items() if count}
 
 
-def _on_its_network(want: DesiredState, facts: ObservedState, parent: str) -> int:
+def _on_its_network(want: DesiredState, facts: ObservedState, pf: str) -> int:
     """Return how many VFs of a PF the cluster's own containers use, through its networks there."""
     docker = facts["docker"] or NO_ENGINE
-    on_parent = {
+    on_pf = {
         one["name"]
         for one in docker["networks"]
         if one["driver"] == want.network_driver and is_ours(one["labels"], want.cluster)
-        if one["options"].get("netdevice") == parent
+        if one["options"].get("netdevice") == pf
     }
     return sum(
-        len(on_parent & set(one["networks"]))
+        len(on_pf & set(one["networks"]))
         for one in docker["containers"]
         if is_ours(one["labels"], want.cluster) and one["state"] in _HAVE_VFS
     )
@@ -207,20 +207,20 @@ def _impossible(want: DesiredState, facts: ObservedState, reported: Set[str]) ->
     seen: dict[str, str] = {}
     ends = ending(want, facts)
     for wanted in want.vfs.of_pfs():
-        if wanted.parent in reported:
+        if wanted.pf in reported:
             continue
-        fact = found.get(wanted.parent)
+        fact = found.get(wanted.pf)
         if fact is None:
             reason = "is to have virtual functions, and has no SR-IOV on this node"
             hint = f"choose one of {names(one['pf'] for one in facts.get('sriov') or [])}"
             if not found:
                 hint = "switch SR-IOV on in its firmware and in the BIOS, and see that its driver is loaded"
-            yield Problem(want.node, wanted.parent, reason, hint)
+            yield Problem(want.node, wanted.pf, reason, hint)
             continue
-        other = seen.setdefault(fact["pci"], wanted.parent)
-        if other != wanted.parent:
-            reason = f"is the same function as {other}"
-            yield Problem(want.node, wanted.parent, reason, "name it once")
+        other = seen.setdefault(fact["pci"], wanted.pf)
+        if other != wanted.pf:
+            reason = f"is the same PCI function as {other}"
+            yield Problem(want.node, wanted.pf, reason, "name it once")
         for sentence in decision.problems(from_fact(fact), wanted, ends.get(fact["pf"], 0)):
             yield Problem(want.node, "", sentence, "")
 
@@ -255,7 +255,7 @@ def _unfit(want: DesiredState, one: Mapping[str, Any]) -> Problem | None:
         hint = "name a card's interface (ls -l /sys/class/net/*/device), or set network_driver: macvlan"
     else:
         return None
-    return Problem(want.node, f"host: {want.parent_variable(name)} {name}", reason, hint)
+    return Problem(want.node, f"host: {want.variable_of(name)} {name}", reason, hint)
 
 
 def _too_few(want: DesiredState, one: Mapping[str, Any], findings: Findings) -> Problem | None:

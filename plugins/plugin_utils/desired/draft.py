@@ -50,9 +50,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_varia
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import Images
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.vault import undecryptable
-from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
 from ansible_collections.rdm.provision.rdm_sriov.options import wanted_network
 from ansible_collections.rdm.provision.rdm_sriov.state import Network
+from ansible_collections.rdm.provision.rdm_sriov.vfs import VfProblem
 
 
 class Draft(NamedTuple):
@@ -214,7 +214,7 @@ def _sriov_network(reader: HostVariables, host: str) -> Network:
     """Return the network that the plugin will create; a dummy one if its options are invalid."""
     try:
         return wanted_network(network_options(reader.node(host)))
-    except (ValueError, FunctionProblem):
+    except (ValueError, VfProblem):
         return Network((), mode="")
 
 

@@ -188,7 +188,7 @@ def sriov_steps(
         "prepares": variables.true("sriov_firmware") or variables.true("sriov_kernel_parameters"),
         "waiting": [reason for one in prepared for reason in one.get("reasons") or ()],
         "reboots": any(one.get("reboot_required") for one in prepared),
-        "functions_end": entry.observed.get("functions_end") or {},
+        "vfs_ending": entry.observed.get("vfs_ending") or {},
     }
 
 

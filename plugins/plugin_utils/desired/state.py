@@ -260,7 +260,7 @@ class DesiredState(NamedTuple):
         """The interfaces of all networks."""
         return [*self.below_first, *self.interfaces[1:]]
 
-    def parent_variable(self, interface: str) -> str:
+    def variable_of(self, interface: str) -> str:
         """Return the variable in which the user named an interface."""
         if interface in self.below_first:
             return "network_parent"
@@ -277,7 +277,7 @@ class DesiredState(NamedTuple):
         return self.network_driver == "sriov" and self.plugin == OWN
 
     @property
-    def function_devices(self) -> bool:
+    def vf_devices(self) -> bool:
         """Whether the container gets only the RDMA devices of its VF, which the plugin reserves."""
         return self.reserves_vf and self.container.rdma
 

@@ -41,7 +41,7 @@ class Watched(NamedTuple):
 
     Attributes:
         cluster: the cluster's name.
-        functions: for each PF its interface, and the settings of its VFs to observe.
+        vfs: for each PF its interface, and the settings of its VFs to observe.
         config_dirs: directories with files of the cluster.
         job_directory: the directory of jobs.
         system: whether MY_IP is set for all users.
@@ -53,7 +53,7 @@ class Watched(NamedTuple):
     """
 
     cluster: str
-    functions: list[list[Any]]
+    vfs: list[list[Any]]
     config_dirs: list[str]
     job_directory: str
     system: bool
@@ -129,7 +129,7 @@ def gathered(state: DesiredState) -> dict[str, Any]:
         "firmware_vfs": sriov.firmware_vfs if uses_vfs else 0,
         "kernel_parameters": uses_vfs and sriov.kernel_parameters,
         "socket": sriov.socket if state.plugin else "",
-        "function_devices": state.function_devices,
+        "vf_devices": state.vf_devices,
     }
 
 
@@ -189,7 +189,7 @@ class _Node:
                 paths["sriov"] += kept_vfs.paths()
         return Watched(
             cluster=self.desired.cluster,
-            functions=[[pf, observed_settings(vfs)] for pf in (vfs.pfs if vfs.number else ())],
+            vfs=[[pf, observed_settings(vfs)] for pf in (vfs.pfs if vfs.number else ())],
             config_dirs=sorted({directory, *filter(None, map(text, _OWN_CONFIG_DIRS))}),
             job_directory=self._job_directory(directory),
             system=self.variables.true("my_ip_system", otherwise=self.desired.become),

@@ -138,16 +138,15 @@ class _Owners:
         if vf is None or node is None:
             return None
         one = self._vfs[node]
-        if vf.function >= len(one.pfs) or vf.number >= one.number:
+        if vf.pf >= len(one.pfs) or vf.number >= one.number:
             return None
-        pf = one.pfs[vf.function]
+        pf = one.pfs[vf.pf]
         return None if pf in one.addresses else (node, f"VF {vf.number} of {pf}")
 
 
 def _seen(found: NodeFacts, but_vfs: bool) -> Iterator[tuple[str, str]]:
     """Yield the MACs and GUIDs of a node's devices, each with a description of the device."""
-    functions = found["sriov"]
-    vfs = [vf for function in functions for vf in function["vfs"]] if but_vfs else []
+    vfs = [vf for pf in found["sriov"] for vf in pf["vfs"]] if but_vfs else []
     ours = {vf[key] for vf in vfs for key in ("pci", "netdev")}
     listed: list[tuple[str, str]] = [
         (one.get("mac") or "", f"the interface {one['name']}")

@@ -8,9 +8,9 @@ from typing import Any
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.desired_vfs import DesiredVfs
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import (
-    FUNCTIONS,
     MAC_BYTES,
-    NUMBERS,
+    MOST_PFS,
+    MOST_VFS,
     bytes_of,
     normal,
 )
@@ -114,12 +114,12 @@ def _number(variables: NodeVariables) -> int:
 
 def _checked(vfs: DesiredVfs) -> DesiredVfs:
     """Return VFs with normalised addresses; ValueError if they are impossible."""
-    if not 0 < vfs.number <= NUMBERS:
-        raise ValueError(f"sriov_vfs {vfs.number} is not between 0 and {NUMBERS}")
+    if not 0 < vfs.number <= MOST_VFS:
+        raise ValueError(f"sriov_vfs {vfs.number} is not between 0 and {MOST_VFS}")
     pfs = vfs.pfs
-    if not 0 < len(pfs) <= FUNCTIONS or len(set(pfs)) < len(pfs) or not all(pfs):
+    if not 0 < len(pfs) <= MOST_PFS or len(set(pfs)) < len(pfs) or not all(pfs):
         raise ValueError(
-            f"sriov_vf_pfs {pfs} does not name 1 to {FUNCTIONS} physical functions, each of them once"
+            f"sriov_vf_pfs {pfs} does not name 1 to {MOST_PFS} physical functions, each of them once"
         )
     return vfs._replace(first_mac=_first_mac(vfs.first_mac), addresses=_addresses(vfs))
 

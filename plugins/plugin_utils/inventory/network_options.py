@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
 from ansible_collections.rdm.provision.rdm_sriov.options import partition_key
+from ansible_collections.rdm.provision.rdm_sriov.vfs import VfProblem
 
 # Each driver's option for the mode, and its modes; the first is the driver's default.
 _MODES = {
@@ -90,7 +90,7 @@ def _partition_key(text: str, mode: str, vlan: int) -> str:
     """Return a partition key in the form that the plugin accepts and `docker network inspect` shows."""
     try:
         key = partition_key(text)
-    except FunctionProblem as problem:
+    except VfProblem as problem:
         raise ValueError(f"network_{problem}") from None
     if vlan or mode == "passthrough":
         other = f"network_vlan {vlan}" if vlan else f"network_mode {mode}"

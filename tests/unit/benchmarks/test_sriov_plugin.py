@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.rdm.provision.rdm_sriov.functions import (
+from ansible_collections.rdm.provision.rdm_sriov.vfs import (
     ETHERNET,
     INFINIBAND,
 )

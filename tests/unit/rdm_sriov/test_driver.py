@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import GENERIC
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
-from ansible_collections.rdm.provision.rdm_sriov.functions import (
-    Function,
-    FunctionProblem,
-    NodeVfs,
-)
 from ansible_collections.rdm.provision.rdm_sriov.state import State
+from ansible_collections.rdm.provision.rdm_sriov.vfs import (
+    NodeVfs,
+    Vf,
+    VfProblem,
+)
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -31,21 +31,21 @@ class Machine(NodeVfs):
         self.idle: set[str] = set()
         self.set: list[tuple[str, object]] = []
 
-    def virtual(self, parent: str) -> list[Function]:
+    def virtual(self, parent: str) -> list[Vf]:
         if parent.startswith("no"):
-            raise FunctionProblem(f"there is no network interface {parent} on this node")
-        return [Function(f"{parent}.{number}", parent, number) for number in range(self.count)]
+            raise VfProblem(f"there is no network interface {parent} on this node")
+        return [Vf(f"{parent}.{number}", parent, number) for number in range(self.count)]
 
-    def whole(self, name: str) -> Function:
+    def whole(self, name: str) -> Vf:
         if f"pci-{name}" in self.away:
-            raise FunctionProblem(f"there is no network interface {name} on this node")
-        return Function(f"pci-{name}", name, -1)
+            raise VfProblem(f"there is no network interface {name} on this node")
+        return Vf(f"pci-{name}", name, -1)
 
-    def interface(self, function: Function) -> str:
-        return "" if function.key in self.away | self.idle else f"if-{function.key}"
+    def interface(self, vf: Vf) -> str:
+        return "" if vf.key in self.away | self.idle else f"if-{vf.key}"
 
-    def is_idle(self, function: Function) -> bool:
-        return function.key in self.idle
+    def is_idle(self, vf: Vf) -> bool:
+        return vf.key in self.idle
 
     def address(self, interface: str) -> str:
         return f"mac-of-{interface}"
@@ -59,12 +59,12 @@ class Machine(NodeVfs):
     def set_mtu(self, interface: str, mtu: int) -> None:
         self.set.append((interface, mtu))
 
-    def partition(self, function: Function, pkey: int, name: str) -> str:
+    def partition(self, vf: Vf, pkey: int, name: str) -> str:
         assert not pkey, "test_partitions.py has these"
         return ""
 
-    def isolate(self, function: Function, vlan: int, trusted: bool) -> None:
-        self.set.append((function.key, (vlan, trusted)))
+    def isolate(self, vf: Vf, vlan: int, trusted: bool) -> None:
+        self.set.append((vf.key, (vlan, trusted)))
 
 
 class Plugin:
@@ -99,17 +99,17 @@ class Plugin:
     ) -> str:
         """Start a container; return its function."""
         interface = {"Address": address, "MacAddress": mac}
-        options = {"rdm.provision.function": bound} if bound else {}
+        options = {"rdm.provision.vf": bound} if bound else {}
         self.call("CreateEndpoint", NetworkID=network, EndpointID=name, Interface=interface, Options=options)
         self.call("Join", NetworkID=network, EndpointID=name, SandboxKey="/var/run/docker/netns/x")
-        self.given[name] = self.state.endpoints[name].function
+        self.given[name] = self.state.endpoints[name].vf
         self.machine.away.add(self.given[name])
         return self.given[name]
 
     def reserve(self, address: str, network: str = NETWORK) -> dict[str, Any]:
         """Reserve a function; return its description."""
         answer = self.driver.answer("RdmSriov.Reserve", {"NetworkID": network, "Address": address})
-        found: dict[str, Any] = answer["Function"]
+        found: dict[str, Any] = answer["Vf"]
         return found
 
     def end(self, name: str) -> None:
@@ -129,7 +129,7 @@ def plugin(tmp_path: Path) -> Plugin:
 
 def test_each_container_gets_a_function_and_then_there_is_none(plugin: Plugin) -> None:
     assert {plugin.container("a"), plugin.container("b")} == {"ib0.0", "ib0.1"}
-    with pytest.raises(FunctionProblem, match="no virtual function of ib0 is free: containers have all 2"):
+    with pytest.raises(VfProblem, match="no virtual function of ib0 is free: containers have all 2"):
         plugin.container("c")
     plugin.end("a")
     assert plugin.container("c") == "ib0.0"
@@ -156,7 +156,7 @@ def test_promised_is_taken_before_the_link_has_moved(plugin: Plugin) -> None:
     interface: dict[str, Any] = {"Interface": {}}
     plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", **interface)
     plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="b", **interface)
-    assert {one.function for one in plugin.state.endpoints.values()} == {"ib0.0", "ib0.1"}
+    assert {one.vf for one in plugin.state.endpoints.values()} == {"ib0.0", "ib0.1"}
 
 
 def test_an_engine_that_was_killed_leaves_nothing_taken(plugin: Plugin) -> None:
@@ -173,7 +173,7 @@ def test_what_lived_on_without_its_engine_is_not_given_to_another(plugin: Plugin
     kept = plugin.container("a")
     plugin.activate()
     assert plugin.container("b") != kept
-    with pytest.raises(FunctionProblem, match="all 2"):
+    with pytest.raises(VfProblem, match="all 2"):
         plugin.container("c")
 
 
@@ -200,13 +200,13 @@ def test_the_address_of_an_infiniband_function_is_the_cards(tmp_path: Path) -> N
     plugin.network()
     assert plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={}) == {"Interface": {}}
     assert ("ib0.0", (0, False)) not in plugin.machine.set
-    with pytest.raises(FunctionProblem, match="vlan 7 on ib0: InfiniBand has partitions"):
+    with pytest.raises(VfProblem, match="vlan 7 on ib0: InfiniBand has partitions"):
         plugin.network("other", vlan="7")
 
 
 def test_a_requested_address_chooses_the_vf(plugin: Plugin) -> None:
     assert plugin.container("a", mac="MAC-of-if-ib0.1") == "ib0.1"
-    with pytest.raises(FunctionProblem, match="no free virtual function of ib0 has the address mac"):
+    with pytest.raises(VfProblem, match="no free virtual function of ib0 has the address mac"):
         plugin.container("b", mac="mac-of-if-ib0.1")
 
 
@@ -231,7 +231,7 @@ def test_an_interface_that_is_handed_on_whole_is_given_once(tmp_path: Path) -> N
     plugin = Plugin(tmp_path, Machine())
     plugin.network(mode="passthrough")
     assert plugin.container("a") == "pci-ib0"
-    with pytest.raises(FunctionProblem, match="no interface of ib0 is free: containers have the one"):
+    with pytest.raises(VfProblem, match="no interface of ib0 is free: containers have the one"):
         plugin.container("b")
     plugin.start()
     plugin.end("a")
@@ -252,7 +252,7 @@ def test_a_plugin_without_its_state_queries_the_engine(plugin: Plugin, tmp_path:
     for file in tmp_path.iterdir():
         file.unlink()
     plugin.start()
-    with pytest.raises(FunctionProblem, match="network nnnnnnnnnnnn is unknown here"):
+    with pytest.raises(VfProblem, match="network nnnnnnnnnnnn is unknown here"):
         plugin.container("b")
     plugin.known = {NETWORK: {"netdevice": "ib0"}}
     assert plugin.container("b") == "ib0.1"
@@ -278,6 +278,16 @@ def test_everything_is_there_after_a_restart(plugin: Plugin) -> None:
     assert plugin.state._all()[:-1] == before
 
 
+def test_the_state_of_the_release_before_is_read(plugin: Plugin) -> None:
+    plugin.container("a", "192.169.16.100/24")
+    before, path = plugin.state._all()[:-1], plugin.directory / "state.json"
+    former = path.read_text().replace('"pfs"', '"parents"').replace('"vf"', '"function"')
+    assert ('"parents"' in former, '"function"' in former) == (True, True)
+    path.write_text(former)
+    plugin.start()
+    assert (plugin.state.lost, plugin.state._all()[:-1]) == ("", before)
+
+
 def block(plugin: Plugin) -> None:
     """Let the plugin write its state no more."""
     (plugin.directory / "state.json").unlink(missing_ok=True)
@@ -287,11 +297,11 @@ def block(plugin: Plugin) -> None:
 def test_a_full_disk_changes_nothing(plugin: Plugin) -> None:
     before = plugin.state._all()
     block(plugin)
-    with pytest.raises(FunctionProblem, match="cannot write"):
+    with pytest.raises(VfProblem, match="cannot write"):
         plugin.container("a", "192.169.16.100/24")
-    with pytest.raises(FunctionProblem, match="cannot write"):
+    with pytest.raises(VfProblem, match="cannot write"):
         plugin.reserve("192.169.16.100/24")
-    with pytest.raises(FunctionProblem, match="cannot write"):
+    with pytest.raises(VfProblem, match="cannot write"):
         plugin.network("other")
     assert plugin.state._all() == before
 
@@ -317,14 +327,14 @@ def test_what_ended_while_there_was_no_plugin_holds_nothing(plugin: Plugin) -> N
 def test_a_reserved_function_waits_for_its_address(plugin: Plugin) -> None:
     assert plugin.reserve("192.169.16.100/24") == {
         "pci": "ib0.0",
-        "parent": "ib0",
+        "pf": "ib0",
         "index": 0,
         "interface": "if-ib0.0",
         "mac": "mac-of-if-ib0.0",
     }
     assert plugin.container("other", "192.169.16.101/24") == "ib0.1"
     with pytest.raises(
-        FunctionProblem, match="containers have 1 of 2, and 1 wait for containers that are to start"
+        VfProblem, match="containers have 1 of 2, and 1 wait for containers that are to start"
     ):
         plugin.container("third", "192.169.16.102/24")
     plugin.start()
@@ -339,7 +349,7 @@ def test_two_reservations_are_two_functions_and_one_stays_what_it_is(plugin: Plu
     first, second = plugin.reserve("192.169.16.100/24"), plugin.reserve("192.169.16.100/24", "other")
     assert first["pci"] != second["pci"]
     assert plugin.reserve("192.169.16.100/24") == first
-    with pytest.raises(FunctionProblem, match="no virtual function of ib0 is free"):
+    with pytest.raises(VfProblem, match="no virtual function of ib0 is free"):
         plugin.reserve("192.169.16.101/24")
 
 
@@ -348,7 +358,7 @@ def test_a_container_that_runs_has_reserved_what_it_has(plugin: Plugin) -> None:
     for _ in range(2):
         assert plugin.reserve("192.169.16.100/24") == {
             "pci": "ib0.0",
-            "parent": "ib0",
+            "pf": "ib0",
             "index": 0,
             "interface": "",
             "mac": "mac-of-if-ib0.0",
@@ -362,7 +372,7 @@ def test_a_reserved_function_that_somebody_took_is_not_given_but_another_can_be_
 ) -> None:
     plugin.reserve("192.169.16.100/24")
     plugin.machine.away.add("ib0.0")
-    with pytest.raises(FunctionProblem, match=r"ib0\.0 of ib0, which was reserved for 192.169.16.100/24, is"):
+    with pytest.raises(VfProblem, match=r"ib0\.0 of ib0, which was reserved for 192.169.16.100/24, is"):
         plugin.container("a", "192.169.16.100/24")
     assert plugin.reserve("192.169.16.100/24")["pci"] == "ib0.1"
     assert plugin.container("a", "192.169.16.100/24") == "ib0.1"
@@ -378,12 +388,15 @@ def test_a_container_gets_the_function_whose_devices_it_was_made_with_or_none(pl
     mine = plugin.reserve("192.169.16.100/24")["pci"]
     assert plugin.container("a", "192.169.16.100/24", bound=mine) == mine
     plugin.end("a")
+    former = {"rdm.provision.function": "ib0.7"}  # of a container that a release before 0.6.0 created
+    with pytest.raises(VfProblem, match=r"^ib0\.7, whose RDMA devices"):
+        plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="b", Interface={}, Options=former)
     # It was stopped, and another container took its function.
     plugin.machine.away.add("ib0.1")
     assert plugin.container("other", "192.169.16.101/24") == mine
     plugin.machine.away.discard("ib0.1")
     before = plugin.state._all()
-    with pytest.raises(FunctionProblem, match=rf"{mine}, whose RDMA devices .*: rdm-provision up recreates"):
+    with pytest.raises(VfProblem, match=rf"{mine}, whose RDMA devices .*: rdm-provision up recreates"):
         plugin.container("a2", "192.169.16.100/24", bound=mine)
     assert plugin.state._all() == before
     # Recreated, it has another; one that is made by hand gets what is free.
@@ -396,7 +409,7 @@ def test_a_container_gets_the_function_whose_devices_it_was_made_with_or_none(pl
 
 def test_a_container_does_not_take_what_waits_for_another_address(plugin: Plugin) -> None:
     waits = plugin.reserve("192.169.16.101/24")["pci"]
-    with pytest.raises(FunctionProblem, match="whose RDMA devices"):
+    with pytest.raises(VfProblem, match="whose RDMA devices"):
         plugin.container("a", "192.169.16.100/24", bound=waits)
     assert plugin.container("b", "192.169.16.101/24", bound=waits) == waits
 
@@ -411,7 +424,7 @@ def test_a_function_does_not_wait_for_ever(plugin: Plugin) -> None:
 
 @pytest.mark.parametrize("address", ["", "192.169.16.256/24", "one", "192.169.16.100/33"])
 def test_what_is_reserved_is_for_an_address(plugin: Plugin, address: str) -> None:
-    with pytest.raises(FunctionProblem, match="Address"):
+    with pytest.raises(VfProblem, match="Address"):
         plugin.reserve(address)
 
 
@@ -424,7 +437,7 @@ def test_an_interface_that_is_handed_on_whole_can_be_reserved(tmp_path: Path) ->
 def test_a_function_that_vanished_is_named(plugin: Plugin) -> None:
     plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={})
     plugin.machine.count = 0
-    with pytest.raises(FunctionProblem, match=r"ib0\.0, which this container was to get, is gone"):
+    with pytest.raises(VfProblem, match=r"ib0\.0, which this container was to get, is gone"):
         plugin.call("Join", NetworkID=NETWORK, EndpointID="a")
 
 
@@ -438,7 +451,7 @@ def test_a_function_without_a_driver_is_given_to_nobody_and_hurts_nobody(tmp_pat
     assert plugin.container("a2", "192.169.16.100/24") == "ib0.2"
     assert plugin.reserve("192.169.16.101/24")["pci"] == "ib0.1"
     refused = r"no virtual function of ib0 is free: containers have all 2, and ib0\.0 has no driver$"
-    with pytest.raises(FunctionProblem, match=refused):
+    with pytest.raises(VfProblem, match=refused):
         plugin.container("c")
     plugin.machine.idle.clear()
     assert plugin.container("c") == "ib0.0"
@@ -447,7 +460,7 @@ def test_a_function_without_a_driver_is_given_to_nobody_and_hurts_nobody(tmp_pat
 def test_a_function_that_loses_its_driver_before_its_container_has_it_is_named(plugin: Plugin) -> None:
     plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={})
     plugin.machine.idle.add("ib0.0")
-    with pytest.raises(FunctionProblem, match=r"ib0\.0, which this container was to get, is gone"):
+    with pytest.raises(VfProblem, match=r"ib0\.0, which this container was to get, is gone"):
         plugin.call("Join", NetworkID=NETWORK, EndpointID="a")
 
 
@@ -466,7 +479,7 @@ def test_a_function_that_loses_its_driver_before_its_container_has_it_is_named(p
 def test_a_request_that_lacks_something_gets_its_name(
     plugin: Plugin, call: str, request_: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(FunctionProblem, match=words):
+    with pytest.raises(VfProblem, match=words):
         plugin.call(call, **request_)
 
 
@@ -491,7 +504,7 @@ class Life(RuleBasedStateMachine):
         self.count += 1
         name = f"c{self.count}"
         if len(self.running) == 3:
-            with pytest.raises(FunctionProblem):
+            with pytest.raises(VfProblem):
                 self.plugin.container(name, address)
         else:
             key = self.plugin.container(name, address)

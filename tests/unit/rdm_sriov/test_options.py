@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
 from ansible_collections.rdm.provision.rdm_sriov.options import wanted_network
+from ansible_collections.rdm.provision.rdm_sriov.vfs import VfProblem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,7 +37,7 @@ from hypothesis import strategies as st
     ],
 )
 def test_an_option_that_cannot_be_is_named(options: Any, words: str) -> None:
-    with pytest.raises(FunctionProblem, match=words):
+    with pytest.raises(VfProblem, match=words):
         wanted_network(options)
 
 
@@ -57,7 +57,7 @@ def test_the_key_of_any_partition_is_taken_in_either_case(key: int) -> None:
 def test_any_options_are_a_network_or_one_sentence(options: dict[str, Any]) -> None:
     message = ""
     try:
-        assert wanted_network(options).parents
-    except FunctionProblem as problem:
+        assert wanted_network(options).pfs
+    except VfProblem as problem:
         message = str(problem)
     assert "\n" not in message

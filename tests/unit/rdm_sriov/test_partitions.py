@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import GENERIC
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import physical
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import read_pf
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
-from ansible_collections.rdm.provision.rdm_sriov.functions import (
-    FunctionProblem,
-    NodeVfs,
-)
 from ansible_collections.rdm.provision.rdm_sriov.state import State
+from ansible_collections.rdm.provision.rdm_sriov.vfs import (
+    NodeVfs,
+    VfProblem,
+)
 
 INFINIBAND = 32
 OPTIONS = {"netdevice": "ib0", "pkey": "0x8001"}
@@ -41,9 +41,9 @@ class Kernel(NodeVfs):
         (card / "driver").symlink_to("../mlx5_core")
         (root / "bus/pci/devices/mlx5_core").mkdir()
         for number in (0, 1):
-            function = self.interface_of(f"0000:3b:00.{number + 1}", f"ib{number + 1}")
-            (card / f"virtfn{number}").symlink_to(function)
-            (function / "driver").symlink_to("../mlx5_core")
+            vf = self.interface_of(f"0000:3b:00.{number + 1}", f"ib{number + 1}")
+            (card / f"virtfn{number}").symlink_to(vf)
+            (vf / "driver").symlink_to("../mlx5_core")
 
     def interface_of(self, pci: str, name: str, below: str = "") -> Path:
         """Make an interface on a function, or on another interface; return the function's directory."""
@@ -71,7 +71,7 @@ class Kernel(NodeVfs):
         line = " ".join(words)
         self.commands.append(line)
         if self.refuses and self.refuses in line:
-            raise FunctionProblem(f"ip {line}: refused")
+            raise VfProblem(f"ip {line}: refused")
         if words[:2] == ["link", "add"]:
             below = self.root / "class/net" / words[3]
             self.interface_of((below / "device").resolve().name, words[5], words[3])
@@ -124,8 +124,8 @@ class Node:
         joined = self.call("Join", EndpointID=name)
         return self.kernel.take(joined["InterfaceName"]["SrcName"])
 
-    def function(self, name: str) -> str:
-        return self.state.endpoints[name].function
+    def vf(self, name: str) -> str:
+        return self.state.endpoints[name].vf
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_it_goes_with_the_endpoint_and_the_function_is_free(node: Node) -> None:
     assert node.kernel.commands == ["link set dev ib1 alias ", "link del dev rdm-p2"]
     node.container("b")
     node.container("c")
-    assert {node.function("b"), node.function("c")} == {"0000:3b:00.1", "0000:3b:00.2"}
+    assert {node.vf("b"), node.vf("c")} == {"0000:3b:00.1", "0000:3b:00.2"}
 
 
 def test_who_has_it_is_known_after_a_restart_of_plugin_and_engine_and_without_the_state(node: Node) -> None:
@@ -164,13 +164,13 @@ def test_who_has_it_is_known_after_a_restart_of_plugin_and_engine_and_without_th
     node.start()
     node.driver.answer("Plugin.Activate", {})
     node.container("b")
-    assert node.function("b") == "0000:3b:00.2"
+    assert node.vf("b") == "0000:3b:00.2"
     (node.directory / "state.json").unlink()
     node.start()
     node.network(**OPTIONS)
-    with pytest.raises(FunctionProblem, match="no virtual function of ib0 is free: containers have all 2"):
+    with pytest.raises(VfProblem, match="no virtual function of ib0 is free: containers have all 2"):
         node.container("c")
-    assert [bool(vf.holder) for vf in physical("ib0", str(node.kernel.root), {}).vfs] == [True, True]
+    assert [bool(vf.holder) for vf in read_pf("ib0", str(node.kernel.root), {}).vfs] == [True, True]
 
 
 def test_after_a_killed_engine_what_came_back_is_taken_away_before_the_next(node: Node) -> None:
@@ -180,7 +180,7 @@ def test_after_a_killed_engine_what_came_back_is_taken_away_before_the_next(node
     node.kernel.bring(away, "eth0")  # the name that it had in the container
     node.kernel.commands.clear()
     node.container("c")
-    assert node.function("c") == "0000:3b:00.1"
+    assert node.vf("c") == "0000:3b:00.1"
     assert node.kernel.commands[:2] == ["link set dev ib1 alias ", "link del dev eth0"]
 
 
@@ -189,10 +189,10 @@ def test_one_that_comes_back_late_is_not_taken_for_that_of_another(node: Node) -
     node.container("b")
     node.call("DeleteEndpoint", EndpointID="a")
     node.container("c")
-    assert node.function("c") == "0000:3b:00.1"
+    assert node.vf("c") == "0000:3b:00.1"
     node.start()
     node.kernel.bring(late, "eth0")
-    with pytest.raises(FunctionProblem, match="no virtual function of ib0 is free"):
+    with pytest.raises(VfProblem, match="no virtual function of ib0 is free"):
         node.container("d")
     node.call("DeleteEndpoint", EndpointID="c")
     assert not (node.kernel.root / "class/net/eth0").exists()
@@ -201,12 +201,12 @@ def test_one_that_comes_back_late_is_not_taken_for_that_of_another(node: Node) -
 @pytest.mark.parametrize("what", ["type ipoib", "dev rdm-p2 alias", "dev ib1 alias"])
 def test_what_the_kernel_refuses_leaves_nothing_half_done(node: Node, what: str) -> None:
     node.kernel.refuses = what
-    with pytest.raises(FunctionProblem, match="refused"):
+    with pytest.raises(VfProblem, match="refused"):
         node.container("a")
     assert not (node.kernel.root / "class/net/rdm-p2").exists()
     node.kernel.refuses = ""
     node.container("a")
-    assert node.function("a") == "0000:3b:00.1"
+    assert node.vf("a") == "0000:3b:00.1"
 
 
 @pytest.mark.parametrize("what", ["link del", "dev ib1 alias"])
@@ -221,7 +221,7 @@ def test_an_end_that_the_kernel_refuses_holds_no_function(node: Node, what: str)
     node.kernel.refuses = ""
     node.container("b")
     node.container("c")
-    assert {node.function("b"), node.function("c")} == {"0000:3b:00.1", "0000:3b:00.2"}
+    assert {node.vf("b"), node.vf("c")} == {"0000:3b:00.1", "0000:3b:00.2"}
     assert not (node.kernel.root / "class/net/eth0").exists()
 
 
@@ -243,5 +243,5 @@ def test_others_children_stay(node: Node) -> None:
 def test_ethernet_has_no_partitions(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     node = Node(tmp_path / "state", Kernel(tmp_path / "sys", kind=1))
-    with pytest.raises(FunctionProblem, match="pkey 0x8001 on ib0: Ethernet has no partitions"):
+    with pytest.raises(VfProblem, match="pkey 0x8001 on ib0: Ethernet has no partitions"):
         node.network(**OPTIONS)

@@ -13,12 +13,12 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base import iproute2
 from ansible_collections.rdm.provision.rdm_sriov import rdma_namespace
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
-from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
 from ansible_collections.rdm.provision.rdm_sriov.rdma_namespace import (
     RdmaNamespaces,
     to_move,
 )
 from ansible_collections.rdm.provision.rdm_sriov.state import State
+from ansible_collections.rdm.provision.rdm_sriov.vfs import VfProblem
 
 from tests.integration.engine import wait_until
 from tests.unit.rdm_sriov.test_driver import NETWORK, Machine, Plugin
@@ -42,9 +42,9 @@ def test_in_the_mode_exclusive_the_device_of_an_ethernet_function_moves() -> Non
 
 
 def test_a_device_that_a_container_needs_and_cannot_have_is_refused() -> None:
-    with pytest.raises(FunctionProblem, match=f"take the interface of 0000:41:00.1 away .*{ANOTHER_MODE}"):
+    with pytest.raises(VfProblem, match=f"take the interface of 0000:41:00.1 away .*{ANOTHER_MODE}"):
         to_move(True, False, "0000:41:00.1", ["mlx5_1"], needed=True)
-    with pytest.raises(FunctionProblem, match=r"RDMA device of 0000:41:00\.1, with which .* another one has"):
+    with pytest.raises(VfProblem, match=r"RDMA device of 0000:41:00\.1, with which .* another one has"):
         to_move(True, True, "0000:41:00.1", [], needed=True)
 
 
@@ -127,7 +127,7 @@ def test_a_namespace_that_is_never_made_is_reported(node: Node, monkeypatch: pyt
 
 def test_what_the_kernel_refuses_is_reported_with_a_hint(node: Node) -> None:
     (node.root / "error").write_text("error: Operation not supported\n")
-    with pytest.raises(FunctionProblem, match=rf"mlx5_0 cannot move .* not supported\. .*{ANOTHER_MODE}"):
+    with pytest.raises(VfProblem, match=rf"mlx5_0 cannot move .* not supported\. .*{ANOTHER_MODE}"):
         node.namespaces.lend("ib0.0", True, NAMESPACE)
     later = node.root / "later"
     later.symlink_to(NAMESPACE)
@@ -141,13 +141,13 @@ def test_a_node_without_the_command_gets_the_package_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(node.root))
     monkeypatch.setattr(iproute2, "_PATH", "")
-    with pytest.raises(FunctionProblem, match=r"the rdma command \(package iproute2\) is missing"):
+    with pytest.raises(VfProblem, match=r"the rdma command \(package iproute2\) is missing"):
         node.namespaces.lend("ib0.0", True, NAMESPACE)
 
 
 def test_a_device_that_programs_know_under_another_name_afterwards_is_an_error(node: Node) -> None:
     (node.root / "then").write_text(f"mv {node.verbs(0)} {node.verbs(7)}\n")
-    with pytest.raises(FunctionProblem, match="is uverbs7 for programs since it moved, and was uverbs0"):
+    with pytest.raises(VfProblem, match="is uverbs7 for programs since it moved, and was uverbs0"):
         node.namespaces.lend("ib0.0", True, NAMESPACE)
 
 
@@ -179,11 +179,11 @@ class Server(Plugin):
         self.driver = Driver(self.machine, self.state, lambda: self.known, rdma=self.node.namespaces)
 
     def container(self, name: str, *, bound: str = "", **_: Any) -> str:  # type: ignore[override]
-        options = {"rdm.provision.function": bound} if bound else {}
+        options = {"rdm.provision.vf": bound} if bound else {}
         ids = {"NetworkID": NETWORK, "EndpointID": name}
         self.call("CreateEndpoint", **ids, Interface={}, Options=options)
         self.call("Join", **ids, SandboxKey=NAMESPACE)
-        return self.state.endpoints[name].function
+        return self.state.endpoints[name].vf
 
 
 def test_the_plugin_lends_the_device_with_the_function(node: Node) -> None:
@@ -196,7 +196,7 @@ def test_the_plugin_lends_the_device_with_the_function(node: Node) -> None:
 def test_an_infiniband_function_whose_device_is_needed_is_refused_before_anything_is_done(node: Node) -> None:
     plugin = Server(node, ethernet=False)
     plugin.network()
-    with pytest.raises(FunctionProblem, match=ANOTHER_MODE):
+    with pytest.raises(VfProblem, match=ANOTHER_MODE):
         plugin.container("a", bound="ib0.1")
     assert plugin.state.endpoints == {}
     assert plugin.container("b") == "ib0.0", "without RDMA it has its interface"
@@ -207,7 +207,7 @@ def test_a_container_whose_device_cannot_move_does_not_start(node: Node) -> None
     plugin = Server(node)
     plugin.network()
     (node.root / "error").write_text("error: Operation not supported\n")
-    with pytest.raises(FunctionProblem, match="cannot move to its container"):
+    with pytest.raises(VfProblem, match="cannot move to its container"):
         plugin.container("a", bound="ib0.0")
     # The engine takes the endpoint back.
     plugin.call("DeleteEndpoint", NetworkID=NETWORK, EndpointID="a")

@@ -25,13 +25,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
 from ansible_collections.rdm.provision.rdm_sriov import plugin as program
 from ansible_collections.rdm.provision.rdm_sriov import server
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
-from ansible_collections.rdm.provision.rdm_sriov.functions import (
-    Function,
-    FunctionProblem,
-    NodeVfs,
-)
 from ansible_collections.rdm.provision.rdm_sriov.server import LARGEST, Server
 from ansible_collections.rdm.provision.rdm_sriov.state import State
+from ansible_collections.rdm.provision.rdm_sriov.vfs import (
+    NodeVfs,
+    Vf,
+    VfProblem,
+)
 from hypothesis import HealthCheck, given, settings
 
 CALLS = [
@@ -55,7 +55,7 @@ KEYS = [
     "Pool",
     GENERIC,
 ]
-OPTIONS = ["netdevice", "mode", "vlan", "pkey", "privileged", "prefix", "mtu", "rdm.provision.function"]
+OPTIONS = ["netdevice", "mode", "vlan", "pkey", "privileged", "prefix", "mtu", "rdm.provision.vf"]
 # Words that mean something, so that not all is refused at once.
 WORDS = st.sampled_from(
     ["n", "m", "e", "ib0", "ib0.3", "sriov", "passthrough", "10.0.0.5/24", "fe80::1/64", "7", ""]
@@ -78,16 +78,16 @@ NETWORK = {"NetworkID": "n", "Options": {GENERIC: {"netdevice": "ib0"}}, "IPv4Da
 class Always(NodeVfs):
     """Hundred functions that are all there."""
 
-    def virtual(self, parent: str) -> list[Function]:
-        return [Function(f"{parent}.{number}", parent, number) for number in range(100)]
+    def virtual(self, parent: str) -> list[Vf]:
+        return [Vf(f"{parent}.{number}", parent, number) for number in range(100)]
 
-    def interface(self, function: Function) -> str:
-        return function.key
+    def interface(self, vf: Vf) -> str:
+        return vf.key
 
     def up(self, interface: str) -> None:
         pass
 
-    def isolate(self, function: Function, vlan: int, trusted: bool) -> None:
+    def isolate(self, vf: Vf, vlan: int, trusted: bool) -> None:
         pass
 
 
@@ -279,9 +279,9 @@ def test_hundred_reservations_at_once_are_hundred_vfs(client: Client) -> None:
         return client.post(RESERVE, json.dumps(request).encode())[1]
 
     with ThreadPoolExecutor(100) as pool:
-        found = [answer["Function"]["pci"] for answer in pool.map(reserve, range(100))]
+        found = [answer["Vf"]["pci"] for answer in pool.map(reserve, range(100))]
     assert len(set(found)) == 100
-    assert reserve(7)["Function"]["pci"] == found[7]
+    assert reserve(7)["Vf"]["pci"] == found[7]
     assert "no virtual function of ib0 is free" in reserve(101)["Err"]
 
 
@@ -316,7 +316,7 @@ def test_only_its_user_may_talk_to_it(client: Client) -> None:
 
 
 def test_two_plugins_on_one_socket_are_refused(client: Client, directory: Path) -> None:
-    with pytest.raises(FunctionProblem, match="another plugin answers on"):
+    with pytest.raises(VfProblem, match="another plugin answers on"):
         Server(client.path, Driver(Always(), State(str(directory)), dict))
 
 

@@ -77,7 +77,7 @@ def test_a_run_that_changes_nothing_fails_who_is_off_the_fabric(tmp_path: Path) 
         (["hostfile"], {"__container_run": {"changed": True}}, ["n3"]),
         (
             ["sriov", "container"],
-            {"__sriov_functions": {"changed": True}, "__container_run": {"changed": False}},
+            {"__sriov_vfs": {"changed": True}, "__container_run": {"changed": False}},
             [],
         ),
     ],

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import Physical, Virtual, to_fact
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import guid_of
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import Pf, Vf, to_fact
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import (
     Leader,
@@ -754,8 +754,8 @@ def test_vfs_with_the_first_mac_of_the_inventory_are_right_though_a_container_ha
 ) -> None:
     mine = "02:00:00:00:10:00"
     guid = guid_of(mine)
-    vf = Virtual(0, "0000:41:00.1", driver="mlx5_core", address=guid, port=guid, policy="Follow")
-    card = Physical("ib0", "0000:41:00.0", "mlx5_core", True, 8, 1, False, "", (vf,))
+    vf = Vf(0, "0000:41:00.1", driver="mlx5_core", address=guid, port=guid, policy="Follow")
+    card = Pf("ib0", "0000:41:00.0", "mlx5_core", True, 8, 1, False, "", (vf,))
     found = facts(sriov=[to_fact(card)])
     common = {**CPU, "network_driver": "sriov", "sriov_vfs": 1}
     cluster.write({"a": {**found, "sriov_vf_first_mac": mine}}, {}, common)
@@ -782,7 +782,7 @@ def test_what_makes_functions_is_an_input_and_what_they_are_is_checked(cluster: 
     assert all(inputs)
     assert inputs[1] == inputs[2]
     assert len(set(inputs)) == 3
-    assert [one["watch"]["functions"] for one in found] == [
+    assert [one["watch"]["vfs"] for one in found] == [
         [],
         [["ib0", ["address", "policy"]]],
         [["ib0", ["address", "policy"]]],

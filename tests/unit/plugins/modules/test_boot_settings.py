@@ -79,7 +79,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def firmware(tree: Path, vfs: int, **modes: bool) -> dict[str, Any]:
-    params = {"parents": ["ib0"], "vfs": vfs, "sysfs_root": str(tree / "sys")}
+    params = {"pfs": ["ib0"], "vfs": vfs, "sysfs_root": str(tree / "sys")}
     return run_module(sriov_firmware, params, **modes)
 
 
@@ -111,12 +111,12 @@ def test_an_adapter_is_named_by_its_pci_address_too(tools: Tools, tree: Path, in
     tools.firmware((0, 0), (0, 0))
     if not interface:
         shutil.rmtree(tree / "sys/bus/pci/devices/0000:41:00.0/net")
-    params = {"parents": ["0000:41:00.0"], "vfs": 16, "sysfs_root": str(tree / "sys")}
+    params = {"pfs": ["0000:41:00.0"], "vfs": 16, "sysfs_root": str(tree / "sys")}
     name = "ib0" if interface else "0000:41:00.0"
     assert run_module(sriov_firmware, params)["reasons"] == [f"{name} (0000:41:00.0) offers 8 of 16 VFs"]
     assert tools.calls()[-1][:2] == ["-d", "0000:41:00.0"]
     with pytest.raises(Failed, match=r"0000:99:00\.0 is neither an interface nor a PCI device of the node"):
-        run_module(sriov_firmware, {**params, "parents": ["0000:99:00.0"]})
+        run_module(sriov_firmware, {**params, "pfs": ["0000:99:00.0"]})
 
 
 def test_a_higher_number_of_vfs_stays(tools: Tools, tree: Path) -> None:
@@ -141,10 +141,10 @@ def test_without_a_tool_nothing_is_done(tools: Tools, tree: Path) -> None:
 def test_other_vendors_and_virtual_interfaces_are_left_alone(tools: Tools, tree: Path) -> None:
     (tree / "sys/class/net/veth0").mkdir()
     (tree / "sys/bus/pci/devices/0000:41:00.0/vendor").write_text("0x8086\n")
-    params = {"parents": ["veth0", "ib0"], "vfs": 8, "sysfs_root": str(tree / "sys")}
+    params = {"pfs": ["veth0", "ib0"], "vfs": 8, "sysfs_root": str(tree / "sys")}
     assert run_module(sriov_firmware, params)["changed"] is False
     with pytest.raises(Failed, match="ib7 is neither an interface nor a PCI device of the node"):
-        run_module(sriov_firmware, {**params, "parents": ["ib7"]})
+        run_module(sriov_firmware, {**params, "pfs": ["ib7"]})
     with pytest.raises(Failed, match="vfs 0 is not a number of VFs"):
         run_module(sriov_firmware, {**params, "vfs": 0})
 

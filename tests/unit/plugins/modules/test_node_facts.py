@@ -255,19 +255,19 @@ def test_rdma_without_its_user_interface(tmp_path: Path) -> None:
     assert finding["text"].startswith("mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4 cannot be used from programs")
 
 
-@pytest.mark.parametrize("function_devices", [True, False])
+@pytest.mark.parametrize("vf_devices", [True, False])
 def test_a_vf_that_a_container_has_taken_along_is_other_hardware_where_it_gets_all(
-    tmp_path: Path, function_devices: bool
+    tmp_path: Path, vf_devices: bool
 ) -> None:
     tree = build("rdma", tmp_path)
 
     def digest() -> str:
-        return str(facts(tree, sriov={"function_devices": function_devices})["hardware"])
+        return str(facts(tree, sriov={"vf_devices": vf_devices})["hardware"])
 
     before = digest()
     # In RDMA's mode exclusive the kernel shows it only in the container's namespace.
     shutil.rmtree(tree / "sys/class/infiniband/mlx5_5")
-    assert (digest() == before) is function_devices
+    assert (digest() == before) is vf_devices
     shutil.rmtree(tree / "sys/class/infiniband/mlx5_3")
     assert digest() != before, "a physical function is gone"
 

@@ -15,7 +15,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base import systemd
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import kept_vfs
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import physical
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import DesiredPf
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import read_pf
 from ansible_collections.rdm.provision.plugins.modules import sriov_vf
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_programs import program_argument
 from ansible_collections.rdm.provision.rdm_sriov import boot
@@ -60,7 +61,7 @@ class Node:
 
     def run(self, *, check: bool = False, diff: bool = False, **params: Any) -> dict[str, Any]:
         """Run the module, by default for four VFs on ib0."""
-        present = {"parents": ["ib0"], "number": 4, "first_mac": FIRST}
+        present = {"pfs": ["ib0"], "number": 4, "first_mac": FIRST}
         given = {"packed": PACKED, **({} if "state" in params else present), **params}
         return run_module(sriov_vf, given, check=check, diff=diff)
 
@@ -79,8 +80,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 def test_vfs_are_made_once(node: Node) -> None:
     first = node.run()
     assert first["changed"] is True
-    (function,) = first["functions"]
-    assert [vf["pci"] for vf in function["vfs"]] == [f"0000:41:00.{number}" for number in (1, 2, 3, 4)]
+    (pf,) = first["pfs"]
+    assert [vf["pci"] for vf in pf["vfs"]] == [f"0000:41:00.{number}" for number in (1, 2, 3, 4)]
     node.kernel.log.clear()
     node.calls.clear()
     assert node.run()["changed"] is False
@@ -125,16 +126,16 @@ def test_check_mode_changes_nothing_and_the_difference_says_what_would(node: Nod
 
 
 def test_several_rails_have_addresses_of_their_own(node: Node) -> None:
-    functions = node.run(parents=["ib0", "ib1", "eth1"])["functions"]
-    given = [vf["address"] for function in functions for vf in function["vfs"]]
+    pfs = node.run(pfs=["ib0", "ib1", "eth1"])["pfs"]
+    given = [vf["address"] for pf in pfs for vf in pf["vfs"]]
     assert len(set(given)) == 12
     assert given[-1] == "06:5e:91:06:42:03"
 
 
 def test_pinned_addresses_win(node: Node) -> None:
     pinned = ["0011:2233:4455:6677", "00:11:22:33:44:55:66:78", "06:00:00:00:00:01", "06-00-00-00-00-02"]
-    (function,) = node.run(addresses={"ib0": pinned})["functions"]
-    assert [vf["address"] for vf in function["vfs"]] == [
+    (pf,) = node.run(addresses={"ib0": pinned})["pfs"]
+    assert [vf["address"] for vf in pf["vfs"]] == [
         "00:11:22:33:44:55:66:77",
         "00:11:22:33:44:55:66:78",
         "06:00:00:ff:fe:00:00:01",
@@ -146,11 +147,11 @@ def test_pinned_addresses_win(node: Node) -> None:
     ("params", "message"),
     [
         ({"number": 0}, "name at least one PF and one VF"),
-        ({"parents": []}, "name at least one PF and one VF"),
+        ({"pfs": []}, "name at least one PF and one VF"),
         ({"number": 99}, "ib0 can have 16 VFs, and 99 are wanted"),
-        ({"number": 257, "parents": ["eth1"]}, "16 physical functions with 256 VFs each"),
-        ({"parents": ["ib0", "ib2"]}, "ib2 has the driver mlx4_core"),
-        ({"addresses": {"ib9": []}}, "addresses has ib9, which is none of parents"),
+        ({"number": 257, "pfs": ["eth1"]}, "16 physical functions with 256 VFs each"),
+        ({"pfs": ["ib0", "ib2"]}, "ib2 has the driver mlx4_core"),
+        ({"addresses": {"ib9": []}}, "addresses has ib9, which is none of pfs"),
         ({"addresses": {"ib0": ["mine"]}}, "is neither a MAC (6 bytes) nor a GUID (8 bytes)"),
         ({"first_mac": "mine"}, "is neither a MAC (6 bytes) nor a GUID (8 bytes)"),
     ],
@@ -218,10 +219,10 @@ def test_absent_leaves_vfs_that_the_node_itself_uses(node: Node) -> None:
 
 
 def test_a_function_that_is_no_longer_named_is_given_back(node: Node) -> None:
-    node.run(parents=["ib0", "ib1"])
-    assert node.run(parents=["ib0"])["changed"] is True
+    node.run(pfs=["ib0", "ib1"])
+    assert node.run(pfs=["ib0"])["changed"] is True
     assert (node.number, node.kernel.read("ib1").number) == (4, 0)
-    assert [one.pci for one in kept_vfs.read(str(node.etc)).functions] == ["0000:41:00.0"]
+    assert [one.pci for one in kept_vfs.read(str(node.etc)).pfs] == ["0000:41:00.0"]
 
 
 def test_a_truncated_file_is_repaired(node: Node) -> None:
@@ -229,7 +230,7 @@ def test_a_truncated_file_is_repaired(node: Node) -> None:
     file = node.etc / kept_vfs.FILE_NAME
     file.write_text(file.read_text()[:40])
     assert node.run()["changed"] is True
-    assert kept_vfs.read(str(node.etc)).functions[0].pci == "0000:41:00.0"
+    assert kept_vfs.read(str(node.etc)).pfs[0].pci == "0000:41:00.0"
 
 
 def test_absent_after_a_file_was_cut_off_takes_nothing_that_may_be_others(node: Node) -> None:
@@ -249,18 +250,18 @@ def restart(node: Node) -> None:
 
 
 def test_the_program_makes_the_same_vfs_after_a_restart(node: Node) -> None:
-    node.run(parents=["ib0", "ib1"])
-    before = [node.kernel.read(parent) for parent in ("ib0", "ib1")]
+    node.run(pfs=["ib0", "ib1"])
+    before = [node.kernel.read(pf) for pf in ("ib0", "ib1")]
     restart(node)
     assert boot.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 0
-    assert [node.kernel.read(parent) for parent in ("ib0", "ib1")] == before
-    assert node.run(parents=["ib0", "ib1"])["changed"] is False
+    assert [node.kernel.read(pf) for pf in ("ib0", "ib1")] == before
+    assert node.run(pfs=["ib0", "ib1"])["changed"] is False
 
 
 def test_the_program_does_what_it_can_and_says_what_it_cannot(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    node.run(parents=["ib0", "ib1"])
+    node.run(pfs=["ib0", "ib1"])
     restart(node)
     (node.kernel.sys / "bus/pci/devices/0000:41:00.0/sriov_totalvfs").write_text("2\n")
     assert boot.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 1
@@ -276,9 +277,9 @@ def test_the_program_waits_for_a_card_that_comes_late(node: Node, monkeypatch: p
     def late(*arguments: Any, **more: Any) -> Any:
         if next(attempts) < 3:
             raise NodeError("not yet")
-        return physical(*arguments, **more)
+        return read_pf(*arguments, **more)
 
-    monkeypatch.setattr(boot, "physical", late)
+    monkeypatch.setattr(boot, "read_pf", late)
     monkeypatch.setattr(boot, "_POLL_S", 0.01)
     assert boot.main(["--directory", str(node.etc), "--wait", "60"], node.kernel) == 0
     assert node.number == 4
@@ -375,4 +376,16 @@ def test_the_role_hands_its_variables_to_the_module_with_its_program(tmp_path: P
     assert "VF 0 (address follows): bound, MAC 06:00:00:00:00:01, trust off" in shown["eth2"]
     assert shown[kept_vfs.PROGRAM] == "(a program)\n"
     kept = json.loads(shown[f"{kept_vfs.DIRECTORY}/{kept_vfs.FILE_NAME}"])
-    assert [one["parent"] for one in kept["functions"]] == ["eth1", "eth2"]
+    assert [one["pf"] for one in kept["pfs"]] == ["eth1", "eth2"]
+
+
+def test_the_record_of_the_release_before_is_read(tmp_path: Path) -> None:
+    wanted = DesiredPf("ib0", 4, ("06:5e:91:06:40:00",) * 4, "Follow")
+    kept = kept_vfs.KeptVfs("rdm", (kept_vfs.KeptPf("0000:41:00.0", True, wanted),))
+    text, _ = kept_vfs.files(str(tmp_path), kept, b"")[str(tmp_path / kept_vfs.FILE_NAME)]
+    path = tmp_path / kept_vfs.FILE_NAME
+    for former in (text, text.replace(b'"pfs"', b'"functions"').replace(b'"pf"', b'"parent"')):
+        path.write_bytes(former)
+        (one,) = kept_vfs.read(str(tmp_path)).pfs
+        assert one == kept.pfs[0]._replace(wanted=wanted._replace(addresses=list(wanted.addresses)))
+    assert b"parent" in former

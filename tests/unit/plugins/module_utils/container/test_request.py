@@ -122,14 +122,14 @@ def test_one_that_does_not_say_how_it_was_made_is_recreated(label: str) -> None:
 
 
 MAC = "02:2d:ea:07:26:b5"
-WITH_FUNCTION = {
+WITH_VF = {
     **WANTED,
-    "functions": {"ibnet": {"mac": MAC, "devices": ["/dev/infiniband/uverbs3", "/dev/infiniband/rdma_cm"]}},
+    "vfs": {"ibnet": {"mac": MAC, "devices": ["/dev/infiniband/uverbs3", "/dev/infiniband/rdma_cm"]}},
 }
 TWO_RAILS = {
     **WANTED,
     "rails": {"ibnet1": "10.1.0.100"},
-    "functions": {
+    "vfs": {
         "ibnet": {"devices": ["/dev/infiniband/uverbs3", "/dev/infiniband/rdma_cm"]},
         "ibnet1": {"mac": MAC, "devices": ["/dev/infiniband/uverbs4", "/dev/infiniband/rdma_cm"]},
     },
@@ -149,7 +149,7 @@ def test_a_container_gets_the_devices_of_its_vfs_each_once_and_may_lock_memory()
 def test_a_hardware_address_is_the_endpoints_where_the_engine_knows_that(
     api: tuple[int, int], of_endpoint: bool
 ) -> None:
-    body = request(WITH_FUNCTION, api)
+    body = request(WITH_VF, api)
     end = body["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
     assert (end.get("MacAddress"), body.get("MacAddress")) == ((MAC, None) if of_endpoint else (None, MAC))
     assert "MacAddress" not in request(WANTED, api)
@@ -161,24 +161,37 @@ def test_a_hardware_address_is_the_endpoints_where_the_engine_knows_that(
 
 
 def test_a_container_requests_at_every_start_the_vf_whose_devices_it_has() -> None:
-    on_all = {**WANTED, "functions": {"ibnet": {"function": "0000:41:00.2", "devices": ["/dev/x"]}}}
+    on_all = {**WANTED, "vfs": {"ibnet": {"vf": "0000:41:00.2", "devices": ["/dev/x"]}}}
     end = request(on_all)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
-    assert end["DriverOpts"] == {"rdm.provision.function": "0000:41:00.2"}
-    assert "DriverOpts" not in request(WITH_FUNCTION)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
+    assert end["DriverOpts"] == {"rdm.provision.vf": "0000:41:00.2"}
+    assert "DriverOpts" not in request(WITH_VF)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
 
 
 def test_a_container_without_rails_and_functions_is_labelled_as_ever() -> None:
-    label = request({**WANTED, "rails": {}, "functions": {}})["Labels"]["rdm.provision.settings"]
+    label = request({**WANTED, "rails": {}, "vfs": {}})["Labels"]["rdm.provision.settings"]
     assert label == request(WANTED)["Labels"]["rdm.provision.settings"]
-    assert not {"rails", "functions"} & set(json.loads(label))
-    assert not difference({**WANTED, "rails": {}, "functions": {}}, made(WANTED)).recreate_needed
+    assert not {"rails", "vfs"} & set(json.loads(label))
+    assert not difference({**WANTED, "rails": {}, "vfs": {}}, made(WANTED)).recreate_needed
 
 
 def test_other_devices_of_its_function_make_another_container() -> None:
-    other = {**WANTED, "functions": {"ibnet": {"mac": MAC, "devices": ["/dev/infiniband/uverbs5"]}}}
-    assert set(difference(other, made(WITH_FUNCTION)).after) == {"functions"}
-    assert not difference(WITH_FUNCTION, made(WITH_FUNCTION)).recreate_needed
-    assert difference(WANTED, made(WITH_FUNCTION)).recreate_needed
+    other = {**WANTED, "vfs": {"ibnet": {"mac": MAC, "devices": ["/dev/infiniband/uverbs5"]}}}
+    assert set(difference(other, made(WITH_VF)).after) == {"vfs"}
+    assert not difference(WITH_VF, made(WITH_VF)).recreate_needed
+    assert difference(WANTED, made(WITH_VF)).recreate_needed
+
+
+def test_a_container_that_the_release_before_created_is_kept() -> None:
+    wanted = {**WITH_VF, "vfs": {"ibnet": {"vf": "0000:41:00.2", **WITH_VF["vfs"]["ibnet"]}}}
+    found = made(wanted)
+    labels = found["Config"]["Labels"]
+    former = {
+        name: text.replace('"vfs"', '"functions"').replace('"vf"', '"function"')
+        for name, text in labels.items()
+    }
+    assert former != labels
+    found["Config"]["Labels"] = former
+    assert not difference(wanted, found).recreate_needed
 
 
 def test_each_rail_is_compared() -> None:

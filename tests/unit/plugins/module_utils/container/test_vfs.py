@@ -102,7 +102,7 @@ def test_a_function_that_was_taken_away_under_its_container_is_predicted_to_come
 ) -> None:
     gone = "ffff:1f:10.0"
     monkeypatch.setattr(vfs, "held", lambda socket, found, network: gone)
-    had = {"ibnet": {"function": gone, "devices": ["/dev/infiniband/uverbs2"], "mac": MAC}}
+    had = {"ibnet": {"vf": gone, "devices": ["/dev/infiniband/uverbs2"], "mac": MAC}}
     functions = ContainerVfs(DockerAPI("/nowhere.sock"), "/nowhere.sock", [("ibnet", "192.169.16.101")])
     assert functions.settings({}, had, check=True) == had
 

@@ -21,7 +21,7 @@ def wanted(**changes: Any) -> dict[str, Any]:
         **{"my_ip": "192.169.16.100", "env": {}, "volumes": [], "devices": [], "device_requests": []},
         **{"groups": [], "ulimits": ["memlock:-1:-1"], "capabilities": [], "security_opts": []},
         **{"ipc_mode": "host", "userns_mode": "", "shm_size": "", "stop_timeout": 10, "reads": ""},
-        **{"rails": {}, "functions": {}, "restart_policy": "unless-stopped"},
+        **{"rails": {}, "vfs": {}, "restart_policy": "unless-stopped"},
     }
     return {**settings, **changes}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.facts import Gpu
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import functions
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import observed_vfs
 
 from tests.fixtures.sysfs.build import build
 
@@ -137,7 +137,7 @@ def test_character_devices_without_a_node_are_left_out(mi250: Node) -> None:
 
 
 def test_mi250_physical_and_virtual_functions(mi250: Node) -> None:
-    (function,) = functions.facts(mi250.sys)
+    (function,) = observed_vfs.facts(mi250.sys)
     assert (function["pf"], function["pci"]) == ("ib0", "0000:41:00.0")
     assert (function["total_vfs"], function["num_vfs"]) == (8, 4)
     assert [vf["index"] for vf in function["vfs"]] == [0, 1, 2, 3]
@@ -153,7 +153,7 @@ def test_an_ipoib_child_is_no_physical_function_but_shares_one(mi250: Node) -> N
     child = mi250.tree / "sys/class/net/ib0.8001"
     (child / "device").symlink_to("../../../bus/pci/devices/0000:41:00.0")
     (child / "parent").write_text("ib0\n")
-    assert [function["pf"] for function in functions.facts(mi250.sys)] == ["ib0"]
+    assert [function["pf"] for function in observed_vfs.facts(mi250.sys)] == ["ib0"]
     assert sysfs.siblings("ib0", mi250.sys) == ["ib0.8001"]
 
 
@@ -171,14 +171,14 @@ def test_cuda_roce(cuda: Node) -> None:
     assert first["char_devices"] == ["/dev/infiniband/uverbs0"]
     assert first["ports"][0]["link_layer"] == "Ethernet"
     assert (second["ports"][0]["state"], second["ports"][0]["physical_state"]) == ("DOWN", "Disabled")
-    assert [(function["pf"], function["num_vfs"]) for function in functions.facts(cuda.sys)] == [
+    assert [(function["pf"], function["num_vfs"]) for function in observed_vfs.facts(cuda.sys)] == [
         ("enp161s0f0np0", 0),
         ("enp161s0f1np1", 0),
     ]
 
 
 def test_cpu_node(cpu: Node) -> None:
-    assert sysfs.gpus(cpu.sys) == sysfs.infiniband(cpu.sys, cpu.dev) == functions.facts(cpu.sys) == []
+    assert sysfs.gpus(cpu.sys) == sysfs.infiniband(cpu.sys, cpu.dev) == observed_vfs.facts(cpu.sys) == []
     assert sysfs.accelerator([]) == "cpu"
     assert sysfs.device_nodes(cpu.dev) == BARE_NODES
     assert sysfs.netdevs(cpu.sys) == [
@@ -192,7 +192,7 @@ def test_nothing_there_reads_as_empty(tmp_path: Path, root: str) -> None:
     empty = str(tmp_path / root)
     assert sysfs.gpus(empty) == []
     assert sysfs.infiniband(empty, empty) == []
-    assert functions.facts(empty) == []
+    assert observed_vfs.facts(empty) == []
     assert sysfs.netdevs(empty) == []
     assert sysfs.siblings("ib0", empty) == []
     assert sysfs.device_nodes(empty) == BARE_NODES

@@ -24,13 +24,13 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_prog
     program_argument,
 )
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
-from ansible_collections.rdm.provision.rdm_sriov.functions import (
-    Function,
-    FunctionProblem,
-    NodeVfs,
-)
 from ansible_collections.rdm.provision.rdm_sriov.server import Server
 from ansible_collections.rdm.provision.rdm_sriov.state import State
+from ansible_collections.rdm.provision.rdm_sriov.vfs import (
+    NodeVfs,
+    Vf,
+    VfProblem,
+)
 
 from tests.unit.plugins.modules.running import Failed, run_module
 
@@ -40,12 +40,12 @@ OURS = {LABEL_CLUSTER: "rdm"}
 class Card(NodeVfs):
     """One card with a function."""
 
-    def virtual(self, parent: str) -> list[Function]:
+    def virtual(self, parent: str) -> list[Vf]:
         if parent != "ib0":
-            raise FunctionProblem(f"there is no network interface {parent} on this node")
-        return [Function("ib0.0", "ib0", 0)]
+            raise VfProblem(f"there is no network interface {parent} on this node")
+        return [Vf("ib0.0", "ib0", 0)]
 
-    def interface(self, function: Function) -> str:
+    def interface(self, function: Vf) -> str:
         return function.key
 
     def up(self, interface: str) -> None:
@@ -54,7 +54,7 @@ class Card(NodeVfs):
     def is_ethernet(self, interface: str) -> bool:
         return True
 
-    def isolate(self, function: Function, vlan: int, trusted: bool) -> None:
+    def isolate(self, function: Vf, vlan: int, trusted: bool) -> None:
         pass
 
 
@@ -138,7 +138,7 @@ def test_it_is_sent_what_it_lacks_as_it_was(plugin: Plugin, engine: Engine) -> N
     assert names(engine, plugin) == ["ibnet"]
     assert restore(engine, plugin) == (["ibnet"], [])
     [network] = plugin.state.networks.values()
-    assert (network.parents, network.vlan, network.privileged) == (("ib0",), 7, True)
+    assert (network.pfs, network.vlan, network.privileged) == (("ib0",), 7, True)
     assert names(engine, plugin) == []
     assert restore(engine, plugin) == ([], [])
     call_plugin(plugin.socket, "NetworkDriver.CreateEndpoint", body)
@@ -163,7 +163,7 @@ def test_one_of_ours_that_cannot_be_is_refused_and_one_of_others_is_reported(
 def test_gathering_finds_what_the_plugin_lacks_and_that_it_is_dead(plugin: Plugin, engine: Engine) -> None:
     watch: dict[str, Any] = {
         "cluster": "rdm",
-        "functions": [],
+        "vfs": [],
         "config_dirs": [],
         "job_directory": "",
         "system": False,

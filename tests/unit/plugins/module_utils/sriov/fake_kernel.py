@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import Addresses, Links
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import Kernel
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import Addresses, Links
 
 from tests.fixtures.sysfs.build import build
 

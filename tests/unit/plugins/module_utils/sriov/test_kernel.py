@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import functions
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted, next_steps, problems
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import facts, from_fact, to_fact
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import observed_vfs
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import (
+    DesiredPf,
+    next_steps,
+    problems,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import addresses, guid_of
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import bring, evaluate
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import (
+    facts,
+    from_fact,
+    to_fact,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,12 +36,12 @@ def kernel(tmp_path: Path) -> FakeKernel:
     return FakeKernel(tmp_path)
 
 
-def wanted(parent: str, number: int = 4, **more: Any) -> Wanted:
-    policy = "Follow" if parent in INFINIBAND else ""
-    return Wanted(parent, number, addresses(FIRST, 0, number), **{"policy": policy, **more})
+def wanted(pf: str, number: int = 4, **more: Any) -> DesiredPf:
+    policy = "Follow" if pf in INFINIBAND else ""
+    return DesiredPf(pf, number, addresses(FIRST, 0, number), **{"policy": policy, **more})
 
 
-def error_of(kernel: FakeKernel, *several: Wanted) -> str:
+def error_of(kernel: FakeKernel, *several: DesiredPf) -> str:
     """Return why it is refused, and check that nothing was changed."""
     before = list(kernel.log)
     with pytest.raises(NodeError) as refused:
@@ -45,30 +53,30 @@ def error_of(kernel: FakeKernel, *several: Wanted) -> str:
 # --- changes of a card ---
 
 
-@pytest.mark.parametrize("parent", INFINIBAND)
-def test_infiniband_vfs_get_policy_and_guids_and_are_bound_again(kernel: FakeKernel, parent: str) -> None:
-    assert bring(kernel, wanted(parent)) is True
-    found = kernel.read(parent)
+@pytest.mark.parametrize("pf", INFINIBAND)
+def test_infiniband_vfs_get_policy_and_guids_and_are_bound_again(kernel: FakeKernel, pf: str) -> None:
+    assert bring(kernel, wanted(pf)) is True
+    found = kernel.read(pf)
     assert found.number == len(found.vfs) == 4
     for number, vf in enumerate(found.vfs):
         guid = guid_of(addresses(FIRST, 0, 4)[number])
         assert (vf.policy, vf.address, vf.port, vf.driver) == ("Follow", guid, guid, "mlx5_core")
-        assert kernel.interface_address(parent, number) == guid  # which the driver has read
+        assert kernel.interface_address(pf, number) == guid  # which the driver has read
 
 
-@pytest.mark.parametrize("parent", ETHERNET)
-def test_ethernet_vfs_get_what_is_desired(kernel: FakeKernel, parent: str) -> None:
-    assert bring(kernel, wanted(parent, vlan=100, trust=True, spoof_check=False)) is True
-    for number, vf in enumerate(kernel.read(parent).vfs):
+@pytest.mark.parametrize("pf", ETHERNET)
+def test_ethernet_vfs_get_what_is_desired(kernel: FakeKernel, pf: str) -> None:
+    assert bring(kernel, wanted(pf, vlan=100, trust=True, spoof_check=False)) is True
+    for number, vf in enumerate(kernel.read(pf).vfs):
         assert (vf.vlan, vf.trust, vf.spoof_check) == (100, True, False)
-        assert vf.address == kernel.interface_address(parent, number) == addresses(FIRST, 0, 4)[number]
+        assert vf.address == kernel.interface_address(pf, number) == addresses(FIRST, 0, 4)[number]
 
 
 def test_what_is_not_desired_stays(kernel: FakeKernel) -> None:
     kernel.make("0000:52:00.0", 2)
     kernel.ip(["link", "set", "dev", "eth2", "vf", "1", "vlan", "7"])
     kernel.log.clear()
-    assert bring(kernel, Wanted("eth2", 2)) is False
+    assert bring(kernel, DesiredPf("eth2", 2)) is False
     assert kernel.log == []
 
 
@@ -210,8 +218,8 @@ def test_a_vf_that_lost_its_driver_is_bound_though_a_container_has_another(kerne
 def test_vfs_one_of_which_was_unplugged_can_be_taken_away(kernel: FakeKernel) -> None:
     bring(kernel, wanted("ib0"))
     kernel.unplug("ib0", 2)
-    assert bring(kernel, Wanted("ib0", 0)) is True
-    assert bring(kernel, Wanted("ib0", 0)) is False
+    assert bring(kernel, DesiredPf("ib0", 0)) is True
+    assert bring(kernel, DesiredPf("ib0", 0)) is False
 
 
 USES = {
@@ -222,24 +230,24 @@ USES = {
 
 
 @pytest.mark.parametrize("how", USES)
-@pytest.mark.parametrize("parent", ["ib0", "eth2"])
-def test_vfs_that_the_node_itself_uses_stay(kernel: FakeKernel, parent: str, how: str) -> None:
-    bring(kernel, wanted(parent, 2))
-    interface = kernel.use(parent, 1, how)
-    pci = kernel.vf(parent, 1).name
+@pytest.mark.parametrize("pf", ["ib0", "eth2"])
+def test_vfs_that_the_node_itself_uses_stay(kernel: FakeKernel, pf: str, how: str) -> None:
+    bring(kernel, wanted(pf, 2))
+    interface = kernel.use(pf, 1, how)
+    pci = kernel.vf(pf, 1).name
     messages = (
-        f"{parent} cannot be changed (it has 2 VFs, not 4) while the node itself uses VF 1 of {parent} "
+        f"{pf} cannot be changed (it has 2 VFs, not 4) while the node itself uses VF 1 of {pf} "
         f"({pci}), whose interface {interface} {USES[how].format(interface)}: take it out of use on the "
         "node, then run again"
     )
-    assert error_of(kernel, wanted(parent, 4)) == messages
+    assert error_of(kernel, wanted(pf, 4)) == messages
     # Preflight says the same, from facts.
-    fact = to_fact(kernel.read(parent))
-    assert problems(from_fact(fact), wanted(parent, 4)) == [messages]
+    fact = to_fact(kernel.read(pf))
+    assert problems(from_fact(fact), wanted(pf, 4)) == [messages]
     # What needs no new number goes on, but for the driver of that one.
-    settings = {"policy": "Up"} if parent == "ib0" else {"vlan": 9}
-    assert bring(kernel, wanted(parent, 2, **settings)) is True
-    other = wanted(parent, 2)._replace(addresses=addresses("06:5e:91:06:50:00", 0, 2))
+    settings = {"policy": "Up"} if pf == "ib0" else {"vlan": 9}
+    assert bring(kernel, wanted(pf, 2, **settings)) is True
+    other = wanted(pf, 2)._replace(addresses=addresses("06:5e:91:06:50:00", 0, 2))
     assert f"interface {interface}" in error_of(kernel, other)
 
 
@@ -250,8 +258,8 @@ def test_an_address_counts_unless_ipv6_made_it_on_the_link(monkeypatch: pytest.M
         {"ifname": "v1", "addr_info": [{"family": "inet", "local": "10.1.0.5", "prefixlen": 24}]},
         {"ifname": "v2", "addr_info": []},
     ]
-    monkeypatch.setattr(functions, "ip_json", lambda *_words: shown)
-    assert functions.host_addresses() == {"v1": "10.1.0.5/24"}
+    monkeypatch.setattr(observed_vfs, "ip_json", lambda *_words: shown)
+    assert observed_vfs.host_addresses() == {"v1": "10.1.0.5/24"}
 
 
 CHANGES = st.lists(
@@ -270,25 +278,25 @@ CHANGES = st.lists(
     CHANGES,
 )
 def test_any_state_leads_to_the_wanted_one_or_stays(
-    parent: str, before: int, number: int, configured: bool, autoprobe: bool, changes: list[tuple[str, int]]
+    pf: str, before: int, number: int, configured: bool, autoprobe: bool, changes: list[tuple[str, int]]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         kernel = FakeKernel(Path(directory))
-        goal = wanted(parent, number)
+        goal = wanted(pf, number)
         if before and configured:
-            bring(kernel, wanted(parent, before))
+            bring(kernel, wanted(pf, before))
         else:
             kernel.write(
-                f"bus/pci/devices/{kernel.pci(parent)}/sriov_drivers_autoprobe", "1" if autoprobe else "0"
+                f"bus/pci/devices/{kernel.pci(pf)}/sriov_drivers_autoprobe", "1" if autoprobe else "0"
             )
-            kernel.make(kernel.pci(parent), before)
+            kernel.make(kernel.pci(pf), before)
         for what, vf in changes:
-            _happen(kernel, parent, what, vf)
-        found = kernel.read(parent)
+            _happen(kernel, pf, what, vf)
+        found = kernel.read(pf)
         if any(not vf.pci and vf.number < number for vf in found.vfs):
             assert "unplugged by itself" in error_of(kernel, goal)
-            kernel.rediscover(parent)
-            found = kernel.read(parent)
+            kernel.rediscover(pf)
+            found = kernel.read(pf)
         held = any(vf.holder for vf in found.vfs)
         work = bool(next_steps(found, goal))
         binds = all(step.path.endswith("/drivers_probe") for step in next_steps(found, goal))
@@ -298,7 +306,7 @@ def test_any_state_leads_to_the_wanted_one_or_stays(
             return
         assert bring(kernel, goal) is work
         assert held is False or binds
-        after = kernel.read(parent)
+        after = kernel.read(pf)
         assert after.number == number
         assert after.whole
         if work:
@@ -308,22 +316,22 @@ def test_any_state_leads_to_the_wanted_one_or_stays(
         assert kernel.log == []
 
 
-def _happen(kernel: FakeKernel, parent: str, what: str, number: int) -> None:
-    vfs = {vf.number: vf for vf in kernel.read(parent).vfs if vf.pci}
+def _happen(kernel: FakeKernel, pf: str, what: str, number: int) -> None:
+    vfs = {vf.number: vf for vf in kernel.read(pf).vfs if vf.pci}
     if number not in vfs or (what != "unplug" and not vfs[number].interface):
         return
     if what == "hold":
-        kernel.hold(parent, number)
+        kernel.hold(pf, number)
     elif what == "give_away":
-        kernel.give_away(parent, number)
+        kernel.give_away(pf, number)
     elif what == "unbind":
         kernel.unbind(vfs[number].pci)
     elif what == "unplug":
-        kernel.unplug(parent, number)
-    elif parent in ETHERNET:
-        kernel.ip(["link", "set", "dev", parent, "vf", str(number), "mac", "02:00:00:00:00:01"])
-    elif parent == "ib1":
-        kernel.ip(["link", "set", "dev", parent, "vf", str(number), "state", "disable"])
+        kernel.unplug(pf, number)
+    elif pf in ETHERNET:
+        kernel.ip(["link", "set", "dev", pf, "vf", str(number), "mac", "02:00:00:00:00:01"])
+    elif pf == "ib1":
+        kernel.ip(["link", "set", "dev", pf, "vf", str(number), "state", "disable"])
     else:
         kernel.write(f"bus/pci/devices/0000:41:00.0/sriov/{number}/node", "00:00:00:00:00:00:00:01")
 
@@ -332,7 +340,7 @@ def _happen(kernel: FakeKernel, parent: str, what: str, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parent", "number", "message"),
+    ("pf", "number", "message"),
     [
         (
             "ib0",
@@ -353,9 +361,9 @@ def _happen(kernel: FakeKernel, parent: str, what: str, number: int) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(
-    kernel: FakeKernel, parent: str, number: int, message: str
+    kernel: FakeKernel, pf: str, number: int, message: str
 ) -> None:
-    text = error_of(kernel, Wanted(parent, number))
+    text = error_of(kernel, DesiredPf(pf, number))
     assert text.startswith(message)
     assert ". " not in text
 
@@ -396,7 +404,7 @@ def test_infiniband_settings_are_refused_on_ethernet_and_the_other_way(kernel: F
     assert "ib0 is InfiniBand, whose VFs have no VLAN or trust" in error_of(
         kernel, wanted("ib0", vlan=1, trust=False)
     )
-    guid = Wanted("eth1", 1, ["06:5e:91:ff:fe:06:40:00"])
+    guid = DesiredPf("eth1", 1, ["06:5e:91:ff:fe:06:40:00"])
     assert "eth1 is Ethernet, and 06:5e:91:ff:fe:06:40:00 is a GUID" in error_of(kernel, guid)
 
 
@@ -410,7 +418,7 @@ def test_a_driver_that_shows_neither_policy_nor_guids_is_refused(kernel: FakeKer
 
 def test_too_few_addresses_are_refused(kernel: FakeKernel) -> None:
     assert "ib0 is to have 2 VFs, and there are addresses for 1" in error_of(
-        kernel, Wanted("ib0", 2, addresses(FIRST, 0, 1))
+        kernel, DesiredPf("ib0", 2, addresses(FIRST, 0, 1))
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base import shell_files
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerError
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import DesiredPf
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import bring
 from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
 
@@ -77,7 +77,7 @@ def watch(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     archive.write_bytes(b"layers")
     return {
         "cluster": "rdm",
-        "functions": [],
+        "vfs": [],
         "config_dirs": [str(home)],
         "job_directory": str(tmp_path),
         "system": True,
@@ -258,6 +258,7 @@ def kept(watch: dict[str, Any], home: Path) -> dict[str, Any]:
 def test_the_file_of_the_release_before_is_read_and_replaced(home: Path, watch: dict[str, Any]) -> None:
     last = kept(watch, home)
     former = (home / state_file.FILE_NAME).rename(home / state_file.FORMER_NAME)
+    former.write_text(former.read_text(encoding="utf-8").replace('"vfs"', '"functions"'), encoding="utf-8")
     assert state_file.read(str(home)) == last
     (home / "cluster").write_text("rdm\n", encoding="utf-8")
     params = {"directory": str(home), "inputs": INPUTS, "watch": watch, "hardware": "", "worked": []}
@@ -405,8 +406,8 @@ def test_virtual_functions_that_somebody_changes_are_work(
     watch: dict[str, Any], tmp_path: Path, meddle: Meddle, message: str
 ) -> None:
     kernel = FakeKernel(tmp_path / "node")
-    bring(kernel, Wanted("ib0", 4, GUIDS, "Follow"))
-    watch["functions"] = [["ib0", ["address", "policy"]]]
+    bring(kernel, DesiredPf("ib0", 4, GUIDS, "Follow"))
+    watch["vfs"] = [["ib0", ["address", "policy"]]]
     before = see(watch, Engine(), kernel.root)
     assert state_file.drift(before, see(watch, Engine(), kernel.root)) == {}
     meddle(kernel)

@@ -611,7 +611,7 @@ def test_a_vlan_on_infiniband_and_a_partition_on_ethernet_are_refused() -> None:
 def test_one_function_under_two_names_is_refused() -> None:
     twice = ["ib0", "0000:41:00.0"]
     assert problems(report(sriov=[function()]), **FOUR, sriov_vf_pfs=twice) == [
-        "0000:41:00.0 is the same function as ib0: name it once"
+        "0000:41:00.0 is the same PCI function as ib0: name it once"
     ]
 
 

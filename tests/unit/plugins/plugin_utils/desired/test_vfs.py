@@ -21,7 +21,7 @@ NONE: dict[str, Any] = {
     "firmware_vfs": 0,
     "kernel_parameters": False,
     "socket": "",
-    "function_devices": False,
+    "vf_devices": False,
 }
 PLANNED, OWN = "06:5e:91:06:40:00", "02:00:00:00:10:00"
 
@@ -53,7 +53,7 @@ def made(planned_mac: str = PLANNED, **given: Any) -> DesiredVfs:
         ),
         (
             {"plugin": "rdm-sriov", "sriov_socket": "/x.sock"},
-            {"parents": ["ib0"], "vfs": 1, "socket": "/x.sock", "function_devices": True},
+            {"parents": ["ib0"], "vfs": 1, "socket": "/x.sock", "vf_devices": True},
         ),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base import programs
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import iommu
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import functions, pf
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import observed_vfs, pf
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import devices as device_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import ports as port_checks
@@ -26,9 +26,9 @@ from tests.unit.plugins.node_reports import report
 
 PF = "sys/bus/pci/devices/0000:41:00.0"
 CHECKS = (
-    sriov_checks.functions,
+    sriov_checks.vfs,
     sriov_checks.link_layer,
-    sriov_checks.shared_functions,
+    sriov_checks.shared_pci_functions,
     sriov_checks.iommu,
     port_checks.ports,
     port_checks.virtual_ports,
@@ -434,7 +434,7 @@ def test_so_does_one_of_the_kernels_own_driver(node: Node, monkeypatch: pytest.M
         {"vf": number, "node guid": "02:00:00:00:00:00:00:01", "link_state": state}
         for number, state in enumerate(("auto", "disable"))
     ]
-    monkeypatch.setattr(functions, "vf_links", lambda: {"ib0": dict(enumerate(links))})
+    monkeypatch.setattr(observed_vfs, "vf_links", lambda: {"ib0": dict(enumerate(links))})
     assert node.findings() == ([], [])
     for device in ("mlx5_1", "mlx5_2"):
         port(node, device, state="1: DOWN")

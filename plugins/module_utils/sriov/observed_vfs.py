@@ -40,7 +40,7 @@ _INFINIBAND = "32"  # of /sys/class/net/*/type
 _GIVEN_AWAY = ("vfio", "uio", "pci-stub", "pciback")
 
 
-class Virtual(NamedTuple):
+class Vf(NamedTuple):
     """A VF.
 
     Attributes:
@@ -82,7 +82,7 @@ class Virtual(NamedTuple):
         return self.driver if self.driver.startswith(_GIVEN_AWAY) else CONTAINER
 
 
-class Physical(NamedTuple):
+class Pf(NamedTuple):
     """A PF.
 
     Attributes:
@@ -105,10 +105,10 @@ class Physical(NamedTuple):
     number: int
     autoprobe: Optional[bool]
     bond: str
-    vfs: Tuple[Virtual, ...]
+    vfs: Tuple[Vf, ...]
 
     @property
-    def there(self) -> Tuple[Virtual, ...]:
+    def there(self) -> Tuple[Vf, ...]:
         """The VFs that have not vanished."""
         return tuple(vf for vf in self.vfs if vf.pci)
 
@@ -118,13 +118,13 @@ class Physical(NamedTuple):
         return len(self.there) == self.number
 
 
-def physical(
-    parent: str, root: str = "/sys", links: Optional[Links] = None, addresses: Optional[Addresses] = None
-) -> Physical:
+def read_pf(
+    pf: str, root: str = "/sys", links: Optional[Links] = None, addresses: Optional[Addresses] = None
+) -> Pf:
     """Return a PF.
 
     Args:
-        parent: its network interface, or its PCI address.
+        pf: its network interface, or its PCI address.
         root: where sysfs is.
         links: the result of :func:`vf_links`; None to query.
         addresses: the result of :func:`host_addresses`; None to query.
@@ -132,16 +132,16 @@ def physical(
     Raises:
         NodeError: there is no such interface or PCI device, or it is not a PF.
     """
-    device = _device(parent, root)
+    device = _device(pf, root)
     pci = os.path.basename(device)
-    name = parent if not _PCI_ADDRESS.fullmatch(parent) else _interface(device, root)
+    name = pf if not _PCI_ADDRESS.fullmatch(pf) else _interface(device, root)
     infiniband = is_infiniband(name, root)
     shown = (vf_links() if links is None else links).get(name, {})
     numbers = sorted(int(found.group(1)) for found in map(_VIRTFN.fullmatch, files.entries(device)) if found)
     given = (host_addresses() if numbers else {}) if addresses is None else addresses
     total = files.read(device, "sriov_totalvfs")
     bond = files.link(root, "class/net", name, "master")
-    return Physical(
+    return Pf(
         name=name or pci,
         pci=pci,
         driver=files.link(device, "driver"),
@@ -150,26 +150,26 @@ def physical(
         number=files.number(device, "sriov_numvfs"),
         autoprobe={"0": False, "1": True}.get(files.read(device, "sriov_drivers_autoprobe")),
         bond=bond if os.path.isdir(os.path.join(root, "class/net", bond or "-", "bonding")) else "",
-        vfs=tuple(_virtual(device, number, infiniband, shown.get(number, {}), given) for number in numbers),
+        vfs=tuple(_read_vf(device, number, infiniband, shown.get(number, {}), given) for number in numbers),
     )
 
 
-def device_of(parent: str, root: str = "/sys") -> Tuple[str, str]:
+def device_of(pf: str, root: str = "/sys") -> Tuple[str, str]:
     """Return an interface and the directory of its PCI function.
 
     Args:
-        parent: the interface, or the PCI address.
+        pf: the interface, or the PCI address.
         root: where sysfs is.
 
     Returns:
         The interface, or the PCI address of a function without one; and the directory, which does not exist
         for a virtual interface. Two empty strings if there is no such interface.
     """
-    if _PCI_ADDRESS.fullmatch(parent):
-        device = os.path.join(root, PCI_DEVICES, parent)
-        return (_interface(device, root) or parent, device) if os.path.isdir(device) else ("", "")
-    there = bool(parent) and os.path.exists(os.path.join(root, "class/net", parent))
-    return (parent, os.path.join(root, "class/net", parent, "device")) if there else ("", "")
+    if _PCI_ADDRESS.fullmatch(pf):
+        device = os.path.join(root, PCI_DEVICES, pf)
+        return (_interface(device, root) or pf, device) if os.path.isdir(device) else ("", "")
+    there = bool(pf) and os.path.exists(os.path.join(root, "class/net", pf))
+    return (pf, os.path.join(root, "class/net", pf, "device")) if there else ("", "")
 
 
 def facts(root: str = "/sys") -> List[Dict[str, Any]]:
@@ -187,10 +187,10 @@ def facts(root: str = "/sys") -> List[Dict[str, Any]]:
         name for name in names.values() if files.number(root, "class/net", name, "device/sriov_numvfs")
     ]
     links, given = (vf_links(), host_addresses()) if has_vfs else ({}, {})
-    return [to_fact(physical(name, root, links, given)) for name in sorted(names.values(), key=files.natural)]
+    return [to_fact(read_pf(name, root, links, given)) for name in sorted(names.values(), key=files.natural)]
 
 
-def to_fact(found: Physical) -> Dict[str, Any]:
+def to_fact(found: Pf) -> Dict[str, Any]:
     """Return a PF in the form of facts."""
     return {
         "pf": found.name,
@@ -208,17 +208,17 @@ def to_fact(found: Physical) -> Dict[str, Any]:
     }
 
 
-def from_fact(fact: Mapping[str, Any]) -> Physical:
+def from_fact(fact: Mapping[str, Any]) -> Pf:
     """Return the PF from its form in facts."""
     vfs = tuple(
-        Virtual(
+        Vf(
             number=one["index"],
             interface=one["netdev"],
             **{key: value for key, value in one.items() if key not in ("index", "netdev")},
         )
         for one in fact["vfs"]
     )
-    return Physical(
+    return Pf(
         name=fact["pf"],
         pci=fact["pci"],
         driver=fact["driver"],
@@ -261,12 +261,12 @@ def host_addresses() -> Addresses:
     return found
 
 
-def _virtual(
+def _read_vf(
     device: str, number: int, infiniband: bool, shown: Mapping[str, Any], addresses: Addresses
-) -> Virtual:
+) -> Vf:
     entry = os.path.join(device, "virtfn{0}".format(number))
     interface = partitions.free(entry)
-    found = Virtual(
+    found = Vf(
         number=number,
         pci=files.link(entry),
         driver=files.link(entry, "driver"),
@@ -319,21 +319,21 @@ def _address(text: str) -> str:
         return ""
 
 
-def _device(parent: str, root: str) -> str:
+def _device(pf: str, root: str) -> str:
     """Return the directory of a PF."""
-    if _PCI_ADDRESS.fullmatch(parent):
-        device = os.path.join(root, PCI_DEVICES, parent)
+    if _PCI_ADDRESS.fullmatch(pf):
+        device = os.path.join(root, PCI_DEVICES, pf)
         missing = "there is no PCI device {0} on this node"
     else:
-        device = os.path.join(root, "class/net", parent, "device")
+        device = os.path.join(root, "class/net", pf, "device")
         missing = "there is no network interface {0} on this node: see that its driver is loaded"
-        if parent and os.path.isdir(os.path.join(root, "class/net", parent)):
+        if pf and os.path.isdir(os.path.join(root, "class/net", pf)):
             missing = "{0} is no interface of a PCI device, so it has no virtual functions"
-            if _is_child(parent, root):
+            if _is_child(pf, root):
                 missing = "{0} is a partition's interface on a physical function: name that one"
                 device = ""
     if not device or not os.path.isdir(device):
-        raise NodeError(missing.format(parent))
+        raise NodeError(missing.format(pf))
     return os.path.realpath(device)
 
 
@@ -355,5 +355,5 @@ def is_infiniband(name: str, root: str = "/sys") -> bool:
     )
 
 
-def _without(vf: Virtual, *left_out: str) -> Dict[str, Any]:
+def _without(vf: Vf, *left_out: str) -> Dict[str, Any]:
     return {key: value for key, value in vf._asdict().items() if key not in left_out}

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.rdm_sriov.functions import (
-    Function,
-    FunctionProblem,
+from ansible_collections.rdm.provision.rdm_sriov.vfs import (
     NodeVfs,
+    Vf,
+    VfProblem,
 )
 
 
@@ -44,9 +44,9 @@ def physical(root: Path, name: str, pci: str, virtual: dict[int, str], total: in
 def test_virtual_functions_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     physical(tmp_path, "ib0", "0000:3b:00.0", {10: "0000:3b:01.4", 2: "0000:3b:00.4", 0: "0000:3b:00.2"})
     assert NodeVfs(str(tmp_path)).virtual("ib0") == [
-        Function("0000:3b:00.2", "ib0", 0),
-        Function("0000:3b:00.4", "ib0", 2),
-        Function("0000:3b:01.4", "ib0", 10),
+        Vf("0000:3b:00.2", "ib0", 0),
+        Vf("0000:3b:00.4", "ib0", 2),
+        Vf("0000:3b:01.4", "ib0", 10),
     ]
 
 
@@ -64,7 +64,7 @@ def test_a_function_without_a_driver_is_idle_and_one_in_a_container_is_not(tmp_p
     (tmp_path / "bus/pci/devices/0000:3b:00.3/driver").symlink_to(tmp_path)
     functions = NodeVfs(str(tmp_path))
     assert [functions.is_idle(one) for one in functions.virtual("ib0")] == [True, False]
-    assert not functions.is_idle(Function("veth1", "veth1", -1)), "what is no PCI device has none"
+    assert not functions.is_idle(Vf("veth1", "veth1", -1)), "what is no PCI device has none"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_who_has_no_vfs_gets_the_reason(tmp_path: Path, name: str, words: str) -
     physical(tmp_path, "ib0", "0000:3b:00.0", {})
     interface(tmp_path, "eth0", "0000:01:00.0")
     interface(tmp_path, "bond0", "")
-    with pytest.raises(FunctionProblem, match=words):
+    with pytest.raises(VfProblem, match=words):
         NodeVfs(str(tmp_path)).virtual(name)
 
 
@@ -88,10 +88,10 @@ def test_what_is_handed_on_whole_is_known_by_its_address_where_it_has_one(tmp_pa
     interface(tmp_path, "ib1", "0000:5e:00.0")
     interface(tmp_path, "bond0", "")
     functions = NodeVfs(str(tmp_path))
-    assert functions.whole("ib1") == Function("0000:5e:00.0", "ib1", -1)
-    assert functions.whole("bond0") == Function("bond0", "bond0", -1)
+    assert functions.whole("ib1") == Vf("0000:5e:00.0", "ib1", -1)
+    assert functions.whole("bond0") == Vf("bond0", "bond0", -1)
     assert functions.interface(functions.whole("bond0")) == "bond0"
-    with pytest.raises(FunctionProblem, match="ib9"):
+    with pytest.raises(VfProblem, match="ib9"):
         functions.whole("ib9")
 
 
@@ -103,7 +103,7 @@ def test_infiniband_is_no_ethernet(tmp_path: Path) -> None:
 
 
 def test_the_commands_kernel_words_become_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FunctionProblem, match="no-such-link"):
+    with pytest.raises(VfProblem, match="no-such-link"):
         NodeVfs(str(tmp_path)).up("no-such-link")
 
 
@@ -118,7 +118,7 @@ class Card(NodeVfs):
     def _ip(self, words: Sequence[str]) -> str:  # type: ignore[override]
         self.commands.append(" ".join(words))
         if "-j" in words and not self.shown:
-            raise FunctionProblem("ip -j: not supported")
+            raise VfProblem("ip -j: not supported")
         return self.shown if "-j" in words else ""
 
 
@@ -141,13 +141,13 @@ def test_a_card_that_knows_no_address_of_a_function_learns_it_before_it_checks_s
     physical(tmp_path, "eth0", "0000:3b:00.0", {1: "0000:3b:00.3"})
     interface(tmp_path, "eth0v1", "0000:3b:00.3")
     card = Card(tmp_path, json.dumps([{"ifname": "eth0", "vfinfo_list": shown}]))
-    function = Function("0000:3b:00.3", "eth0", 1)
-    card.isolate(function, 0, trusted=False)
+    vf = Vf("0000:3b:00.3", "eth0", 1)
+    card.isolate(vf, 0, trusted=False)
     # The kernel takes the address first of one command's settings (do_setvfinfo).
     mac = "mac 02:00:00:00:00:03 " if sets_mac else ""
     assert card.commands[1:] == [f"link set dev eth0 vf 1 {mac}{WITHOUT_RIGHTS}"]
     card.commands.clear()
-    card.isolate(function, 7, trusted=True)
+    card.isolate(vf, 7, trusted=True)
     assert card.commands == ["link set dev eth0 vf 1 vlan 7 trust on spoofchk off"]
 
 
@@ -155,7 +155,7 @@ def test_a_command_that_shows_no_functions_changes_nothing(tmp_path: Path) -> No
     physical(tmp_path, "eth0", "0000:3b:00.0", {1: "0000:3b:00.3"})
     for shown in ("", "[null]", "nonsense", "{}"):
         card = Card(tmp_path, shown)
-        card.isolate(Function("0000:3b:00.3", "eth0", 1), 0, trusted=False)
+        card.isolate(Vf("0000:3b:00.3", "eth0", 1), 0, trusted=False)
         assert card.commands[1:] == [f"link set dev eth0 vf 1 {WITHOUT_RIGHTS}"]
 
 
@@ -169,16 +169,16 @@ class Refusing(Card):
     def _ip(self, words: Sequence[str]) -> str:  # type: ignore[override]
         shown = super()._ip(words)
         if set(self.unknown) & set(words):
-            raise FunctionProblem("ip: RTNETLINK answers: Operation not supported")
+            raise VfProblem("ip: RTNETLINK answers: Operation not supported")
         return shown
 
 
 def test_a_card_that_knows_no_vlans_is_good_for_a_network_without_one(tmp_path: Path) -> None:
     physical(tmp_path, "eth0", "0000:3b:00.0", {1: "0000:3b:00.3"})
-    function = Function("0000:3b:00.3", "eth0", 1)
+    vf = Vf("0000:3b:00.3", "eth0", 1)
     card = Refusing(tmp_path, "vlan", "trust")
-    card.isolate(function, 0, trusted=False)
+    card.isolate(vf, 0, trusted=False)
     known = ("vlan 0", "trust off", "spoofchk on")
     assert card.commands[-3:] == [f"link set dev eth0 vf 1 {one}" for one in known]
-    with pytest.raises(FunctionProblem, match="not supported"):
-        card.isolate(function, 100, trusted=False)
+    with pytest.raises(VfProblem, match="not supported"):
+        card.isolate(vf, 100, trusted=False)
