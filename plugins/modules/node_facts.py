@@ -9,7 +9,7 @@ module: node_facts
 short_description: Read everything about a node that the plan needs
 description:
   - Returns interfaces, routes, the Docker Engine with its networks, containers and images, GPUs, InfiniBand
-    devices, SR-IOV functions, limits, disk space and the operating system.
+    devices, PFs and VFs of SR-IOV, limits, disk space and the operating system.
   - Reads files. Of the vendor's tools it runs, for O(sriov), C(sminfo), and C(mstconfig) or C(mlxconfig)
     where an adapter offers too few VFs.
   - What cannot be read is empty in the result and named in its findings.
@@ -82,7 +82,8 @@ options:
       - Without it no interface is examined closely.
     type: dict
     suboptions:
-      parents:
+      interfaces:
+        aliases: [parents]
         description: Names of the interfaces.
         type: list
         elements: str
@@ -283,7 +284,7 @@ node:
         - C(ofed), whether the drivers are those of MLNX_OFED or DOCA-OFED.
       type: dict
       sample: {netns_mode: shared, ofed: false}
-    parents:
+    fabric_interfaces:
       description:
         - The interfaces of O(sriov) that exist, with C(name), C(pci), C(driver), C(vendor), C(total_vfs),
           C(num_vfs), C(virtual), C(bond), C(iommu), C(children), C(siblings) and C(infiniband).
@@ -423,7 +424,15 @@ ARGUMENT_SPEC = {
     "sriov": {
         "type": "dict",
         "options": {
-            "parents": {"type": "list", "elements": "str", "default": []},
+            "interfaces": {
+                "type": "list",
+                "elements": "str",
+                "default": [],
+                "aliases": ["parents"],
+                "deprecated_aliases": [
+                    {"name": "parents", "version": "0.8.0", "collection_name": "rdm.provision"}
+                ],
+            },
             "vfs": {"type": "int", "default": 0},
             "firmware_vfs": {"type": "int", "default": 0},
             "socket": {"type": "str", "default": ""},
@@ -522,9 +531,9 @@ def node_facts(
         otherwise={"systemd": False, "unit": False, "cluster": "", "socket": "", "served_by": ""},
     )
     found["hardware"] = _hardware_digest(found, bool((sriov or {}).get("vf_devices")))
-    found.update(_parents(findings, found["infiniband"], sysfs_root, sriov or {}))
+    found.update(_fabric_interfaces(findings, found["infiniband"], sysfs_root, sriov or {}))
     found["work"] = _work(found, state_file_directory, inputs or {}, key_digests or {}, sysfs_root)
-    unready = pf.unready(found["parents"], found["boot"], sriov or {})
+    unready = pf.unready(found["fabric_interfaces"], found["boot"], sriov or {})
     if unready and "sriov" in (inputs or {}):
         found["work"].setdefault("sriov", []).extend(unready)
     found.update(_mirrors(found, mirrors or [], bool(inputs)))
@@ -727,31 +736,31 @@ def _hardware_digest(found: NodeFacts, vf_devices: bool) -> str:
     return state_file.digest([container_spec(found, one) for one in ACCELERATORS])
 
 
-def _parents(
+def _fabric_interfaces(
     findings: Findings, infiniband: list[RdmaDevice], sysfs_root: str, wanted: dict[str, Any]
 ) -> NodeFacts:
     rails: dict[str, int] = {}
-    for rail, named in enumerate(wanted.get("parents") or []):
+    for rail, named in enumerate(wanted.get("interfaces") or []):
         # The plan refuses a function that is named twice, by interface and by PCI address.
         rails.setdefault(observed_vfs.device_of(named, sysfs_root)[0], rail)
-    parents = []
+    examined = []
     for name, rail in rails.items():
         if not name:
             continue
-        one = findings.guard(name, pf.parent, name, sysfs_root, otherwise=None)
+        one = findings.guard(name, pf.fabric_interface, name, sysfs_root, otherwise=None)
         if one is None:
             continue
         one["rail"] = rail
         needs_firmware = pf.firmware_needed(one, wanted.get("vfs") or 0)
         one["firmware"] = rdma_tools.firmware_settings(one["pci"]) if needs_firmware else {}
         one["subnet_manager"] = pf.subnet_manager(name, infiniband)
-        parents.append(one)
+        examined.append(one)
     line = host.read_text("/proc/cmdline") if wanted.get("vfs") else ""
-    booted = wanted.get("vfs") and any(one["pci"] for one in parents)
+    booted = wanted.get("vfs") and any(one["pci"] for one in examined)
     return {
         "rdma": pf.rdma(sysfs_root) if infiniband else {},
-        "parents": parents,
-        # A missing driver may be why a parent is missing.
+        "fabric_interfaces": examined,
+        # A missing driver may be why an interface is missing.
         "driverless": findings.guard("driverless", pf.driverless, sysfs_root, otherwise=[])
         if "" in rails
         else [],

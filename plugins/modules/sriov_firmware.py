@@ -98,7 +98,7 @@ def adapters(pfs: List[str], root: str) -> List[Dict[str, Any]]:
     for name in pfs:
         if not device_of(name, root)[0]:
             raise ProgramProblem("{0} is neither an interface nor a PCI device of the node".format(name))
-        one = pf.parent(name, root)
+        one = pf.fabric_interface(name, root)
         if one["vendor"] != pf.MELLANOX or one["virtual"]:
             continue
         settings = rdma_tools.firmware_settings(one["pci"])

@@ -339,9 +339,9 @@ def wanted_of(params: Dict[str, Any]) -> List[DesiredPf]:
             listed[pf] = [normal(str(one)) for one in given]
     except (TypeError, ValueError) as error:
         raise NodeError("an address, {0}, {1}".format(given, error)) from None
-    same = {name: params[name] for name in ("number", "policy", "vlan", "trust", "spoof_check")}
+    settings = (params["policy"], params["vlan"], params["trust"], params["spoof_check"])
     try:
-        return DesiredVfs(pfs=params["pfs"], first_mac=first_mac, addresses=listed, **same).of_pfs()
+        return DesiredVfs(params["pfs"], params["number"], first_mac, listed, *settings).of_pfs()
     except ValueError as error:
         raise NodeError(str(error)) from None
 

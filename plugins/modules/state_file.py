@@ -39,7 +39,7 @@ options:
   watch:
     description:
       - What to check besides what carries the cluster's label.
-      - C(cluster), C(functions), C(config_dirs), C(job_directory), C(system), C(images), C(archives),
+      - C(cluster), C(vfs), C(config_dirs), C(job_directory), C(system), C(images), C(archives),
         C(users), C(paths), C(plugin).
     type: dict
     required: true

@@ -225,7 +225,7 @@ class Card(FakeKernel):
 
     def preflight(self, node: Node, number: int) -> list[str]:
         """Return the problems with this number of VFs on the node."""
-        wanted = {"parents": [self.name], "vfs": max(1, number)}
+        wanted = {"interfaces": [self.name], "vfs": max(1, number)}
         facts: Any = node_facts(str(self.sys), "/dev", node.engine.socket, sriov=wanted)
         for network in facts["docker"]["networks"]:
             if network["driver"] == node.socket.stem:

@@ -286,7 +286,7 @@ class SubnetManager(TypedDict, total=False):
     text: str
 
 
-class Parent(TypedDict, total=False):
+class FabricInterface(TypedDict, total=False):
     """An interface below a container network."""
 
     name: str
@@ -380,7 +380,7 @@ class NodeFacts(TypedDict, total=False):
     infiniband: List[RdmaDevice]
     sriov: List[Pf]
     rdma: Rdma
-    parents: List[Parent]
+    fabric_interfaces: List[FabricInterface]
     driverless: List[str]
     boot: Boot
     opensm: Opensm

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Facts of the parent interfaces of a container network, as VFs and RDMA need them.
+"""Facts of the interfaces of container networks, as VFs and RDMA need them.
 
 Sources: the kernel's Documentation/ABI (sysfs-bus-pci, sysfs-class-net, sysfs-class-infiniband,
 sysfs-kernel-iommu_groups); drivers/infiniband/ulp/ipoib for `parent` and `pkey` of IPoIB interfaces.
@@ -15,8 +15,8 @@ from typing import Any, Dict, List, Mapping
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.facts import (
     Boot,
+    FabricInterface,
     Opensm,
-    Parent,
     Rdma,
     RdmaDevice,
 )
@@ -38,7 +38,7 @@ _NETWORK_CLASS = "0x02"  # PCI_BASE_CLASS_NETWORK of linux/pci_ids.h, Ethernet a
 _SM_CONFIGURATIONS = ("/etc/opensm/opensm.conf", "/etc/rdma/opensm.conf")
 
 
-def parent(name: str, root: str = "/sys") -> Parent:
+def fabric_interface(name: str, root: str = "/sys") -> FabricInterface:
     """Return the facts of an interface, given its name or the PCI address of its function.
 
     Returns:
@@ -86,7 +86,7 @@ def driverless(root: str = "/sys") -> List[str]:
     return found
 
 
-def firmware_needed(found: Parent, vfs: int) -> bool:
+def firmware_needed(found: FabricInterface, vfs: int) -> bool:
     """Return whether a PF offers too few VFs, and its firmware settings may explain it."""
     return found["vendor"] == MELLANOX and not found["virtual"] and found["total_vfs"] < vfs
 
@@ -114,17 +114,17 @@ def subnet_manager(name: str, infiniband: List[RdmaDevice]) -> Dict[str, str]:
     return rdma_tools.subnet_manager(port["device"], port["port"])
 
 
-def unready(parents: List[Parent], booted: Boot, wanted: Mapping[str, Any]) -> List[str]:
+def unready(interfaces: List[FabricInterface], booted: Boot, wanted: Mapping[str, Any]) -> List[str]:
     """Return what the role sriov still has to prepare for VFs, in sentences.
 
     Args:
-        parents: the results of :func:`parent`.
+        interfaces: the results of :func:`fabric_interface`.
         booted: the result of :func:`iommu.read`.
         wanted: the option `sriov` of node_facts.
     """
     found = [
         "{0[name]} offers {0[total_vfs]} of {1} VFs".format(one, wanted["vfs"])
-        for one in parents
+        for one in interfaces
         if wanted.get("firmware_vfs") and firmware_needed(one, wanted["vfs"])
     ]
     lacking = missing_parameters(booted) if wanted.get("kernel_parameters") else []

@@ -124,7 +124,7 @@ def _unfit(want: DesiredState, interface: Mapping[str, Any], facts: ObservedStat
     if len(str(interface["mac"]).split(":")) == _INFINIBAND_ADDRESS:
         hint = "set network_driver: sriov, or choose an Ethernet interface"
         return f"is InfiniBand, and the kernel puts {want.network_driver} on Ethernet only", hint
-    ports = {one["name"]: one["bond"] for one in facts["parents"]}
+    ports = {one["name"]: one["bond"] for one in facts["fabric_interfaces"]}
     if ports.get(name) not in (None, "", name):
         bond = ports[name]
         return f"is a port of the bond {bond}, which has all that arrives there", f"set it to {bond}"
@@ -182,9 +182,9 @@ def _stay_out(want: DesiredState, facts: ObservedState) -> list[Problem]:
     value = "the mode exclusive of RDMA devices in network namespaces"
     shared = f"{SHARED}, and options ib_core netns_mode=1 in /etc/modprobe.d for the next boot"
     if not want.vf_devices:
-        reason = "keeps them from every container: rdm-sriov alone moves one there, its function's"
+        reason = "keeps them from every container: rdm-sriov alone moves one there, its VF's"
         return [Problem(want.node, value, reason, shared)]
-    infiniband = [one["name"] for one in facts["parents"] if one["infiniband"]]
+    infiniband = [one["name"] for one in facts["fabric_interfaces"] if one["infiniband"]]
     if infiniband:
         reason = (
             f"keeps those of {names(infiniband)} from every container: when an InfiniBand device moves to "

@@ -91,13 +91,13 @@ def _traits(facts: ObservedState) -> Iterator[Seen]:
     """Yield the traits of one node."""
     infiniband = facts["infiniband"]
     devices = {device["name"]: device for device in infiniband}
-    parents = facts["parents"]
-    for parent in parents:
-        rail = parent["rail"]
-        port = port_of(parent["name"], infiniband)
+    interfaces = facts["fabric_interfaces"]
+    for interface in interfaces:
+        rail = interface["rail"]
+        port = port_of(interface["name"], infiniband)
         if not port["device"]:
             continue
-        name, device = parent["name"], devices[port["device"]]
+        name, device = interface["name"], devices[port["device"]]
         pci = device["pci"]
         # A port that is down has the lowest rate, and another check reports it.
         if port["state"] == "ACTIVE" and port["rate"]:
@@ -137,7 +137,7 @@ def _traits(facts: ObservedState) -> Iterator[Seen]:
                 f"install the same on all (ofed_info -s, modinfo {device['driver']})",
             )
     mode = facts["rdma"].get("netns_mode")
-    if parents and mode:
+    if interfaces and mode:
         yield Seen(
             Trait("driver", "mode of RDMA devices in network namespaces"),
             mode,

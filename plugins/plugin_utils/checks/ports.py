@@ -22,7 +22,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 def ports(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn of ports that are not active; for the networks' PFs, say why."""
     infiniband = facts["infiniband"]
-    below = {one["name"] for one in facts["parents"]}
+    below = {one["name"] for one in facts["fabric_interfaces"]}
     idle = [
         f"port {port['port']} of {device['name']} ({port['state']}, {port['physical_state']})"
         for device in infiniband
@@ -32,31 +32,31 @@ def ports(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     ]
     if idle:
         findings.warn(want.node, f"not active: {', '.join(idle)}.")
-    for parent in facts["parents"]:
-        port = port_of(parent["name"], infiniband)
+    for interface in facts["fabric_interfaces"]:
+        port = port_of(interface["name"], infiniband)
         if port["device"]:
-            findings.warnings.extend(_port(want, parent, port))
+            findings.warnings.extend(_port(want, interface, port))
 
 
 def virtual_ports(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Warn of VFs whose InfiniBand ports are down while the PF's port is active."""
     infiniband = facts["infiniband"]
-    for parent in facts["parents"]:
-        port = port_of(parent["name"], infiniband)
-        down = _down(facts, parent["name"]) if port.get("state") == "ACTIVE" else []
+    for interface in facts["fabric_interfaces"]:
+        port = port_of(interface["name"], infiniband)
+        down = _down(facts, interface["name"]) if port.get("state") == "ACTIVE" else []
         if not down or port["link_layer"] != "InfiniBand":
             continue
         which = (
-            f"the ports of VFs {names(map(str, down))} of {parent['name']} are down, and its own is active"
+            f"the ports of VFs {names(map(str, down))} of {interface['name']} are down, and its own is active"
         )
         kept = [
             vf
-            for vf in _vfs(facts, parent["name"])
+            for vf in _vfs(facts, interface["name"])
             if vf["index"] in down and vf["policy"] not in ("", "Follow")
         ]
         if kept:
-            findings.warnings.append(_unfollowing(want, parent["name"], which, kept))
-        elif len(down) == _count(facts, parent["name"]):
+            findings.warnings.append(_unfollowing(want, interface["name"], which, kept))
+        elif len(down) == _count(facts, interface["name"]):
             lid = port["sm_lid"]
             findings.warnings.append(
                 Problem(
@@ -96,10 +96,10 @@ def opensm(want: DesiredState, facts: ObservedState, findings: Findings) -> None
         )
 
 
-def _port(want: DesiredState, parent: Mapping[str, Any], port: Mapping[str, Any]) -> Iterator[Problem]:
-    at = f"port {port['port']} of {port['device']} ({parent['name']})"
+def _port(want: DesiredState, interface: Mapping[str, Any], port: Mapping[str, Any]) -> Iterator[Problem]:
+    at = f"port {port['port']} of {port['device']} ({interface['name']})"
     query = f"sminfo -C {port['device']} -P {port['port']}"
-    answer = parent["subnet_manager"]
+    answer = interface["subnet_manager"]
     if port["state"] != "ACTIVE" and port["physical_state"] != "LinkUp":
         reason = f"{at} is {port['state']}, {port['physical_state']}: nobody at the other end"
         hint = f"check the cable and the switch's port (ibstat {port['device']}, ibportstate, mlxlink)"
@@ -109,7 +109,7 @@ def _port(want: DesiredState, parent: Mapping[str, Any], port: Mapping[str, Any]
         hint = f"start one on a host of the subnet (systemctl start opensm), or the switch's own; {query}"
         yield Problem(want.node, "subnet manager:", reason, hint)
     elif port["state"] != "ACTIVE":
-        yield Problem(want.node, "link:", f"{at} is {port['state']}", f"ip link set {parent['name']} up")
+        yield Problem(want.node, "link:", f"{at} is {port['state']}", f"ip link set {interface['name']} up")
     elif answer.get("answer") == "no":
         reason = (
             f"{at} is active, and that with LID {port['sm_lid']} answers no more ({answer['text']}): what "

@@ -37,7 +37,7 @@ _HAVE_VFS = ("running", "paused")
 def vfs(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Refuse VFs that a PF cannot have, before any node gets VFs."""
     reported, refused = set(), set()
-    for one in facts["parents"] if want.network_driver == "sriov" else []:
+    for one in facts["fabric_interfaces"] if want.network_driver == "sriov" else []:
         unfit = _unfit(want, one)
         if unfit or _is_short(want, one):
             reported |= {one["name"], one["pci"]}
@@ -57,7 +57,7 @@ def link_layer(want: DesiredState, facts: ObservedState, findings: Findings) -> 
     if want.network_driver != "sriov":
         return
     infiniband = {one["pf"]: one["infiniband"] for one in facts["sriov"]}
-    infiniband.update({one["name"]: one["infiniband"] for one in facts["parents"] if one["pci"]})
+    infiniband.update({one["name"]: one["infiniband"] for one in facts["fabric_interfaces"] if one["pci"]})
     below = [
         (name, one.network.options)
         for number, one in enumerate(want.attachments)
@@ -89,7 +89,7 @@ def shared_pci_functions(want: DesiredState, facts: ObservedState, findings: Fin
     """
     if want.network_driver != "sriov" or want.plugin != UPSTREAM:
         return
-    for one in facts["parents"]:
+    for one in facts["fabric_interfaces"]:
         others = [f"{child['name']} (pkey {child['pkey'] or 'unknown'})" for child in one["children"]]
         others += one["siblings"]
         if others and one["pci"]:
@@ -127,7 +127,7 @@ def iommu(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
         reason = f"the IOMMU is off (no IOMMU group, /proc/cmdline has {has})"
         findings.warnings.append(Problem(want.node, "kernel command line:", reason, hint))
         return
-    slow = [one for one in facts["parents"] if str(one["iommu"]).startswith("DMA")]
+    slow = [one for one in facts["fabric_interfaces"] if str(one["iommu"]).startswith("DMA")]
     if slow and missing_parameters(booted):
         reported = ", ".join(f"{one['name']} in a group of type {one['iommu']}" for one in slow)
         findings.warnings.append(
@@ -160,7 +160,7 @@ def _none_to_give(want: DesiredState, facts: ObservedState, refused: Set[str]) -
     if want.plugin != OWN or want.vfs.number or _mode(want) == "passthrough":
         return
     below = set(want.below_all) - refused
-    used = [one for one in facts["parents"] if one["pci"] and one["name"] in below]
+    used = [one for one in facts["fabric_interfaces"] if one["pci"] and one["name"] in below]
     lost = leaves_upstream(want, facts)
     empty = used if lost else [one for one in used if not one["num_vfs"]]
     if not empty:

@@ -64,14 +64,14 @@ def desired_network(variables: NodeVariables, entry: PlanEntry) -> DesiredNetwor
         needed("network_gateway", variables, entry.gateway),
         network_options(variables),
     )
-    parents = variables.texts("container_rails")
+    interfaces = variables.texts("container_rails")
     plan = IPv4Network(first.subnet)
     rails = [
         DockerNetwork(
             network_of(first.name, index),
             subnet,
             in_subnet(first.gateway, plan, IPv4Network(subnet)),
-            network_options(variables, parents[index], index),
+            network_options(variables, interfaces[index], index),
         )
         for index, subnet in enumerate(entry.rails, start=1)
     ]

@@ -124,7 +124,7 @@ def gathered(state: DesiredState) -> dict[str, Any]:
     sriov, uses_vfs = state.sriov, state.network_driver == "sriov"
     interfaces = state.below_all if state.network_driver in DRIVERS_ON_AN_INTERFACE else []
     return {
-        "parents": sriov.vfs.pfs if uses_vfs else list(filter(None, interfaces)),
+        "interfaces": sriov.vfs.pfs if uses_vfs else list(filter(None, interfaces)),
         "vfs": state.vfs_needed,
         "firmware_vfs": sriov.firmware_vfs if uses_vfs else 0,
         "kernel_parameters": uses_vfs and sriov.kernel_parameters,

@@ -103,7 +103,7 @@ SOUND: ObservedState = {
     "infiniband": [],
     "sriov": [],
     "rdma": {},
-    "parents": [],
+    "fabric_interfaces": [],
     "driverless": [],
     "boot": {},
     "opensm": {},

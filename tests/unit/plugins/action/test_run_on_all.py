@@ -203,7 +203,7 @@ def test_arguments_of_all_nodes_are_those_of_each() -> None:
         "directory": "/x",
         "inputs": {"my_ip": "1"},
         "key_digests": {"id": ""},
-        "sriov": {"parents": ["ib0"]},
+        "sriov": {"interfaces": ["ib0"]},
         "addresses": {"ib0": "10.0.0.1"},
         "mirrors": ["http://cache:5000"],
     }
@@ -222,7 +222,7 @@ def test_arguments_of_all_nodes_are_those_of_each() -> None:
             "state_file_directory": "/x",
             "inputs": {"my_ip": "1"},
             "key_digests": {"id": ""},
-            "sriov": {"parents": ["ib0"]},
+            "sriov": {"interfaces": ["ib0"]},
             "addresses": {"ib0": "10.0.0.1"},
             "mirrors": ["http://cache:5000"],
         }

@@ -177,7 +177,7 @@ def test_documentation_has_every_fact_with_its_type() -> None:
 
 @pytest.mark.parametrize("tree", ["cpu", "cuda", "mi250", "sriov"])
 def test_facts_are_as_documented(tmp_path: Path, tree: str) -> None:
-    found = facts(build(tree, tmp_path), sriov={"parents": ["ib0"], "vfs": 2})
+    found = facts(build(tree, tmp_path), sriov={"interfaces": ["ib0"], "vfs": 2})
     assert set(found) == set(get_type_hints(NodeFacts))
     assert list(unlike(found, NodeFacts)) == []
 

@@ -196,7 +196,7 @@ def test_something_else_at_the_plugins_socket_is_no_answer_of_it(plugin: Plugin,
 
 
 def test_who_serves_the_socket_is_a_fact(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
-    sriov = {"parents": [], "socket": plugin.socket}
+    sriov = {"interfaces": [], "socket": plugin.socket}
 
     def seen(**changes: str) -> dict[str, Any]:
         facts: dict[str, Any] = run_module(node_facts, {"sriov": {**sriov, **changes}})["node"]

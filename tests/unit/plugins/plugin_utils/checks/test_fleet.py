@@ -21,9 +21,9 @@ Fleet = dict[str, Any]
 
 def _ready(tree: Path) -> dict[str, Any]:
     build("sriov", tree)
-    wanted = {"parents": ["ib0"], "vfs": 2}
+    wanted = {"interfaces": ["ib0"], "vfs": 2}
     found = node_facts(str(tree / "sys"), str(tree / "dev"), str(tree / "docker.sock"), sriov=wanted)
-    return {key: found[key] for key in ("infiniband", "sriov", "parents", "rdma")}
+    return {key: found[key] for key in ("infiniband", "sriov", "fabric_interfaces", "rdma")}
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_halves_are_distinguished_in_one_sentence(ready: dict[str, Any]) -> None
 
 def renamed(facts: dict[str, Any], name: str) -> dict[str, Any]:
     """The same node, with another name of the interface."""
-    facts["parents"][0]["name"] = name
+    facts["fabric_interfaces"][0]["name"] = name
     facts["sriov"][0]["pf"] = name
     facts["infiniband"][0]["netdevs"] = [name]
     return facts
@@ -150,20 +150,20 @@ def test_one_rail_is_not_compared_with_another(ready: dict[str, Any]) -> None:
         second = copy.deepcopy(facts["infiniband"][0])
         second.update(name="mlx5_9", netdevs=["ib9"], firmware="20.31.1014")
         facts["infiniband"].append(second)
-        facts["parents"].append({**facts["parents"][0], "name": "ib9", "rail": 1})
+        facts["fabric_interfaces"].append({**facts["fabric_interfaces"][0], "name": "ib9", "rail": 1})
     assert differences(nodes) == []
     # What is left of one without its first interface is still its second.
-    del nodes["n1"]["parents"][0]
+    del nodes["n1"]["fabric_interfaces"][0]
     assert differences(nodes) == []
 
 
 def test_an_interface_that_is_missing_leaves_the_others_on_their_rails(tmp_path: Path) -> None:
     build("sriov", tmp_path)
-    wanted = {"parents": ["ib7", "ib0"], "vfs": 0}
+    wanted = {"interfaces": ["ib7", "ib0"], "vfs": 0}
     found = node_facts(
         str(tmp_path / "sys"), str(tmp_path / "dev"), str(tmp_path / "docker.sock"), sriov=wanted
     )
-    assert [(one["name"], one["rail"]) for one in found["parents"]] == [("ib0", 1)]
+    assert [(one["name"], one["rail"]) for one in found["fabric_interfaces"]] == [("ib0", 1)]
 
 
 def test_a_port_that_is_down_is_not_compared_by_its_rate(ready: dict[str, Any]) -> None:

@@ -485,23 +485,23 @@ ON_IB0: dict[str, Any] = {
 
 
 def test_no_functions_and_none_to_be_made_are_refused_before_the_plugin_has_none_to_give() -> None:
-    none = report(parents=[below()], sriov=[function()])
+    none = report(fabric_interfaces=[below()], sriov=[function()])
     message = (
         "sriov_vfs 0 makes no virtual functions, and ib0 has none now: set sriov_vfs to how many it shall "
     )
     assert problems(none, **ON_IB0) == [message + "have, 8 at most"]
     assert problems(none, **ON_IB0, sriov_vfs=4) == []
     for other in ({"plugin": "upstream"}, {"plugin": ""}, {"network_options": {"mode": "passthrough"}}):
-        found = report(parents=[below()], docker_min_api_version="1.12")
+        found = report(fabric_interfaces=[below()], docker_min_api_version="1.12")
         assert problems(found, **{**ON_IB0, **other}) == []
-    some = report(parents=[below(num_vfs=2, total_vfs=2)])
+    some = report(fabric_interfaces=[below(num_vfs=2, total_vfs=2)])
     assert problems(some, **ON_IB0) == []
 
 
 def test_every_pf_without_vfs_is_named_with_what_the_poorest_can_have() -> None:
     found = report(
         interfaces=[{"name": name, "addresses": []} for name in ("ib0", "ib1")],
-        parents=[below(), below(name="ib1", pci="0000:42:00.0", total_vfs=4)],
+        fabric_interfaces=[below(), below(name="ib1", pci="0000:42:00.0", total_vfs=4)],
     )
     assert problems(found, RAILS, **ON_IB0, container_rails=["ib0", "ib1"]) == [
         "sriov_vfs 0 makes no virtual functions, and ib0, ib1 have none now: set sriov_vfs to how many each "
@@ -511,10 +511,10 @@ def test_every_pf_without_vfs_is_named_with_what_the_poorest_can_have() -> None:
 
 def test_firmware_that_the_run_repairs_makes_no_functions_yet() -> None:
     settings = {**ON_IB0, "sriov_firmware": True, "sriov_firmware_vfs": 16}
-    found = report(parents=[below(total_vfs=0, firmware={"tool": "mstconfig", "error": "asleep"})])
+    found = report(fabric_interfaces=[below(total_vfs=0, firmware={"tool": "mstconfig", "error": "asleep"})])
     refused = problems(found, **settings)
     assert [line.partition(":")[0] for line in refused] == ["firmware"], "the layer below says it all"
-    found["parents"][0]["firmware"] = {
+    found["fabric_interfaces"][0]["firmware"] = {
         "current": {"sriov": False, "vfs": 0},
         "next": {"sriov": False, "vfs": 0},
     }
@@ -539,7 +539,7 @@ def moving(held: int, *containers: dict[str, Any], netdevice: str = "ib0") -> An
     on_ib0["subnets"] = [{"subnet": SUBNET, "gateway": "192.169.16.1"}]
     found = with_networks(on_ib0, containers=(UPSTREAM_RUNS, *containers))
     found["sriov"] = [function(num_vfs=4, vfs=vfs)]
-    found["parents"] = [below(num_vfs=4)]
+    found["fabric_interfaces"] = [below(num_vfs=4)]
     found["network_plugin"] = {**found["network_plugin"], "served_by": "a container", "socket": "/run/p.sock"}
     return found
 
@@ -646,7 +646,7 @@ def test_an_interface_that_the_network_cannot_be_on_is_refused() -> None:
     address = ":".join(["80"] * 20)
     found = report(interfaces=[*SOUND["interfaces"], {"name": "ib1", "mac": address, "addresses": []}])
     bond = {"bond": "bond0", "children": [], "siblings": [], "pci": "0000:41:00.0", "name": "eth0"}
-    found["parents"] = [{**bond, "iommu": ""}]
+    found["fabric_interfaces"] = [{**bond, "iommu": ""}]
     cases = {
         "lo": "is the loopback interface, which reaches no other node: choose one of eth0, ib0, ",
         "ib1": "is InfiniBand, and the kernel puts macvlan on Ethernet only: set network_driver: sriov, or",
@@ -663,7 +663,7 @@ def test_an_interface_that_the_network_cannot_be_on_is_refused() -> None:
 
 def test_virtual_functions_of_what_is_no_pci_device_are_refused() -> None:
     one = {"name": "ib0", "pci": "", "bond": "", "virtual": False, "driver": "", "vendor": "", "iommu": ""}
-    found = report(parents=[{**one, "total_vfs": 0, "num_vfs": 0, "infiniband": False}])
+    found = report(fabric_interfaces=[{**one, "total_vfs": 0, "num_vfs": 0, "infiniband": False}])
     more: dict[str, Any] = {"network_driver": "sriov", "plugin": "rdm-sriov"}
     [sentence] = problems(found, **more)
     assert sentence.startswith("host: network_parent ib0 is no PCI device, and VFs belong to one: name a ca")
@@ -976,7 +976,7 @@ def test_in_the_mode_exclusive_what_the_plugin_can_move_is_not_refused() -> None
         found = report(
             infiniband=[{"name": "mlx5_0", "netdevs": ["ib0"], "char_devices": ["/dev/infiniband/uverbs0"]}],
             rdma={"netns_mode": "exclusive", "ofed": False},
-            parents=[{"name": "ib0", "infiniband": infiniband}],
+            fabric_interfaces=[{"name": "ib0", "infiniband": infiniband}],
             network_plugin={"systemd": systemd},
         )
         plan = {"network_driver": "sriov", "plugin": "rdm-sriov", "sriov_run_as": run_as}
@@ -995,7 +995,7 @@ def test_in_the_mode_exclusive_what_the_plugin_can_move_is_not_refused() -> None
     # All devices of a node, or devices unknown before the start, cannot be moved to a container.
     others: tuple[dict[str, Any], ...] = ({"container_rdma": "all"}, {"plugin": "upstream"})
     for more in others:
-        assert "rdm-sriov alone moves one there, its function's" in refused(**more)
+        assert "rdm-sriov alone moves one there, its VF's" in refused(**more)
 
 
 def test_every_problem_is_reported_at_once() -> None:

@@ -162,7 +162,7 @@ def test_nodes_share_a_warning() -> None:
 def test_a_node_whose_fabric_differs_from_the_others_is_a_warning() -> None:
     plan = planned()
     shared, exclusive = (
-        report(parents=[{"name": "ib9", "rail": 0}], rdma={"netns_mode": mode, "ofed": False})
+        report(fabric_interfaces=[{"name": "ib9", "rail": 0}], rdma={"netns_mode": mode, "ofed": False})
         for mode in ("shared", "exclusive")
     )
     facts = {"m": shared, "w1": exclusive, "w2": shared}

@@ -9,14 +9,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.desired_vfs im
 from ansible_collections.rdm.provision.plugins.modules import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state_files import gathered
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import desired_vfs
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
-from tests.unit.plugins.desired_states import ENTRY
+from tests.unit.plugins.desired_states import ENTRY, variables
 from tests.unit.plugins.desired_states import wanted as desired
 
 SRIOV = {"network_driver": "sriov", "network_parent": "ib0"}
 NONE: dict[str, Any] = {
-    "parents": [],
+    "interfaces": [],
     "vfs": 0,
     "firmware_vfs": 0,
     "kernel_parameters": False,
@@ -27,38 +26,37 @@ PLANNED, OWN = "06:5e:91:06:40:00", "02:00:00:00:10:00"
 
 
 def made(planned_mac: str = PLANNED, **given: Any) -> DesiredVfs:
-    variables = {**SRIOV, "sriov_vfs": 2, **given}
-    return desired_vfs(NodeVariables(variables, variables.__getitem__), planned_mac)
+    return desired_vfs(variables({**SRIOV, "sriov_vfs": 2, **given}), planned_mac)
 
 
 @pytest.mark.parametrize(
-    ("variables", "expected"),
+    ("given", "expected"),
     [
         ({"network_driver": "bridge"}, {}),
-        ({"network_driver": "macvlan"}, {"parents": ["ib0"]}),
-        ({"network_driver": "macvlan", "sriov_firmware": True}, {"parents": ["ib0"]}),
-        ({}, {"parents": ["ib0"], "vfs": 1}),
-        ({"network_parent": "ib0, ib1"}, {"parents": ["ib0", "ib1"], "vfs": 1}),
-        ({"container_rails": ["ib0", "ib1"]}, {"parents": ["ib0", "ib1"], "vfs": 1}),
-        ({"sriov_vf_pfs": ["ib2"]}, {"parents": ["ib2"], "vfs": 1}),
-        ({"sriov_vfs": "many"}, {"parents": ["ib0"], "vfs": 1}),
-        ({"sriov_vfs": 4, "sriov_firmware_vfs": 8}, {"parents": ["ib0"], "vfs": 4}),
+        ({"network_driver": "macvlan"}, {"interfaces": ["ib0"]}),
+        ({"network_driver": "macvlan", "sriov_firmware": True}, {"interfaces": ["ib0"]}),
+        ({}, {"interfaces": ["ib0"], "vfs": 1}),
+        ({"network_parent": "ib0, ib1"}, {"interfaces": ["ib0", "ib1"], "vfs": 1}),
+        ({"container_rails": ["ib0", "ib1"]}, {"interfaces": ["ib0", "ib1"], "vfs": 1}),
+        ({"sriov_vf_pfs": ["ib2"]}, {"interfaces": ["ib2"], "vfs": 1}),
+        ({"sriov_vfs": "many"}, {"interfaces": ["ib0"], "vfs": 1}),
+        ({"sriov_vfs": 4, "sriov_firmware_vfs": 8}, {"interfaces": ["ib0"], "vfs": 4}),
         (
             {"sriov_vfs": 4, "sriov_firmware_vfs": 8, "sriov_firmware": True},
-            {"parents": ["ib0"], "vfs": 4, "firmware_vfs": 8},
+            {"interfaces": ["ib0"], "vfs": 4, "firmware_vfs": 8},
         ),
         (
             {"sriov_vfs": 16, "sriov_firmware": True, "sriov_kernel_parameters": True},
-            {"parents": ["ib0"], "vfs": 16, "firmware_vfs": 16, "kernel_parameters": True},
+            {"interfaces": ["ib0"], "vfs": 16, "firmware_vfs": 16, "kernel_parameters": True},
         ),
         (
             {"plugin": "rdm-sriov", "sriov_socket": "/x.sock"},
-            {"parents": ["ib0"], "vfs": 1, "socket": "/x.sock", "vf_devices": True},
+            {"interfaces": ["ib0"], "vfs": 1, "socket": "/x.sock", "vf_devices": True},
         ),
     ],
 )
-def test_what_is_gathered_for_them(variables: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = gathered(desired(**{**SRIOV, **variables}))
+def test_what_is_gathered_for_them(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = gathered(desired(**{**SRIOV, **given}))
     assert found == {**NONE, **expected}
     spec: Any = node_facts.ARGUMENT_SPEC["sriov"]
     assert set(found) == set(spec["options"])

@@ -188,8 +188,8 @@ def test_a_pf_is_named_by_its_pci_address_too(node: Node) -> None:
     node.tool("mstconfig", listing(OFF, OFF))
     named = {**WANTED, "network_parent": "0000:41:00.0"}
     assert node.findings(named) == node.findings()
-    assert node.gather(named)["parents"] == node.gather()["parents"]
-    assert len(node.gather({**WANTED, "network_parent": "0000:41:00.0,ib0"})["parents"]) == 1
+    assert node.gather(named)["fabric_interfaces"] == node.gather()["fabric_interfaces"]
+    assert len(node.gather({**WANTED, "network_parent": "0000:41:00.0,ib0"})["fabric_interfaces"]) == 1
     # The layer reports it, and the VFs do not repeat it.
     assert len(node.findings(named)[0]) == 1
 
@@ -200,7 +200,7 @@ def test_the_plan_runs_each_of_these_checks(node: Node) -> None:
     port(node, "mlx5_0", state="1: DOWN", phys_state="2: Polling")
     facts: Any = {
         **report(infiniband=[]),
-        **{key: node.gather()[key] for key in ("infiniband", "parents", "boot")},
+        **{key: node.gather()[key] for key in ("infiniband", "fabric_interfaces", "boot")},
     }
     findings = check_node(desired(**WANTED), facts)
     assert [one.value for one in findings.problems] == ["firmware:"]
