@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -238,10 +239,17 @@ class JobDirectory:
         """Return the heartbeat file of a process of this node; see ``rdm_core.heartbeat``."""
         return self._own_ranks / f"{rank}.heartbeat"
 
-    def forget_ranks(self) -> None:
-        """Remove the records and heartbeats of this node's processes of an earlier attempt."""
-        for path in self._own_ranks.glob("*"):
-            path.unlink(missing_ok=True)
+    def forget_ranks(self, *, excluding: Container[int] = ()) -> None:
+        """Remove the records and heartbeats of this node's processes of an earlier attempt.
+
+        Args:
+            excluding: Processes of the next attempt, whose files stay.
+        """
+        paths = list(self._own_ranks.glob("*"))
+        kept = {str(record["rank"]) for record in self.read_ranks() if record["pid"] in excluding}
+        for path in paths:
+            if path.name.partition(".")[0] not in kept:
+                path.unlink(missing_ok=True)
 
     @property
     def _own_ranks(self) -> Path:

@@ -60,7 +60,8 @@ class Part:
         self.attempt = number
         self._alive_at.clear()
         self._signalled.clear()
-        self.directory.forget_ranks()
+        # The master's launcher may have begun this attempt here before its order came.
+        self.directory.forget_ranks(excluding=processes.of_job(self.request.job_id))
         self._errors_before = self.directory.log(self.node, "err").stat().st_size
         self._watch.begin()
         self._watch.start_polling(self._records)

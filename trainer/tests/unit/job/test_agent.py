@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 
 from rdm_core import config as configuration
-from rdm_job import network
+from rdm_job import network, processes
 from rdm_job.agent import Agent, after_restart
 from rdm_job.directory import JobDirectory
+from rdm_job.links import Links
 from rdm_job.part import Part
 from rdm_job.protocol import Failure, Node, Offer, Request
-from tests.unit.job.two_nodes import STATE, config
+from tests.unit.job.two_nodes import REQUEST, STATE, config
 
 
 class Beginning(Part):
@@ -96,3 +98,25 @@ def test_a_job_ends_though_its_launcher_does_not(
     agent.run()
     assert agent.state.state == state
     assert ("A launcher outlived" in agent.state.reason) == (state == "finished")
+
+
+def test_a_node_that_begins_an_attempt_late_keeps_the_records_of_its_processes(tmp_path: Path) -> None:
+    """The master's launcher may have begun them before a busy node obeys the order."""
+    job = JobDirectory(tmp_path / "gpt", "n2")
+    request = replace(REQUEST, node="n2")
+    job.make(request)
+    job.write_resolved(configuration.dump(config(tmp_path, launcher={"kind": "mpirun"})))
+    part = Part(job)
+    part.links = Links(request.job_id, tmp_path)
+    environment = {**os.environ, processes.JOB_VARIABLE: request.job_id}
+    with subprocess.Popen(["sleep", "3600"], env=environment) as process:
+        for rank, attempt, pid in ((2, 1, process.pid), (3, 0, os.getppid())):
+            job.write_rank(rank, {"rank": rank, "attempt": attempt, "pid": pid, "state": "running"})
+            job.heartbeat(rank).touch()
+        try:
+            part.start(1, 29500, "127.0.0.0/8")
+            assert part.report()["ranks"] == {"2": "running"}
+            assert {path.name for path in job.heartbeat(2).parent.iterdir()} == {"2.heartbeat", "2.json"}
+        finally:
+            process.kill()
+            part.clear()

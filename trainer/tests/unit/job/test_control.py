@@ -375,7 +375,7 @@ def test_a_member_that_only_connects_again_is_as_silent_as_before(
 def test_nobody_is_silent_while_this_end_stands_still(
     server: ControlServer, join: Callable[..., ControlClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that was suspended, or too busy, would otherwise end a job of which nothing is lost."""
+    """A machine that was frozen, or too busy, would otherwise end a job of which nothing is lost."""
     client = join("n2")
     deliver(server, client, {"report": 1})
     monotonic = time.monotonic
