@@ -31,6 +31,11 @@ def test_16_bits_share_their_fp32_copies_and_fp32_need_not() -> None:
         assert found["zero_optimization"]["stage"] == stage
 
 
+def test_deepspeed_clips_only_what_the_engine_does_not() -> None:
+    assert settings("optimisation.clip_grad=0.5")["gradient_clipping"] == 0.5
+    assert settings("optimisation.clip_grad=0.5", clips=False)["gradient_clipping"] == 0.0
+
+
 def test_deepspeed_is_never_asked_to_compile_an_optimiser() -> None:
     for stage in range(4):
         assert "optimizer" not in settings(f"parallel.zero_stage={stage}")
