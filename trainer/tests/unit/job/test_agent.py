@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import zlib
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 
 from rdm_core import config as configuration
 from rdm_job import network, processes
-from rdm_job.agent import Agent, after_restart
+from rdm_job.agent import Agent, Worker, after_restart
 from rdm_job.directory import JobDirectory
 from rdm_job.links import Links
 from rdm_job.part import Part
@@ -70,11 +71,15 @@ def test_the_master_s_restart_is_one_more_failure_and_all_others_are_kept() -> N
     assert after_restart(known, "n2") == known
 
 
-@pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
-    """The agent of a job on one node with one process."""
+@pytest.fixture(autouse=True)
+def _key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "key").write_text("shared by the nodes")
     monkeypatch.setenv("RDM_CLUSTER_KEY", str(tmp_path / "key"))
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    """The agent of a job on one node with one process."""
     ports = network.take_free_ports("127.0.0.1", 1, zlib.crc32(f"{os.getpid()} agent".encode()))
     assert ports
     job = JobDirectory(tmp_path / "gpt", "n1")
@@ -120,3 +125,23 @@ def test_a_node_that_begins_an_attempt_late_keeps_the_records_of_its_processes(t
         finally:
             process.kill()
             part.clear()
+
+
+def test_a_node_that_obeys_an_order_to_end_again_leaves_the_next_attempt_alone(tmp_path: Path) -> None:
+    """The master repeats its orders, and its launcher may have begun the next attempt here by then."""
+    job = JobDirectory(tmp_path / "gpt", "n2")
+    # No other test's processes must have this id.
+    request = replace(REQUEST, node="n2", offer=Offer(mark=f"again-{os.getpid()}"))
+    job.make(request)
+    job.write_resolved(configuration.dump(config(tmp_path, launcher={"kind": "mpirun"})))
+    worker = Worker(Agent(job))
+    mine = {processes.JOB_VARIABLE: request.job_id, processes.ATTEMPT_VARIABLE: "1"}
+    with subprocess.Popen(["sleep", "3600"], env={**os.environ, **mine}) as process:
+        try:
+            worker._obey({"order": "kill", "attempt": 0})
+            assert process.poll() is None
+            worker._obey({"order": "kill", "attempt": 1})
+            assert process.wait() == -signal.SIGKILL
+        finally:
+            process.kill()
+            worker._heartbeat.close()
