@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -182,10 +183,18 @@ def _lock(directory: Path, more: int = 0) -> int:
     return handle
 
 
+def _is_own(path: Path) -> bool:
+    """Whether this user has made a directory: anybody can make one in /tmp, with links to other things."""
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
 def remove_left() -> None:
     """Remove the engines of this checkout whose directories nobody locks any more: their runs were killed."""
     for root in Path("/tmp").glob(f"rdm-t-*/{PREFIX}*"):  # each run has a directory there
         try:
+            if not (_is_own(root.parent) and _is_own(root)):
+                continue
             handle = _lock(root, fcntl.LOCK_NB)
         except (BlockingIOError, FileNotFoundError):
             continue

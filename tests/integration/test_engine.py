@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
-from tests.integration.engine import Engine, remove_left
+from tests.integration.engine import PREFIX, Engine, remove_left
 
 KILLED = """
 import os, signal
@@ -38,3 +41,17 @@ def test_the_engine_of_a_killed_run_is_removed_and_no_other(engine: Engine) -> N
     Path(temporary).rmdir()
     assert [bridge.exists() for bridge in bridges] == [False, True]
     assert engine.api.version()
+
+
+@pytest.mark.parametrize("of_another_user", [0, 1])
+def test_a_directory_that_another_user_could_have_made_is_left_alone(of_another_user: int) -> None:
+    above = Path(tempfile.mkdtemp(prefix="rdm-t-", dir="/tmp"))
+    root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=above))
+    os.chown([root, above][of_another_user], 65534, 65534)
+    link = above / f"{PREFIX}link"
+    link.symlink_to(root)
+    try:
+        remove_left()
+        assert root.is_dir(), "its socket may be a link to an engine with containers"
+    finally:
+        shutil.rmtree(above)
