@@ -404,9 +404,10 @@ class Peer:
     def _be_source(self, members: _Members) -> None:
         number = 0
         while not self.ended.is_set() and time.monotonic() - members.heard < self.settings.lease_s:
-            while self._growing and number < len(self.pieces.digests) and self.file.check(number):
+            if self._growing and number < len(self.pieces.digests) and self.file.check(number):
                 number += 1
-            self.ended.wait(0.05 if self._growing else 0.5)
+            else:
+                self.ended.wait(0.05 if self._growing else 0.5)
             members.listen()
         members.finish = True
         until = time.monotonic() + _FINISH_S

@@ -292,6 +292,26 @@ def test_a_source_that_stood_still_has_lost_nobody(monkeypatch: pytest.MonkeyPat
     assert members.status()["a"]["silent_s"] == 20
 
 
+def test_a_source_that_verifies_what_has_arrived_hears_who_is_silent(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = pieces_of(archive)
+    source = Peer(Settings("source", HOME, 0, TOKEN), pieces.digest, str(archive), pieces, growing=True)
+    assert source.members is not None
+    happened = []
+
+    def check(number: int) -> bool:
+        happened.append("verified")
+        if number == 2:
+            source.ended.set()
+        return True
+
+    monkeypatch.setattr(source.file, "check", check)
+    monkeypatch.setattr(source.members, "listen", lambda: happened.append("heard"))
+    source.run()
+    assert happened == ["verified", "heard"] * 3
+
+
 def test_a_full_disk_is_named_and_others_go_on(swarm: Swarm) -> None:
     def full(_self: Any, _number: int, _data: bytes) -> None:
         raise OSError(28, "No space left on device")
