@@ -161,8 +161,9 @@ class ActionModule(Decision):
         _require(conflicts(directory, digests))
         needed = {
             name: [
-                *compared[name]["needed"],
-                *(path for path, own in files.items() if digests[found[path][0]].get(path) != own),
+                path
+                for path in sizes
+                if path not in files or digests[found[path][0]].get(path) != files[path]
             ]
             for name, files in present.items()
         }
@@ -211,7 +212,8 @@ def _digests(
 ) -> dict[str, dict[str, str]]:
     """Return the digests of files: node -> path -> the digests of the file's parts, joined.
 
-    A call hashes `READ_BYTES` bytes at most, so its timeout limits the progress and not the whole.
+    A call hashes `READ_BYTES` bytes at most, so its timeout limits the progress and not the whole. A file
+    that is gone, or has another size by now, is left out.
 
     Args:
         query: returns each node's result for its arguments.
@@ -225,8 +227,11 @@ def _digests(
             if hashed
         }
         for name, answer in query(asked).items():
-            for path, digest in answer["digests"].items():
-                digests[name][path] += digest
+            for path in digests[name].keys() & asked[name]["hashed"]:
+                if part := answer["digests"].get(path):
+                    digests[name][path] += part
+                else:
+                    del digests[name][path]
     return digests
 
 

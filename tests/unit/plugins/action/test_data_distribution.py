@@ -198,6 +198,16 @@ def test_large_files_are_hashed_in_several_calls(
     assert (result["nodes"]["n3"]["needed"], result["sent"]) == ([], {}), "nothing is missing"
 
 
+def test_a_file_that_is_gone_on_both_sides_once_it_is_hashed_is_needed(shards: Nodes) -> None:
+    def compared(name: str) -> dict[str, Any]:
+        by_size = [one for node, one in shards.calls if node == name][-1].get("by_size")
+        return {"needed": [] if by_size else ["a", "b"], "digests": {}}
+
+    shards.answers["compared"] = compared
+    result = decide(shards, SOURCE, check_mode=True, **FROM)["nodes"]
+    assert [one["needed"] for one in result.values()] == [["a", "b"]] * 4
+
+
 def test_a_node_leaves_out_files_that_it_has(shards: Nodes) -> None:
     shards.answers["listed"] = lambda name: {"sizes": {"a": 3, "c": 5} if name == "n1" else {}}
     shards.answers["compared"] = lambda name: {
