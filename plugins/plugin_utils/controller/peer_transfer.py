@@ -49,7 +49,7 @@ READ_BYTES = 64 << 30
 """Timeout in seconds for a node to read so many bytes, on a slow disk or from a busy file server."""
 _POLL_S = 1.0
 _RENEW_S = 5.0
-"""Seconds between two reports while nodes join."""
+"""Seconds between two reports while nodes join; later, what a pause between two counts for at most."""
 _REPORT_S = 30.0
 """Timeout in seconds of a report, which renews the source's lease."""
 _LEASE_S = 2 * (_REPORT_S + _RENEW_S)
@@ -297,7 +297,7 @@ class Transfer:
         self, first: str, at: list[str], watch: Watch, result: dict[str, Any], upload: _Upload | None
     ) -> str:
         """Wait until all nodes have the file or are given up; return why the transfer ended earlier."""
-        heard = time.monotonic()
+        heard = watched = time.monotonic()
         failures = 0
         shown = ""
         while not (upload and upload.broken):
@@ -311,9 +311,12 @@ class Transfer:
                     time.sleep(_POLL_S)
                     continue
                 return f"lost its source {first}: {error}"
-            heard, failures = time.monotonic(), 0
+            now, failures = time.monotonic(), 0
+            # A source that stood still has sent nothing meanwhile, and heard nobody.
+            watched += min(now - heard, _RENEW_S)
+            heard = now
             result["sent"][self._name] = report["sent"]
-            watch.add(report["nodes"], time.monotonic())
+            watch.add(report["nodes"], watched)
             text = watch.text(self._name)
             if text != shown:
                 self._show(text)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +100,26 @@ def test_a_call_that_fails_once_loses_nobody(nodes: Nodes, archive: Path) -> Non
     nodes.answers["stopped"] = lambda name: {"complete": nodes.states().count("reported") > 1, "path": name}
     result = nodes.transfer(archive, remote_src=True)
     assert all("copy" in result["nodes"][name][str(archive)] for name in NODES[1:])
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_nobody_is_given_up_for_what_a_source_that_stood_still_did_not_report(
+    nodes: Nodes, archive: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(peer_transfer, "time", SimpleNamespace(monotonic=lambda: now, sleep=lambda _s: None))
+    some = {name: {**ALL, "have": 1, "done": False} for name in NODES[1:] if begun}
+    reports = iter([some, some, dict.fromkeys(NODES[1:], ALL)])
+
+    def reported(_name: str) -> dict[str, Any]:
+        nonlocal now
+        now += 61 if nodes.states().count("reported") == 2 else 1
+        return {"nodes": next(reports), "sent": 3}
+
+    nodes.answers["reported"] = reported
+    nodes.answers["stopped"] = lambda name: {"complete": nodes.states().count("reported") > 2, "path": name}
+    result = nodes.transfer(archive, remote_src=True)
+    assert all("copy" in result["nodes"][name][str(archive)] for name in NODES[1:]), result
 
 
 def test_a_source_that_ends_is_named_at_once(nodes: Nodes, archive: Path) -> None:
