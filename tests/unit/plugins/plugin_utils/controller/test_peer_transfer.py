@@ -85,7 +85,11 @@ def test_a_lease_outlives_a_report_that_times_out_and_another_as_slow(
     assert lease > 2 * timeouts["reported"]
     assert timeouts["reported"] < image_peer._ANSWER_S, "a source that stands still is not one that has ended"
     for state in ("source", "joined"):
-        assert timeouts[state] > lease, "a killed run's processes keep the port so long"
+        most = lease + image_peer._PORT_S + image_peer._START_S
+        assert timeouts[state] > most, "a killed run's processes keep the port so long"
+    monkeypatch.setattr(peer_transfer, "READ_BYTES", 1)
+    nodes.transfer(archive, remote_src=True)
+    assert timeouts["source"] == peer_transfer.READ_S * (1 + 3), "it reads its 3 bytes before it starts"
 
 
 def test_a_call_that_fails_once_loses_nobody(nodes: Nodes, archive: Path) -> None:
