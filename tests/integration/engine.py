@@ -143,12 +143,16 @@ class Engine:
         # If nothing reaps orphans, the next dockerd would take the dead containerd for a running one.
         (self.root / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
-    def remove(self) -> None:
-        """Remove every container and network, stop the engine and delete its data."""
+    def clear(self) -> None:
+        """Remove every container and network of an engine that runs."""
         if self._answers():
             for container in self.api.get("/containers/json", all=True):
                 self.api.delete(f"/containers/{container['Id']}", force=True, v=True)
             self.api.post("/networks/prune")
+
+    def remove(self) -> None:
+        """Remove every container and network, stop the engine and delete its data."""
+        self.clear()
         self.stop()
         if Path("/sys/class/net", self.bridge).exists():
             subprocess.run(["ip", "link", "delete", self.bridge], check=True)
@@ -199,6 +203,8 @@ def remove_left() -> None:
         except (BlockingIOError, FileNotFoundError):
             continue
         engine = Engine(root)
+        with suppress(DockerProblem):
+            engine.clear()
         for signal in (SIGTERM, SIGKILL):
             for process in engine.processes():
                 with suppress(ProcessLookupError):

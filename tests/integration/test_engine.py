@@ -18,6 +18,8 @@ KILLED = """
 import os, signal
 from tests.integration.engine import private_engine
 with private_engine() as engine:
+    bridge = {"com.docker.network.bridge.name": f"net-{engine.bridge[4:]}"}
+    engine.api.post("/networks/create", {"Name": "rdm-test-left", "Driver": "bridge", "Options": bridge})
     print(engine.root, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -33,13 +35,14 @@ def test_the_engine_of_a_killed_run_is_removed_and_no_other(engine: Engine) -> N
         text=True,
     )
     left = Engine(Path(run.stdout.strip()))
-    bridges = [Path("/sys/class/net", one.bridge) for one in (left, engine)]
+    names = (left.bridge, f"net-{left.bridge[4:]}", engine.bridge)
+    bridges = [Path("/sys/class/net", name) for name in names]
     assert left.processes()
-    assert [bridge.exists() for bridge in bridges] == [True, True]
+    assert [bridge.exists() for bridge in bridges] == [True, True, True]
     remove_left()
     assert not left.processes()
     Path(temporary).rmdir()
-    assert [bridge.exists() for bridge in bridges] == [False, True]
+    assert [bridge.exists() for bridge in bridges] == [False, False, True]
     assert engine.api.version()
 
 
