@@ -189,7 +189,9 @@ class Transfer:
         # Nodes that did not join get the file in another way; one that did not answer may have joined late.
         ends, unreached = self._call_all({first: {**stop, **saved}, **dict.fromkeys(others, stop)})
         if not lost:  # else a later run may have taken over, and its files have the same names
-            left = {name: ends[name]["path"] for name in problems if "path" in ends.get(name, {})}
+            # Files of a node reach the others in no other way than by the next run, which continues.
+            other_way = {} if self._files else problems
+            left = {name: ends[name]["path"] for name in other_way if "path" in ends.get(name, {})}
             remove_left(self._executor, left, self._threads)
             if unpacked:
                 self._note(result, first, {"copy": unpacked, "whole": "yes"})
