@@ -57,7 +57,6 @@ case "$2" in *"trap "*) exec bash "$@";; esac
 """
 SUITE = """#!/usr/bin/env python3
 import pathlib, signal, sys
-from trainer.tests.waiting import wait_until
 here = pathlib.Path(sys.argv[0]).parent
 (here / "started").touch()
 try:
