@@ -151,8 +151,12 @@ def waits(environment: Environment, job: str) -> None:
 
 def trains(environment: Environment, job: str, beyond: int = 0) -> None:
     """Wait until a job has trained beyond a step, and its state is running."""
-    what = f"{job} trains beyond step {beyond}"
-    wait_until(what, lambda: progress(environment, job), lambda now: now["iteration"] > beyond)
+    wait_until(
+        f"{job} trains beyond step {beyond}",
+        lambda: progress(environment, job),
+        lambda now: now["iteration"] > beyond,
+        why=partial(read, environment, job, "state.json"),
+    )
     # A rank reports its steps; an agent reports the state, a little later.
     runs(environment, job)
 

@@ -117,7 +117,7 @@ class MachineLab(Lab):
             return self.on(node, "cat", "/proc/sys/kernel/random/boot_id", check=False)
 
         wait_until(f"{node} has booted again", again, lambda boot: boot not in ("", before), timeout=BOOT_S)
-        wait_until(f"{node} is ready again", self.whole, timeout=BOOT_S)
+        wait_until(f"{node} is ready again", self.whole, timeout=BOOT_S, why=lambda: self.lab("status"))
 
 
 @contextmanager

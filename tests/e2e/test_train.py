@@ -349,6 +349,7 @@ def member_outputs(
             lambda: exit_codes(cluster),
             lambda codes: "" not in codes,
             timeout=COMMAND_S,
+            why=lambda: cluster.on(MEMBERS["m0"], "docker", "logs", "m0"),
         )
         outputs = {name: cluster.on(node, "docker", "logs", name) for name, node in MEMBERS.items()}
     finally:

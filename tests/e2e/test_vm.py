@@ -49,7 +49,8 @@ def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
     machines.provisioned()
     before = machines.vf("n2")
     machines.reboot("n2")
-    wait_until("it runs again", lambda: machines.container("n2") == "running", timeout=BOOT_S)
+    state = partial(machines.container, "n2")
+    wait_until("the container of n2 runs again", state, lambda now: now == "running", timeout=BOOT_S)
     assert len(machines.vfs("n2")) == VFS
     assert machines.vf("n2")["address"] == before["address"]
     assert_both_talk(machines)

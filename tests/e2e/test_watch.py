@@ -153,7 +153,9 @@ def test_each_planted_fault_is_named(cluster: Containers) -> None:
             found: list[dict[str, Any]] = verdict().get("culprits", [])
             return found
 
-        wait_until(f"{culprit} is named", culprits, lambda found: culprit in found, timeout=GIVEN_UP_S)
+        wait_until(
+            f"{culprit} is named", culprits, lambda found: culprit in found, timeout=GIVEN_UP_S, why=verdict
+        )
         took, query = time.monotonic() - began, time.monotonic() - queried
         now = delays(cluster)
         delayed = query + max(others_delay(before[node], now[node], took + query) for node in NODES)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 __all__ = ["DEADLINE_S", "wait_until"]
 
-DEADLINE_S = 480.0
+DEADLINE_S = 600.0
 """Longer than anything takes on a busy machine; only what hangs is waited for so long."""
 _RESTS = 3.0
 """A pause is this many times as long as the check before it. Checks that start programs would otherwise take
@@ -26,6 +26,7 @@ def wait_until(
     *,
     timeout: float = DEADLINE_S,
     pause: Callable[[], object] | None = None,
+    why: Callable[[], object] | None = None,
 ) -> Seen:
     """Observe again and again until what is seen is accepted.
 
@@ -35,6 +36,7 @@ def wait_until(
         accept: Whether that is it.
         timeout: Seconds to wait at most.
         pause: What to do between two checks; default: rest, the longer the more a check takes.
+        why: Returns what may be the reason, such as a log, for the message; called only when the time is up.
 
     Returns:
         What was accepted.
@@ -48,7 +50,9 @@ def wait_until(
         if accept(seen := observe()):
             return seen
         ended = time.monotonic()
-        assert ended < deadline, f"waited {timeout:.0f} s in vain until {what}; last seen: {seen!r}"
+        if ended >= deadline:
+            more = f"; {why()}" if why else ""
+            raise AssertionError(f"waited {timeout:.0f} s in vain until {what}; last seen: {seen!r}{more}")
         if pause is None:
             time.sleep(min(max(_LEAST_S, _RESTS * (ended - began)), _MOST_S))
         else:
