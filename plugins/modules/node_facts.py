@@ -642,13 +642,14 @@ def _docker(findings: Findings, socket: str, node: str) -> NodeFacts:
         api = DockerAPI(socket)
         programs = podman.serving(api.socket)
         pid = findings.guard("daemon", host.daemon_pid, api.socket, "/proc", programs, otherwise=0)
-        docker = engine_facts.read(api, host.read_text(host.daemon_config(pid)))
-        docker["added_mirrors"] = [
+        found = engine_facts.read(api, host.read_text(host.daemon_config(pid)))
+        found["added_mirrors"] = [
             *registry_mirrors.recorded(host.daemon_config(pid)).get("mirrors", []),
             *registry_hosts.entries(registry_hosts.own_files(api.socket).values()),
         ]
-        for container in docker["containers"]:
+        for container in found["containers"]:
             container["jobs"] = running_jobs(container["job_directory"], node) if node else []
+        docker = found  # all of it, or nothing
     except DockerForbidden as problem:
         state, error = "forbidden", str(problem)
     except DockerUnavailable as problem:

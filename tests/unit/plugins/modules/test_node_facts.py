@@ -119,6 +119,18 @@ def test_jobs_that_run_in_the_containers(tmp_path: Path, monkeypatch: pytest.Mon
     assert [container["jobs"] for container in unasked["docker"]["containers"]] == [[], []]
 
 
+def test_an_engine_is_reported_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(*arguments: Any) -> list[str]:
+        raise RuntimeError("no jobs")
+
+    containers: list[Container] = [{"job_directory": str(tmp_path)}]
+    monkeypatch.setattr(engine_facts, "read", lambda *_: {**NO_ENGINE, "containers": containers})
+    monkeypatch.setattr(node_facts, "running_jobs", unreadable)
+    node = facts(build("cpu", tmp_path), str(tmp_path / "docker.sock"), node="n1")
+    assert (node["docker"], node["docker_state"]) == (None, "stopped")
+    assert node["docker_error"].endswith("cannot be read: RuntimeError('no jobs')")
+
+
 def plain(kind: Any) -> Any:
     """The kind of what may be null."""
     return next(one for one in get_args(kind) if one is not NoneType) if get_origin(kind) is Union else kind
