@@ -14,6 +14,10 @@ description:
 version_added: 0.2.0
 author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.no_diff
+attributes:
+  diff_mode:
+    support: none
+    description: There is nothing to show but secrets.
 options:
   directory:
     description:

@@ -20,6 +20,10 @@ description:
 version_added: 0.1.0
 author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing, so it measures in check mode, too.
 options:
   node:
     description: Name of this node, as in O(nodes).

@@ -15,6 +15,10 @@ description:
 version_added: 0.2.0
 author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
+attributes:
+  idempotent:
+    support: full
+    description: It compares with the command line, and with what it has written.
 options:
   parameters:
     description:

@@ -13,6 +13,10 @@ description:
 version_added: 0.2.0
 author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.no_diff
+attributes:
+  idempotent:
+    support: full
+    description: Helpers for this Python that are no older than their source stay.
 options:
   state:
     description:

@@ -15,6 +15,9 @@ version_added: 0.2.0
 author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
+  diff_mode:
+    support: full
+    description: Shows why.
   idempotent:
     support: full
     description: An environment that was made from the same lock and is whole stays.

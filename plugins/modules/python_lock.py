@@ -13,6 +13,13 @@ description:
 version_added: 0.2.0
 author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.no_diff
+attributes:
+  check_mode:
+    support: full
+    description: In check mode the lock file is made and not written.
+  idempotent:
+    support: full
+    description: The same requirements keep the same lock file.
 options:
   python:
     description: The version of the environments' Python, such as V(3.11).

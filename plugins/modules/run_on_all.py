@@ -19,6 +19,10 @@ description:
 version_added: 0.2.0
 author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
+attributes:
+  check_mode:
+    support: full
+    description: The module runs in check mode, too.
 options:
   module:
     description: Full name of the module.

@@ -13,6 +13,13 @@ description:
 version_added: 0.3.0
 author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.no_diff
+attributes:
+  check_mode:
+    support: full
+    description: In check mode no key is made.
+  diff_mode:
+    support: none
+    description: The files that it plans have a difference where they are written.
 options:
   state:
     description: What is planned, the cluster or its end.

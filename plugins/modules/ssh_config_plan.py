@@ -14,6 +14,10 @@ description:
 version_added: 0.2.0
 author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.no_diff
+attributes:
+  check_mode:
+    support: full
+    description: In check mode the file is not written.
 options:
   cluster:
     description: Name of the cluster.
