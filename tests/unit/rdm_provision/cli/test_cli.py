@@ -19,7 +19,7 @@ from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible_collections.rdm.provision.rdm_lab.vm import recipe
 
 from rdm_provision.api.cluster import Cluster
-from rdm_provision.cli import cli
+from rdm_provision.cli import cli, verb_list
 from rdm_provision.cli.verb_list import VERBS
 from rdm_provision.errors import RdmError
 from rdm_provision.results.events import NodeRecap, RunResult
@@ -42,6 +42,13 @@ def test_help_lists_every_verb(call: Call) -> None:
     assert result.code == 0
     for verb in VERBS:
         assert f"\n  {verb} " in result.out
+
+
+def test_every_file_with_a_command_is_a_verb_of_a_group() -> None:
+    """A group that is none would leave the verb out, without a word."""
+    files = Path(verb_list.__file__).with_name("verbs").glob("*.py")
+    commands = {path.stem for path in files if re.search("^@click.(command|group)", path.read_text(), re.M)}
+    assert commands == set(VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
