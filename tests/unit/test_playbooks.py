@@ -142,7 +142,7 @@ def test_the_playbook_that_shows_jobs_changes_none(tmp_path: Path, verb: str) ->
     words = ["--inventory", inventory, "-e", f"job_name=gpt job_verb={verb}", PLAYBOOKS / "jobs.yml"]
     run = ansible_playbook(*words, environment={**os.environ, **environment.ansible_environment()})
     assert run.returncode == 2
-    assert f"job_verb {verb} is not one that only reads a job, as sections or report;" in run.stdout
+    assert f"job_verb {verb} does not only read jobs, as sections and report do;" in run.stdout
     assert "Query each node" not in run.stdout
 
 
