@@ -1,7 +1,7 @@
 """The command-line program ``rdm-provision``: a thin view over :mod:`rdm_provision`, one file per verb.
 
-A verb is a file of `verbs/` whose first line is its group and its line in --help. Only click is imported at
-start. A verb's file, and with it Ansible and rich, is loaded when it is used.
+A verb is a file of `verbs/` whose docstring begins with its group and its line in --help. Only click is
+imported at start. A verb's file, and with it Ansible and rich, is loaded when it is used.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The verbs, from the first lines of their files: no file is loaded for the help."""
+"""The verbs, from the docstrings of their files: no file is loaded for the help."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GROUPS = ("Cluster", "Jobs", "Bare hosts", "This machine")
 
 
 def _verbs() -> dict[str, tuple[str, str]]:
-    """Return the verbs: name -> group and line in --help, the first line of the verb's file."""
+    """Return the verbs: name -> group and line in --help, the first line of its file's docstring."""
     found = {}
     for path in sorted(Path(__file__).with_name("verbs").glob("*.py")):
         first = _DOCSTRING.search(path.read_text(encoding="utf-8"))
