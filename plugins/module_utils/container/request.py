@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible.module_utils.common.text.formatters import human_to_bytes
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import labels
-from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import VF
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import FORMER_VF, VF
 
 LABEL_SETTINGS = "rdm.provision.settings"
 
@@ -82,7 +82,8 @@ def endpoint(wanted: Mapping[str, Any], network: str, api: Tuple[int, ...]) -> D
     return {
         "IPAMConfig": {"IPv4Address": dict(ends(wanted))[network]},
         **({"MacAddress": mac} if mac and api >= _MAC_OF_ENDPOINT else {}),
-        **({"DriverOpts": {VF: vf}} if vf else {}),
+        # Until 0.8.0 the former name, too: the plugin may be another cluster's, of a release before 0.6.0.
+        **({"DriverOpts": {VF: vf, FORMER_VF: vf}} if vf else {}),
     }
 
 

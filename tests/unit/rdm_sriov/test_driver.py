@@ -110,6 +110,8 @@ class Plugin:
         """Reserve a function; return its description."""
         answer = self.driver.answer("RdmSriov.Reserve", {"NetworkID": network, "Address": address})
         found: dict[str, Any] = answer["Vf"]
+        # A controller before 0.6.0 reads the other one.
+        assert answer["Function"] == {**found, "parent": found["pf"]}
         return found
 
     def end(self, name: str) -> None:

@@ -163,7 +163,8 @@ def test_a_hardware_address_is_the_endpoints_where_the_engine_knows_that(
 def test_a_container_requests_at_every_start_the_vf_whose_devices_it_has() -> None:
     on_all = {**WANTED, "vfs": {"ibnet": {"vf": "0000:41:00.2", "devices": ["/dev/x"]}}}
     end = request(on_all)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
-    assert end["DriverOpts"] == {"rdm.provision.vf": "0000:41:00.2"}
+    # A plugin of a release before 0.6.0 knows the latter.
+    assert end["DriverOpts"] == dict.fromkeys(("rdm.provision.vf", "rdm.provision.function"), "0000:41:00.2")
     assert "DriverOpts" not in request(WITH_VF)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
@@ -13,10 +14,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import
     ContainerVfs,
     Given,
     devices,
+    held,
     lasting_mac,
     stayed_behind,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import RESERVE
 
 from tests.fixtures.sysfs.build import build
 
@@ -105,6 +108,28 @@ def test_a_function_that_was_taken_away_under_its_container_is_predicted_to_come
     had = {"ibnet": {"vf": gone, "devices": ["/dev/infiniband/uverbs2"], "mac": MAC}}
     functions = ContainerVfs(DockerAPI("/nowhere.sock"), "/nowhere.sock", [("ibnet", "192.169.16.101")])
     assert functions.settings({}, had, check=True) == had
+
+
+@pytest.mark.parametrize(
+    ("operation", "reservation"),
+    [
+        ({"rdm.provision.vf": "eth2"}, {"Vf": {"pci": "", "pf": "eth2", "mac": MAC.upper()}}),
+        ({"rdm.provision.function": "eth2"}, {"Function": {"pci": "", "parent": "eth2", "mac": MAC.upper()}}),
+    ],
+    ids=["this release", "before 0.6.0"],
+)
+def test_a_plugin_of_an_earlier_release_is_understood(
+    monkeypatch: pytest.MonkeyPatch, operation: dict[str, str], reservation: dict[str, Any]
+) -> None:
+    answers = {"NetworkDriver.EndpointOperInfo": {"Value": operation}, RESERVE: reservation}
+    monkeypatch.setattr(vfs, "call_plugin", lambda socket, call, *arguments: answers[call])
+    network = {"Id": "n", "IPAM": {"Config": [{"Subnet": "192.169.16.0/24"}]}}
+    monkeypatch.setattr(vfs, "inspect", lambda *arguments: network)
+    ends = {"ibnet": {"NetworkID": "n", "EndpointID": "e"}}
+    running = {"State": {"Running": True}, "NetworkSettings": {"Networks": ends}}
+    assert held("/plugin.sock", running, "ibnet") == "eth2"
+    of_container = ContainerVfs(DockerAPI("/nowhere.sock"), "/plugin.sock", [("ibnet", "192.169.16.101")])
+    assert of_container._reserve("ibnet", "192.169.16.101") == Given("eth2", "", MAC)
 
 
 def test_a_device_that_moves_a_moment_after_the_start_is_waited_for(
