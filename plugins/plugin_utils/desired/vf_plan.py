@@ -97,15 +97,18 @@ def taken(plan: AddressPlan, vfs: Mapping[str, DesiredVfs], facts: Mapping[str, 
         facts: node -> what `node_facts` found there.
     """
     owners = _Owners(plan, vfs)
-    chosen = {_key(address): (node, vf) for node in vfs for address, vf, _ in owners.chosen(node)}
+    chosen = {_key(one[0]): (node, *one[1:]) for node in vfs for one in owners.chosen(node)}
     problems = []
     for node, found in facts.items() if vfs else ():
         # The node's own VFs get their addresses in this run.
         for address, device in _seen(found, but_vfs=node in vfs):
-            owner, vf = chosen.get(_key(address)) or owners.by_address(address) or (node, "")
+            owner, vf = owners.by_address(address) or (node, "")
+            hint = "set others with sriov_vf_addresses, or change vf_prefix in the address plan"
+            if known := chosen.get(_key(address)):
+                owner, vf, derived = known
+                hint = f"set {'another sriov_vf_first_mac' if derived else 'others in sriov_vf_addresses'}"
             if owner != node:
                 reason = f"of {vf} is that of {device} of {node}"
-                hint = "set others with sriov_vf_addresses, or change vf_prefix in the address plan"
                 problems.append(Problem(owner, f"the address {address}", reason, hint))
     return problems
 

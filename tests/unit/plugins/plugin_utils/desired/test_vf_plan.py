@@ -221,7 +221,10 @@ def test_an_address_that_the_user_chose_and_another_node_has_already_is_refused(
     want = wanted(plan, ["a"], first_mac="02:00:00:00:10:00")
     found = FACTS | {"interfaces": [{"name": "eth0", "mac": "02:00:00:00:11:03"}]}
     (line,) = sentences(taken(plan, want, {"b": found}))
-    assert line.startswith("a: the address 02:00:00:00:11:03 of VF 3 of ib1 is that of the interface eth0 of")
+    reason = "a: the address 02:00:00:00:11:03 of VF 3 of ib1 is that of the interface eth0 of b: "
+    assert line == reason + "set another sriov_vf_first_mac"
+    pinned = wanted(plan, ["a"], addresses={"ib1": [f"02:00:00:00:11:{number:02x}" for number in range(16)]})
+    assert sentences(taken(plan, pinned, {"b": found})) == [reason + "set others in sriov_vf_addresses"]
     # The plan's address is not used then.
     planned_mac = FACTS | {"interfaces": [{"name": "eth0", "mac": first_of(plan, "a")}]}
     assert taken(plan, want, {"b": planned_mac}) == []
