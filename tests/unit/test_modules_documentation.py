@@ -89,5 +89,7 @@ def test_returned_values_are_described(module: ModuleType) -> None:
 
 def test_former_names_of_options_give_a_notice(module: ModuleType) -> None:
     # Actions on the controller give theirs for each alias.
-    for option in getattr(module, "ARGUMENT_SPEC", {}).values():
+    options = list(getattr(module, "ARGUMENT_SPEC", {}).values())
+    for option in options:
+        options += option.get("options", {}).values()
         assert [one["name"] for one in option.get("deprecated_aliases", ())] == option.get("aliases", [])

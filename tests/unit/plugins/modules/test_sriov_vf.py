@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base import systemd
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import from_argument
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import kept_vfs
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import DesiredPf
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.observed_vfs import read_pf
@@ -231,6 +233,28 @@ def test_a_truncated_file_is_repaired(node: Node) -> None:
     file.write_text(file.read_text()[:40])
     assert node.run()["changed"] is True
     assert kept_vfs.read(str(node.etc)).pfs[0].pci == "0000:41:00.0"
+
+
+def test_a_boot_program_never_finds_a_record_of_a_later_version(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, record = Path(kept_vfs.PROGRAM), node.etc / kept_vfs.FILE_NAME
+    node.run()
+    program.write_bytes(b"of another version")
+    former = record.read_text().replace('"pfs"', '"functions"').replace('"pf"', '"parent"')
+    record.write_text(former)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(path: str, *content: Any) -> None:
+        write_whole(path, *content)
+        raise Killed
+
+    monkeypatch.setattr(sriov_vf, "write_whole", killed)
+    with pytest.raises(Killed):
+        node.run()
+    assert (program.read_bytes(), record.read_text()) == (from_argument(PACKED), former)
 
 
 def test_absent_after_a_file_was_cut_off_takes_nothing_that_may_be_others(node: Node) -> None:
