@@ -108,10 +108,18 @@ def files(directory: str, kept: KeptVfs, program: bytes) -> Files:
         program: the boot program, packed from rdm_sriov/boot.py.
     """
     pfs = [
-        {"pci": one.pci, "made": one.made, **one.wanted._asdict(), "addresses": list(one.wanted.addresses)}
+        {
+            "pci": one.pci,
+            "made": one.made,
+            **one.wanted._asdict(),
+            "addresses": list(one.wanted.addresses),
+            "parent": one.wanted.pf,
+        }
         for one in kept.pfs
     ]
-    text = json.dumps({"cluster": kept.cluster, "pfs": pfs}, indent=1) + "\n"
+    # functions and parent until 0.8.0: a release before 0.6.0 cannot read a record without them, and would
+    # remove or replace it even if it is another cluster's.
+    text = json.dumps({"cluster": kept.cluster, "pfs": pfs, "functions": pfs}, indent=1) + "\n"
     unit = _UNIT.format(python=sys.executable, program=PROGRAM, wanted_by=_WANTED_BY)
     return {
         # First the program, since one of another version may not be able to read the record.

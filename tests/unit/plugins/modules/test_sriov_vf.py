@@ -241,7 +241,7 @@ def test_a_boot_program_never_finds_a_record_of_a_later_version(
     program, record = Path(kept_vfs.PROGRAM), node.etc / kept_vfs.FILE_NAME
     node.run()
     program.write_bytes(b"of another version")
-    former = record.read_text().replace('"pfs"', '"functions"').replace('"pf"', '"parent"')
+    former = of_the_release_before(record.read_text())
     record.write_text(former)
 
     class Killed(BaseException):
@@ -403,13 +403,20 @@ def test_the_role_hands_its_variables_to_the_module_with_its_program(tmp_path: P
     assert [one["pf"] for one in kept["pfs"]] == ["eth1", "eth2"]
 
 
-def test_the_record_of_the_release_before_is_read(tmp_path: Path) -> None:
+def of_the_release_before(record: str) -> str:
+    """Return a record with the keys that releases before 0.6.0 write; it must have them."""
+    kept = json.loads(record)
+    former = [{key: value for key, value in one.items() if key != "pf"} for one in kept["functions"]]
+    assert [one["parent"] for one in former] == [one["pf"] for one in kept["pfs"]]
+    return json.dumps({"cluster": kept["cluster"], "functions": former}, indent=1) + "\n"
+
+
+def test_this_release_and_the_one_before_read_each_others_record(tmp_path: Path) -> None:
     wanted = DesiredPf("ib0", 4, ("06:5e:91:06:40:00",) * 4, "Follow")
     kept = kept_vfs.KeptVfs("rdm", (kept_vfs.KeptPf("0000:41:00.0", True, wanted),))
-    text, _ = kept_vfs.files(str(tmp_path), kept, b"")[str(tmp_path / kept_vfs.FILE_NAME)]
     path = tmp_path / kept_vfs.FILE_NAME
-    for former in (text, text.replace(b'"pfs"', b'"functions"').replace(b'"pf"', b'"parent"')):
-        path.write_bytes(former)
+    text = kept_vfs.files(str(tmp_path), kept, b"")[str(path)][0].decode()
+    for record in (text, of_the_release_before(text)):
+        path.write_text(record)
         (one,) = kept_vfs.read(str(tmp_path)).pfs
         assert one == kept.pfs[0]._replace(wanted=wanted._replace(addresses=list(wanted.addresses)))
-    assert b"parent" in former
