@@ -15,7 +15,7 @@ import pytest
 
 from rdm_core import config as configuration
 from rdm_job import network, processes
-from rdm_job.agent import Agent, Worker, after_restart
+from rdm_job.agent import Agent, Master, Worker, after_restart
 from rdm_job.directory import JobDirectory
 from rdm_job.links import Links
 from rdm_job.part import Part
@@ -103,6 +103,19 @@ def test_a_job_ends_though_its_launcher_does_not(
     agent.run()
     assert agent.state.state == state
     assert ("A launcher outlived" in agent.state.reason) == (state == "finished")
+
+
+def test_a_restarted_master_ends_what_is_left_of_the_last_attempt_and_not_its_own(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ordered = []
+    monkeypatch.setattr(Master, "_send", lambda _, order: ordered.append((order["order"], order["attempt"])))
+    known = after_restart(replace(STATE, master="n1"), "n1")
+    restarted = Agent(agent.directory, known)
+    restarted.restarts_left = 0
+    restarted.part = Beginning(agent.directory)
+    restarted.run()
+    assert ordered[:2] == [("kill", 0), ("run", 1)]
 
 
 def test_a_node_that_begins_an_attempt_late_keeps_the_records_of_its_processes(tmp_path: Path) -> None:
