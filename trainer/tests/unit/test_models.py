@@ -195,7 +195,7 @@ def test_a_decoder_sees_the_encoder_but_not_its_padding_nor_its_own_later_tokens
     early[:, 3:] = 0
 
     def loss(encoder_tokens: torch.Tensor, decoder_tokens: torch.Tensor = decoder) -> float:
-        return float(model((encoder_tokens, decoder_tokens), (targets, early)))
+        return float(model((encoder_tokens, decoder_tokens), (targets, early)).detach())
 
     padded = torch.cat([encoder[:, :5], torch.zeros(1, 3, dtype=torch.int64)], dim=1)
     # How much a token counts depends on the weights, which differ between versions of torch.
