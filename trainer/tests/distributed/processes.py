@@ -9,6 +9,7 @@ processes works.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import json
 import multiprocessing
@@ -275,6 +276,8 @@ def _rank(
     import torch.distributed as dist
 
     assert _PRELOADED in sys.modules, "each rank would import the compiler again"
+    # Without it, nobody sees where a library aborted.
+    faulthandler.enable()
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     try:
