@@ -221,13 +221,13 @@ def _digests(
     """
     digests = {name: dict.fromkeys(own["sizes"], "") for name, own in nodes.items()}
     for turn in zip_longest(*(parts(own["sizes"], READ_BYTES) for own in nodes.values())):
-        asked = {
+        queries = {
             name: {**own, "sizes": {path: own["sizes"][path] for path in hashed}, "hashed": hashed}
             for (name, own), hashed in zip(nodes.items(), turn, strict=True)
             if hashed
         }
-        for name, answer in query(asked).items():
-            for path in digests[name].keys() & asked[name]["hashed"]:
+        for name, answer in query(queries).items():
+            for path in digests[name].keys() & queries[name]["hashed"]:
                 if part := answer["digests"].get(path):
                     digests[name][path] += part
                 else:

@@ -271,8 +271,8 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
             return {"changed": True, "copied": sorted(params["parts"])}
         if params["listed"]:
             return {"copied": [], "sizes": list_files(params["source"])}
-        asked = (params["sizes"], params["by_size"], params["folder"], params["hashed"])
-        needed, digests = compare(params["directory"], *asked)
+        rest = (params["sizes"], params["by_size"], params["folder"], params["hashed"])
+        needed, digests = compare(params["directory"], *rest)
         return {"copied": [], "needed": needed, "digests": digests}
     except OSError as error:
         where = str(error.filename or "")
