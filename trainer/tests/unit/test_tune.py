@@ -520,9 +520,9 @@ def test_a_last_stage_without_the_head_says_nothing_of_one_with_it() -> None:
         model = _model("gpt2-xl", H100, overrides=[f"parallel.{key}" for key in keys])
         return model.job.shaped(layout)
 
-    asked = shaped()
-    without = asked.memory(3, 36, 49)
-    assert asked.memory(3, 37, 50) == shaped().memory(3, 37, 50) > without
+    partial = shaped()
+    without = partial.memory(3, 36, 49)
+    assert partial.memory(3, 37, 50) == shaped().memory(3, 37, 50) > without
 
 
 def test_the_blocks_that_compute_again_are_kept_where_they_have_a_meaning(tmp_path: Path) -> None:
