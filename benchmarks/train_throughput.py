@@ -532,6 +532,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engine", default="deepspeed", help="deepspeed, native, or both with a comma")
     parser.add_argument("--rivals", default="", help=f"measured as well: {', '.join(RIVALS)}")
     parser.add_argument("--accumulation", type=int, default=8, help="micro-batches in a step on one device")
+    parser.add_argument("--blocks", type=int, help="blocks of the model, instead of the shape's")
     parser.add_argument("--sequence", type=int, help="tokens of a sample, instead of the shape's")
     parser.add_argument("--micro-batch", type=int, help="samples of it on one device, instead of the shape's")
     parser.add_argument("--rounds", type=int, default=5)
@@ -591,9 +592,14 @@ def legs(args: argparse.Namespace, devices: int, accelerated: bool) -> Iterator[
     for name in names:
         shape = replace(
             shapes[name],
+            layers=args.blocks or shapes[name].layers,
+            # The shape's stages are for its own number of blocks.
+            stages=() if args.blocks else shapes[name].stages,
             sequence=args.sequence or shapes[name].sequence,
             micro_batch=args.micro_batch or shapes[name].micro_batch,
         )
+        if args.blocks:
+            name = f"{name.partition(' x ')[0]} x {args.blocks}"
         for layout_name in args.layouts.split(","):
             layout = LAYOUTS[layout_name]
             if layout.world > devices:

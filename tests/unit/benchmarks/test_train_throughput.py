@@ -60,6 +60,14 @@ def test_rivals_follow_the_engines_on_one_device(
     assert {leg.rival for leg in wanted(monkeypatch, *options, accelerated=False)} == {None, "torchtitan"}
 
 
+def test_a_shape_can_have_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    (leg,) = wanted(
+        monkeypatch, "--shapes", "Llama-3 8B x 6", "--layouts", "one", "--blocks", "16", "--no-plain"
+    )
+    assert (leg.shape_name, leg.shape.layers, leg.shape.hidden) == ("Llama-3 8B x 16", 16, 4096)
+    assert leg.configuration()["parallel"]["partition"] == "even"
+
+
 def test_an_unknown_rival_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
