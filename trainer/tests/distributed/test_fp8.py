@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Trainings with matrix products in fp8, which torch emulates on a CPU."""
+"""Trainings with matrix products in fp8, which a CPU emulates."""
 
 from __future__ import annotations
 

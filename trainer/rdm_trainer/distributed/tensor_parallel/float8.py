@@ -60,6 +60,10 @@ def _product(
         bias: bf16 [columns]; only with ``fast``.
         fast: Accumulate less precisely, as all recipes do in the forward pass.
     """
+    if not left.is_cuda:
+        # Few use torch's kernel for a CPU, so emulate it.
+        whole = (left.float() @ right.float().t()) * (left_scale * right_scale)
+        return (whole if bias is None else whole + bias).bfloat16()
     product: Any = functools.partial(torch._scaled_mm, left, right.t(), out_dtype=torch.bfloat16)
     if fast or not left_scale.dim():
         result: torch.Tensor = product(
