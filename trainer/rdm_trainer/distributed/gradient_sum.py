@@ -15,42 +15,82 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["GradientSum", "accumulate", "add_embedding_gradient", "add_product", "add_weight_gradient"]
+__all__ = [
+    "Accumulator",
+    "GradientSum",
+    "accumulate",
+    "add_embedding_gradient",
+    "add_product",
+    "add_weight_gradient",
+]
 
 _CUBLAS = torch.version.cuda is not None
 # Compiled kernels see a large gradient as rows of this many elements, so that they know its alignment.
 _ROW = 1024
 
 
-def _copy(total: torch.Tensor, gradient: torch.Tensor) -> None:
-    total.copy_(gradient)
-
-
-def _add(total: torch.Tensor, gradient: torch.Tensor) -> None:
-    total.add_(gradient)
+def _is_small(total: torch.Tensor) -> bool:
+    return total.numel() < _ROW * _ROW
 
 
 @functools.cache
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    return torch.compile(function)
+def _compiled_add() -> Callable[[torch.Tensor, torch.Tensor], object]:
+    return torch.compile(lambda total, gradient: total.add_(gradient))
 
 
-def accumulate(total: torch.Tensor, gradient: torch.Tensor, *, first: bool, compiled: bool) -> None:
+def accumulate(total: torch.Tensor, gradient: torch.Tensor, *, compiled: bool) -> None:
     """Add a gradient to its sum.
 
     Args:
         total: The sum, float32, contiguous.
         gradient: The gradient, of the same shape.
-        first: It is the first of a step, so copy it instead of adding it to zeros.
         compiled: Compiled kernels may process large gradients.
     """
-    take = _copy if first else _add
     rows, rest = divmod(total.numel(), _ROW)
-    if compiled and rows >= _ROW and not rest:
+    if compiled and not _is_small(total) and not rest:
         # PyTorch's own mixed-type kernels reach only half of the memory bandwidth.
-        _compiled(take)(total.view(rows, _ROW), gradient.reshape(rows, _ROW))
+        _compiled_add()(total.view(rows, _ROW), gradient.reshape(rows, _ROW))
     else:
-        take(total, gradient)
+        total.add_(gradient)
+
+
+class Accumulator:
+    """Adds gradients to their sums, the small ones together at the end of a backward pass.
+
+    A model has many norms and biases, and a kernel for each of their gradients would take longer.
+
+    Args:
+        compiled: Compiled kernels may process large gradients.
+    """
+
+    def __init__(self, *, compiled: bool) -> None:
+        self._compiled = compiled
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, total: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add a gradient to its sum; a small one is kept until the end of the backward pass that calls this.
+
+        Args:
+            total: The sum, float32, contiguous. Each backward pass adds to it once.
+            gradient: The gradient, of the same shape.
+        """
+        if not _is_small(total):
+            accumulate(total, gradient, compiled=self._compiled)
+            return
+        if not self._kept:
+            torch.autograd.Variable._execution_engine.queue_callback(self.flush)
+        self._kept.append((total, gradient))
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Add the gradients that are kept."""
+        if self._kept:
+            totals, gradients = zip(*self._kept, strict=True)
+            # Of the functions for lists, only the copy converts types.
+            converted = [torch.empty_like(total) for total in totals]
+            torch._foreach_copy_(converted, gradients)
+            torch._foreach_add_(totals, converted)
+            self._kept.clear()
 
 
 class GradientSum:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rdm_trainer.distributed.gradient_sum import GradientSum, add_embedding_gradient
+from rdm_trainer.distributed.gradient_sum import Accumulator, GradientSum, add_embedding_gradient
 from rdm_trainer.distributed.parameters import initialise
 from rdm_trainer.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
@@ -140,3 +140,27 @@ def test_without_a_gradient_nothing_is_added() -> None:
         model.losses(compiled=False)
 
     assert not total.any()
+
+
+def test_small_gradients_are_added_at_the_end_of_each_backward_pass() -> None:
+    accumulator = Accumulator(compiled=False)
+    sizes = {nn.Parameter(torch.ones(size, dtype=torch.bfloat16)): size for size in (3, 1 << 20, 5)}
+    totals = {weight: torch.zeros(size) for weight, size in sizes.items()}
+    during = []
+
+    def take(weight: torch.Tensor) -> None:
+        assert isinstance(weight, nn.Parameter)
+        accumulator.add(totals[weight], _gradient(weight))
+        weight.grad = None
+        during.append((sizes[weight], float(totals[weight][0])))
+
+    for weight in sizes:
+        weight.register_post_accumulate_grad_hook(take)
+    for _ in range(2):
+        torch.stack([weight.sum() for weight in sizes]).sum().backward()
+        torch.stack([weight.sum() for weight in sizes]).sum().backward()
+
+        assert all(torch.equal(total, torch.full_like(total, 2.0)) for total in totals.values())
+        assert sorted(during) == [(3, 0.0), (3, 1.0), (5, 0.0), (5, 1.0), (1 << 20, 1.0), (1 << 20, 2.0)]
+        torch._foreach_zero_(list(totals.values()))
+        during.clear()

@@ -407,7 +407,7 @@ class _Embedding(torch.autograd.Function):
         (tokens,) = ctx.saved_tensors
         # Sums of fp32 rows by index would take long where one token is frequent.
         update = torch.ops.aten.embedding_dense_backward(gradients[0], tokens, len(ctx.total), -1, False)
-        accumulate(ctx.total, update, first=False, compiled=ctx.compiled)
+        accumulate(ctx.total, update, compiled=ctx.compiled)
         return None, None, None, ctx.total.new_empty(()), None
 
 

@@ -3,10 +3,9 @@
 
 DeepSpeed's ``BF16_Optimizer`` passes over the fp32 gradients seven times per step and waits for the device
 twice. This optimiser keeps its data (flat weights, copies, gradients) and shortens the path of a gradient:
-the matrix products of layers add to the sums, the first micro-batch's gradient of any other weight is copied
-instead of added to zeros, a replica gets the sum of only its own part, and the fused AdamW applies the
-clipping factor as its divisor for loss scales. The device skips a step whose norm is not finite, without a
-synchronisation.
+the matrix products of layers add to the sums, small gradients are added together, a replica gets the sum of
+only its own part, and the fused AdamW applies the clipping factor as its divisor for loss scales. The device
+skips a step whose norm is not finite, without a synchronisation.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import nn
 
-from rdm_trainer.distributed.gradient_sum import GradientSum, accumulate
+from rdm_trainer.distributed.gradient_sum import Accumulator, GradientSum
 from rdm_trainer.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -36,7 +35,7 @@ class DistributedOptimizer(BF16_Optimizer):
 
     topology: Topology
     pieces: list[torch.Tensor]
-    compiled: bool
+    accumulator: Accumulator
     sums: list[GradientSum]
     fp32_groups_has_gradients: list[list[bool]]  # untyped in DeepSpeed
 
@@ -62,7 +61,7 @@ class DistributedOptimizer(BF16_Optimizer):
         # DeepSpeed creates the object deep inside its initialisation, so it can only be changed afterwards.
         optimiser.__class__ = cls
         optimiser.topology = topology
-        optimiser.compiled = compiled
+        optimiser.accumulator = Accumulator(compiled=compiled)
         optimiser.pieces = optimiser._counted_pieces(counts)
         # Ranks that share the experts average each gradient by a hook, which a sum does not call.
         optimiser.sums = list(optimiser._take_sums(engine.module)) if topology.expert == 1 else []
@@ -117,26 +116,18 @@ class DistributedOptimizer(BF16_Optimizer):
 
     @torch.no_grad()
     def _update_hp_grad(self, lp: Any, group_idx: int, param_idx: int, clear_lp_grads: bool) -> None:
+        # A backward pass calls this, and releases the gradient.
+        assert not clear_lp_grads
         if lp.grad is None:
             return
         total = self.fp32_groups_gradients[group_idx][param_idx]
-        gradient = lp.grad.view(total.shape)
-        present = self.fp32_groups_has_gradients[group_idx]
-        first, present[param_idx] = not present[param_idx], True
-        accumulate(total, gradient, first=first, compiled=self.compiled)
+        self._note(group_idx, param_idx)
+        self.accumulator.add(total, lp.grad.view(total.shape))
         lp._hp_grad = total
-        if clear_lp_grads:
-            lp.grad.zero_()
 
     @torch.no_grad()
     def sum_over_replicas(self) -> None:
         """Sum the gradients over the replicas; the step divides them."""
-        for present, gradients in zip(
-            self.fp32_groups_has_gradients, self.fp32_groups_gradients, strict=True
-        ):
-            for has, gradient in zip(present, gradients, strict=True):
-                if not has:
-                    gradient.zero_()
         group = self.topology.replica_group
         if self.topology.replicas == 1:
             return
@@ -176,11 +167,10 @@ class DistributedOptimizer(BF16_Optimizer):
         self.clear_hp_grads()
 
     def clear_hp_grads(self) -> None:
-        """Reset the sums: the next gradient of each weight is copied to its sum, or added to zeros."""
+        """Reset the sums."""
         # DeepSpeed also calls this after the step, which has done it.
-        if self.sums and any(map(any, self.fp32_groups_has_gradients)):
-            torch._foreach_zero_([one.total for one in self.sums])
-        self.fp32_groups_has_gradients = [[False] * len(group) for group in self.fp32_groups_gradients]
+        if any(map(any, self.fp32_groups_has_gradients)):
+            super().clear_hp_grads()
 
     def destroy(self) -> None:
         """Release the weights."""

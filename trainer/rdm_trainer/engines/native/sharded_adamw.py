@@ -21,7 +21,7 @@ from torch import nn
 
 from rdm_core.config import Config
 from rdm_trainer.checkpoint.fragments import STATES, Fragment
-from rdm_trainer.distributed.gradient_sum import GradientSum, accumulate
+from rdm_trainer.distributed.gradient_sum import Accumulator, GradientSum
 from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel
 from rdm_trainer.distributed.tensor_parallel.layers import (
@@ -81,7 +81,6 @@ class _Bucket:
 
     def clear(self) -> None:
         """Reset the bucket at the start of a step."""
-        self.filled: set[nn.Parameter] = set()
         self.complete = 0
         self.work: Any = None
         self.sum: torch.Tensor | None = None
@@ -112,7 +111,7 @@ class ShardedAdamW:
         shared: Mapping[str, Sequence[int]],
     ) -> None:
         self._topology, self._device, self._shared = topology, device, shared
-        self._compiled = config.optimisation.compile
+        self._accumulator = Accumulator(compiled=config.optimisation.compile)
         self._clip = config.optimisation.clip_grad
         self._reduce_dtype = DTYPES[config.parallel.reduce_dtype]
         self.buckets = [_Bucket(weights, topology) for weights in _divided(module, shared)]
@@ -146,7 +145,7 @@ class ShardedAdamW:
         self._reducing, self._next = False, 0
         self._gathering: dict[_Bucket, Any] = {}
         self._hooks = [weight.register_post_accumulate_grad_hook(self._take) for weight in self._bucket_of]
-        self._sums: dict[nn.Parameter, GradientSum] = {}
+        self._sums: list[GradientSum] = []
         for layer in module.modules():
             kinds = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding)
             # A product in fp8 does not add to a sum.
@@ -157,7 +156,7 @@ class ShardedAdamW:
         """Release the weights: hooks keep them in a reference cycle that Python's collector cannot see."""
         for hook in self._hooks:
             hook.remove()
-        for one in self._sums.values():
+        for one in self._sums:
             one.close()
 
     # Gradients.
@@ -166,8 +165,7 @@ class ShardedAdamW:
         """Begin the sums of a step."""
         for bucket in self.buckets:
             bucket.clear()
-        if self._sums:
-            torch._foreach_zero_([one.total for one in self._sums.values()])
+        torch._foreach_zero_([bucket.gradients for bucket in self.buckets])
         self._reducing, self._next = False, 0
 
     def expect_backward(self, is_last: bool) -> None:
@@ -182,7 +180,7 @@ class ShardedAdamW:
             return
         bucket = self._bucket_of[weight]
         total = bucket.gradients[bucket.spans[weight]].view(weight.shape)
-        accumulate(total, weight.grad, first=weight not in bucket.filled, compiled=self._compiled)
+        self._accumulator.add(total, weight.grad)
         weight.grad = None
         self._added(weight)
 
@@ -190,16 +188,14 @@ class ShardedAdamW:
         """Return the sum to which backward passes add a weight's gradient; :meth:`begin` zeroes it."""
         bucket = self._bucket_of[weight]
         total = bucket.gradients[bucket.spans[weight]].view(weight.shape)
-        found = self._sums[weight] = GradientSum(total, functools.partial(self._added, weight))
-        return found
+        self._sums.append(GradientSum(total, functools.partial(self._added, weight)))
+        return self._sums[-1]
 
     @torch.no_grad()
     def _added(self, weight: nn.Parameter) -> None:
         """Note that a weight's gradient has been added, and reduce the buckets that this completes."""
-        bucket = self._bucket_of[weight]
-        bucket.filled.add(weight)
         if self._reducing:
-            bucket.complete += 1
+            self._bucket_of[weight].complete += 1
             # All replicas reduce in the same order, whichever bucket is complete first.
             while self._next < len(self.buckets) and self._is_complete(self.buckets[self._next]):
                 self._reduce(self.buckets[self._next])
@@ -220,6 +216,7 @@ class ShardedAdamW:
         group = bucket.group
         if group is None:
             return
+        self._accumulator.flush()
         sent = bucket.gradients.to(self._reduce_dtype)
         bucket.sum = sent[bucket.own]
         if dist.get_backend(group) == "gloo":
@@ -243,9 +240,6 @@ class ShardedAdamW:
         while self._gathering:
             self._gathering.popitem()[1].wait()
         for bucket in self.buckets[self._next :]:
-            for weight, span in bucket.spans.items():
-                if weight not in bucket.filled:
-                    bucket.gradients[span].zero_()
             self._reduce(bucket)
         self._next = len(self.buckets)
         for bucket in self.buckets:
