@@ -27,11 +27,13 @@ __all__ = [
     "BLOCK",
     "END",
     "TIMERS",
+    "RankTimers",
     "piece",
     "pieces",
     "read",
     "records",
     "regular",
+    "whole_lines",
     "with_pieces",
 ]
 
@@ -130,13 +132,13 @@ def records(blocks: Iterable[bytes]) -> Iterator[Record]:
     Args:
         blocks: Its bytes, split anywhere. Carriage returns end lines like newlines: progress bars use them.
     """
-    timers, above = _RankTimers(), b""
-    for lines, whole in _lines(blocks):
+    timers, above = RankTimers(), b""
+    for lines, whole in whole_lines(blocks):
         yield from _of(lines, timers, whole=whole, above=above)
         above = (above + lines[-_NEAR:])[-_NEAR:]
 
 
-def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+def whole_lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
     """Yield blocks of whole lines, without colours.
 
     Yields:
@@ -159,7 +161,7 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
         yield _COLOURS.sub(b"", rest) if b"\x1b" in rest else rest, False
 
 
-def _of(data: bytes, timers: _RankTimers, *, whole: bool, above: bytes) -> Iterator[Record]:
+def _of(data: bytes, timers: RankTimers, *, whole: bool, above: bytes) -> Iterator[Record]:
     """Yield the records in some lines.
 
     Args:
@@ -196,7 +198,7 @@ def _of(data: bytes, timers: _RankTimers, *, whole: bool, above: bytes) -> Itera
                 headers.append(start)
             position = _next(needle, data, end, stop)
     ends = iter([*headers, len(data)])
-    yield from timers.go_on(data, 0, next(ends))
+    yield from timers.times(data, 0, next(ends))
     found += zip(others, itertools.repeat(None))
     found.sort(key=operator.itemgetter(0))
     for start, step in found:
@@ -206,8 +208,8 @@ def _of(data: bytes, timers: _RankTimers, *, whole: bool, above: bytes) -> Itera
         end = others[start]
         line = data[start:end]
         if headers and TIMERS in line:
-            timers.begin(line)
-            yield from timers.go_on(data, end, next(ends))
+            timers.begin(line[: line.index(TIMERS)])
+            yield from timers.times(data, end, next(ends))
         for one in parse(line, whole=whole or end < len(data)):
             if isinstance(one, Step) and not one.is_numbered:
                 yield _by_bar(one, (above + data[max(0, start - _NEAR) : end])[-_NEAR:])
@@ -244,20 +246,24 @@ def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int, end: in
     return found.start() if found else -1
 
 
-class _RankTimers:
+class RankTimers:
     """Parses the timers of all ranks, over many lines: a name, then a line for each rank.
 
-    Forks may list the start and end times after a rank's time; these are skipped.
+    Forks may list the start and end times after a rank's time.
+
+    Args:
+        moments: Find these lists, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, moments: bool = False) -> None:
+        self._moments = moments
         self._pattern: re.Pattern[bytes] | None = None
         self._name = ""
         self._silence = 0
 
-    def begin(self, header: bytes) -> None:
-        """Begin at the heading. A launcher's tag before it stands before each line of timers, too."""
-        self._pattern = _rank_timer(header[: header.index(TIMERS)].rstrip())
+    def begin(self, tag: bytes) -> None:
+        """Begin at a heading. A launcher's tag before it stands before each line of timers, too."""
+        self._pattern = _rank_timer(tag.rstrip(), self._moments)
         self._name = ""
         self._silence = 0
 
@@ -266,23 +272,35 @@ class _RankTimers:
         """The next lines may be timers."""
         return self._pattern is not None
 
-    def go_on(self, data: bytes, position: int, end: int) -> Iterator[RankTimes]:
-        """Yield the timers between two positions, until other lines come.
+    def lines(self, data: bytes, position: int, end: int) -> Iterator[re.Match[bytes]]:
+        """Yield the lines of timers between two positions, until other lines come.
 
         Args:
             data: Lines.
             position: Where to begin, at a newline.
             end: Where to end.
+
+        Yields:
+            Matches with the groups rank, milliseconds and name; with moments also start or end, and the list.
         """
         if self._pattern is None:
             return
         last = position - self._silence
-        times = RankTimes(self._name, array("q"), array("d"))
         for match in self._pattern.finditer(data, position, end):
             if match.start() - last > _GAP:
                 self._pattern = None
-                break
+                return
             last = match.end()
+            yield match
+        # The newline at the end is also the first byte of the next call's data.
+        self._silence = end - last - 1
+        if self._silence > _GAP:
+            self._pattern = None
+
+    def times(self, data: bytes, position: int, end: int) -> Iterator[RankTimes]:
+        """Yield the times in these lines; see :meth:`lines`."""
+        times = RankTimes(self._name, array("q"), array("d"))
+        for match in self.lines(data, position, end):
             rank, milliseconds, name = match.groups()
             if name:
                 if times.ranks:
@@ -294,17 +312,16 @@ class _RankTimers:
         if times.ranks:
             yield times
         self._name = times.name
-        # The newline at the end is also the first byte of the next call's data.
-        self._silence = end - last - 1
-        if self._silence > _GAP:
-            self._pattern = None
 
 
 @functools.lru_cache(maxsize=256)
-def _rank_timer(tag: bytes) -> re.Pattern[bytes]:
-    # At least two spaces: lines with one space list start and end times, and there are many of them.
+def _rank_timer(tag: bytes, moments: bool) -> re.Pattern[bytes]:
+    # At least two spaces: lists of moments have one, and there are many of them.
+    more = rb"| .{1,80}? (start|end) time lst:(.*+)" if moments else b""
     return re.compile(
         rb"\n"
         + re.escape(tag)
-        + rb" {2,}+(?:rank +(\d{1,9}): +(\d+\.?\d*)|([A-Za-z][\w ./-]{0,80}+):)[ \t]*+(?=\n)"
+        + rb"(?: {2,}+(?:rank +(\d{1,9}): +(\d+\.?\d*)|([A-Za-z][\w ./-]{0,80}+):)[ \t]*+"
+        + more
+        + rb")(?=\n)"
     )

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from rdm_log.heads import head, info_of, info_of_job
 from rdm_log.rank_timers import layout
-from rdm_log.scan import TIMERS, pieces, regular, with_pieces
+from rdm_log.scan import TIMERS, RankTimers, pieces, regular, whole_lines, with_pieces
 from rdm_log.summary import check_readable, summarise
 
 __all__ = [
@@ -52,14 +52,7 @@ BLOCK = 512 * 1024
 """Bytes that are searched at once."""
 
 _COMPUTE = ("forward", "backward")
-_GAP = 64 * 1024
-"""The most bytes of other output between two lines of timers."""
-_LONGEST = 8 * BLOCK
-"""A longer line is read in parts. This is enough for the times of some 200,000 micro-batches."""
 _LONGEST_TAG = 4096
-_TIMER = re.compile(rb"^\s*([A-Za-z][\w ./-]{0,80}):[ \t]*$")
-_RANK = re.compile(rb"^\s*rank +(\d+): +(\d+\.?\d*)\s*$")
-_MOMENTS = re.compile(rb"^\s*(.{1,80}?) (start|end) time lst:(.*)$")
 _NUMBER = re.compile(rb"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 # Megatron's timers → kinds; the first match counts. Timers of kind None contain other timers.
 _TIMER_KINDS = (
@@ -232,7 +225,7 @@ def read_timers(file: Path) -> Timeline:
             begin = _heading(log, end)
             if begin < 0:
                 break
-            candidate = _timers(_lines(log, begin, end), _tag(log, begin))
+            candidate = _timers(_blocks(log, begin, end))
             if _size(candidate) > _size(found):
                 found = candidate
             end = begin
@@ -240,34 +233,24 @@ def read_timers(file: Path) -> Timeline:
 
 
 def _heading(log: int, end: int) -> int:
-    """Return where the last heading of timers before ``end`` begins; -1 if there is none."""
+    """Return where the line of the last heading of timers before ``end`` begins; -1 if there is none."""
     while end >= len(TIMERS):
         begin = max(0, end - BLOCK)
-        position = os.pread(log, end - begin, begin).rfind(TIMERS)
+        # A launcher's tag before a heading may be in the block before.
+        first = max(0, begin - _LONGEST_TAG)
+        data = os.pread(log, end - first, first).replace(b"\r", b"\n")
+        position = data.rfind(TIMERS, begin - first)
         if position >= 0:
-            return begin + position
+            return first + data.rfind(b"\n", 0, position) + 1
         end = begin + len(TIMERS) - 1 if begin else 0
     return -1
 
 
-def _tag(log: int, heading: int) -> bytes:
-    """Return a launcher's tag before a heading, such as ``n1:``. Each line below begins with it, too."""
-    begin = max(0, heading - _LONGEST_TAG)
-    before = os.pread(log, heading - begin, begin).replace(b"\r", b"\n")
-    return before[before.rfind(b"\n") + 1 :].rstrip()
-
-
-def _lines(log: int, begin: int, end: int) -> Iterator[bytes]:
-    """Yield the lines between two positions of a log, or to its end."""
-    rest = b""
+def _blocks(log: int, begin: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes between two positions of a log, or to its end."""
     while begin < end and (data := os.pread(log, min(BLOCK, end - begin), begin)):
         begin += len(data)
-        *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
-        yield from lines
-        if len(rest) > _LONGEST:
-            yield rest
-            rest = b""
-    yield rest
+        yield data
 
 
 def _size(timeline: Timeline) -> tuple[int, int]:
@@ -275,43 +258,45 @@ def _size(timeline: Timeline) -> tuple[int, int]:
     return sum(map(len, timeline.spans.values())), sum(map(len, timeline.times.values()))
 
 
-def _timers(lines: Iterable[bytes], tag: bytes) -> Timeline:
-    """Return the timeline of timers, from their heading to the first other lines. Each line has the tag."""
+def _timers(blocks: Iterable[bytes]) -> Timeline:
+    """Return the timeline of timers, from the line of their heading to the first other lines."""
     found = Timeline(source="timers", is_pipeline=False)
-    name, rank, begins, silence = "", -1, list[float](), 0
-    for whole in lines:
-        line = whole[len(tag) :] if whole.startswith(tag) else b""
-        silence += len(whole) + 1
-        if silence > _GAP + len(whole):
-            break
-        if match := _RANK.match(line):
-            silence = 0
-            rank = int(match[1])
-            kind = _kind_of(name)
-            if name and kind is not None:
-                times = found.times.setdefault(rank, {})
-                times[kind] = times.get(kind, 0.0) + float(match[2])
-        elif match := _MOMENTS.match(line):
-            silence = 0
-            moments = [float(number) * 1e6 for number in _NUMBER.findall(match[3])]
-            if match[2] == b"start":
-                begins = moments
+    timers = RankTimers(moments=True)
+    kind: str | None = None
+    name, rank, begins = "", -1, b""
+    for lines, _ in whole_lines(blocks):
+        if not timers.are_open:
+            timers.begin(lines.partition(TIMERS)[0])
+        data = b"\n" + lines
+        for match in timers.lines(data, 0, len(data)):
+            number, milliseconds, named, which, moments = match.groups()
+            if named:
+                name = named.decode("utf-8", "replace")
+                kind = _kind_of(name)
+            elif kind is None:
                 continue
-            kind = _kind_of(name)
-            if kind is not None and rank >= 0:
-                found.spans.setdefault(rank, []).extend(
-                    Span(kind, name, begin, end) for begin, end in zip(begins, moments, strict=False)
-                )
-            begins = []
-        elif match := _TIMER.match(line):
-            silence = 0
-            name = match[1].decode("utf-8", "replace").strip()
+            elif number:
+                rank = int(number)
+                times = found.times.setdefault(rank, {})
+                times[kind] = times.get(kind, 0.0) + float(milliseconds)
+            elif which == b"start":
+                begins = moments
+            elif rank >= 0:
+                each = zip(_microseconds(begins), _microseconds(moments), strict=False)
+                found.spans.setdefault(rank, []).extend(Span(kind, name, *both) for both in each)
+                begins = b""
+        if not timers.are_open:
+            break
     if found.spans:
         # Spans have the same durations, and more.
         found.times.clear()
     for own, spans in found.spans.items():
         found.spans[own] = list(_numbered(sorted(spans, key=lambda span: span.begin)))
     return found
+
+
+def _microseconds(moments: bytes) -> list[float]:
+    return [float(number) * 1e6 for number in _NUMBER.findall(moments)]
 
 
 def _kind_of(timer: str) -> str | None:
