@@ -6,8 +6,8 @@ from __future__ import annotations
 __all__ = ["chunk_tokens"]
 
 # The most logits of one chunk, by whether the loss is compiled. Chunks are large, so that it costs little to
-# add up their weight gradients: a GiB in 16 bits if compiled; otherwise there are fp32 copies as well.
-_ELEMENTS = {True: 1 << 29, False: 1 << 27}
+# add up their weight gradients: 2 GiB in 16 bits if compiled; otherwise there are fp32 copies as well.
+_ELEMENTS = {True: 1 << 30, False: 1 << 27}
 # The most numbers of chunks to try. Only a batch that fits no memory needs more.
 _TRIES = 10_000
 

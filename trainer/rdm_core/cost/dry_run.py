@@ -270,7 +270,7 @@ def _logits(config: Config) -> int:
 
     The largest of three moments counts:
 
-    1. a chunk's logits and their gradient exist, and, unless compiled, fp32 copies and a mask;
+    1. a chunk's logits become their gradient, with, unless compiled, fp32 copies and a mask;
     2. the chunk's gradient becomes that of the head, which is summed in fp32 if there are several chunks;
     3. the backward pass scales the head's gradient, and casts it back unless it adds it to a sum.
 
@@ -284,8 +284,8 @@ def _logits(config: Config) -> int:
     head = rows * spec.hidden_size
     summed = 4 if size < tokens else 0
     # In fp32, there is no 16-bit copy.
-    copies = 0 if optimisation.compile else 13 if width < 4 else 9
-    chunk = size * rows * (2 * width + copies) + head * summed
+    copies = 0 if optimisation.compile else 13
+    chunk = size * rows * (width + copies) + head * summed
     # In fp32, the product is added to the sum in place.
     head_s = size * rows * width + head * (summed if width == summed else width + summed)
     scaled = head * (summed or width)

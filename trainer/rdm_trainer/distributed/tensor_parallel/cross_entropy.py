@@ -101,20 +101,20 @@ def _reduce(
     return largest, total, torch.where(own, chosen, 0.0)
 
 
-def _gradient(
+def _to_gradient(
     logits: torch.Tensor,
     normaliser: torch.Tensor,
     labels: torch.Tensor,
     mask: torch.Tensor,
     first: int,
     valid: int,
-) -> torch.Tensor:
-    """Return d(sum of the masked losses)/d(logits), of the logits' shape and type."""
+) -> None:
+    """Replace logits by d(sum of the masked losses)/d(logits)."""
     columns = torch.arange(logits.shape[1], device=logits.device)
     probabilities = torch.exp(logits.float() - normaliser[:, None])
     target = columns[None, :] == (labels - first)[:, None]
     gradient = (probabilities - target.float()) * mask[:, None]
-    return torch.where(columns < valid, gradient, 0.0).to(logits.dtype)
+    logits.copy_(torch.where(columns < valid, gradient, 0.0))
 
 
 @functools.cache
@@ -181,7 +181,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         first, valid, group, sums_gradient, compiled, chunk_elements, training, total = options
         reduce = _compiled(_reduce) if compiled else _reduce
-        gradient_of = _compiled(_gradient) if compiled else _gradient
+        to_gradient = _compiled(_to_gradient) if compiled else _to_gradient
         tokens = hidden_states.shape[0]
         size = chunk_tokens(tokens, weight.shape[0], compiled=compiled, elements=chunk_elements)
         loss = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
@@ -196,8 +196,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss += torch.dot(normaliser - chosen, mask[part])
             if states_gradient is None:
                 continue
-            gradient = gradient_of(logits, normaliser, labels[part], mask[part], first, valid)
-            del logits
+            # In place: the logits of a chunk take as much memory as all else of a large one.
+            to_gradient(logits, normaliser, labels[part], mask[part], first, valid)
+            gradient = logits
             torch.mm(gradient, weight, out=states_gradient[part])
             if bias_gradient is not None:
                 bias_gradient += gradient.sum(dim=0, dtype=torch.float32)
@@ -210,7 +211,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
                 add_product(weight_gradient, gradient, states)
             # The next chunk's logits reuse this memory.
-            del gradient, states
+            del logits, gradient, states
         if states_gradient is not None:
             if group is not None and sums_gradient:
                 dist.all_reduce(states_gradient, group=group)
