@@ -522,10 +522,16 @@ class Block(nn.Module):
             for half, part, begin in zip(halves, masks, begins, strict=True)
         ]
         attended, more_sums = [], []
-        for half, pending in zip(halves, sums, strict=True):
-            attended.append(half + self.dropped(attention.out_proj(pending, step="end")))
-            inner = mlp.inner(self.pre_mlp_layernorm(attended[-1]))
-            more_sums.append(mlp.fc2(inner, step="begin"))
+        try:
+            for half, pending in zip(halves, sums, strict=True):
+                attended.append(half + self.dropped(attention.out_proj(pending, step="end")))
+                inner = mlp.inner(self.pre_mlp_layernorm(attended[-1]))
+                more_sums.append(mlp.fc2(inner, step="begin"))
+        except Exception:
+            # A recomputation stops at the last activation, and torch keeps each sum until its end.
+            for pending in more_sums:
+                mlp.fc2(pending, step="end")
+            raise
         return torch.cat(
             [
                 half + self.dropped(mlp.fc2(pending, step="end"))

@@ -109,6 +109,14 @@ def encoder_passes(config: Config) -> int:
     return len(passes)
 
 
+def pending_sums(config: Config) -> int:
+    """Return how many sums over ranks nobody has waited for after a step."""
+    engine = create.create(config, topology := create.create_topology(config))
+    engine.train_step(training.batches(config, topology, 1))
+    count: int = torch._C._distributed_c10d._get_work_registry_size()
+    return count
+
+
 @pytest.mark.parametrize(
     ("world", "valid", "padded", "chunk"), [(2, 13, 16, 1000), (3, 11, 24, 30), (4, 7, 16, 8)]
 )
@@ -141,3 +149,9 @@ def test_dropout_is_repeatable_and_alike_with_and_without_checkpointing() -> Non
 def test_a_stage_with_encoder_and_decoder_goes_back_through_the_encoder_once() -> None:
     job = configure(T5, {"parallel.pipeline": 2, "parallel.partition": "3-1"})
     assert sum(processes.run(2, encoder_passes, job)) == job.accumulation(1)
+
+
+def test_no_sum_is_pending_after_activations_were_computed_again() -> None:
+    """PyTorch would keep it, and its tensors, until the process ends."""
+    job = configure(GPT, {"parallel.tensor": 2, "parallel.activation_checkpointing": "full"})
+    assert processes.run(2, pending_sums, job) == [0, 0]
