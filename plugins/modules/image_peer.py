@@ -173,7 +173,7 @@ import signal
 import socket
 import stat
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
@@ -468,7 +468,6 @@ def serve(params: Dict[str, Any], base: str, lock: Any) -> Dict[str, Any]:
         None,
         params["bandwidth"] * 1e6 / 8,
         params["lease"],
-        params["lease"] + _PORT_S,
     )
     os.unlink(lock.name)
     lock.close()
@@ -506,7 +505,6 @@ def joined(params: Dict[str, Any]) -> Dict[str, Any]:
         at,
         params["bandwidth"] * 1e6 / 8,
         params["lease"],
-        params["lease"] + _PORT_S,
     )
     path = base + ".tar"
     left_out = left_out_of(params["index"]) if params["index"] else tuple(params["left_out"])
@@ -676,9 +674,10 @@ def _be_daemon(
         sign(lock, run_name(params))
         with contextlib.suppress(OSError):
             os.unlink(base + ".result")
+        wait_for_port(os.path.dirname(base), params["port"], params["lease"] + _PORT_S)
         peer = make()
     except NodeError as error:
-        problem = {"problem": str(error)}
+        problem = {"problem": error.sentence}
     except OSError as error:
         problem = {"problem": os_problem(error)}
     except OverflowError as error:  # a port
@@ -699,6 +698,45 @@ def _be_daemon(
         os.unlink(temporary)
     with open(base + ".result", "w", encoding="utf-8") as file:
         json.dump(result, file)
+
+
+def wait_for_port(directory: str, port: int, timeout: float) -> None:
+    """Wait while a process of an earlier run, which ends by itself, listens on a port.
+
+    Args:
+        directory: with the locks of these processes.
+        port: of any address.
+        timeout: in seconds.
+    """
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        sockets = listening(port)
+        processes = [
+            held_by(entry.path[:-5])[0] for entry in os.scandir(directory) if entry.name[-5:] == ".lock"
+        ]
+        if not sockets or not any(sockets & open_sockets(process) for process in processes):
+            return
+        time.sleep(0.1)
+
+
+def listening(port: int) -> Set[str]:
+    """Return the inodes of the sockets that listen on a port, by the kernel's tables: see proc(5)."""
+    rows = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table, encoding="ascii") as file:
+            rows += [line.split() for line in file]
+    local = ":{0:04X}".format(port)
+    return {row[9] for row in rows if row[1].endswith(local) and row[3] == "0A"}
+
+
+def open_sockets(process: str) -> Set[str]:
+    """Return the inodes of a process's sockets; none if it is gone."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir("/proc/{0}/fd".format(process)):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(entry.path).partition("socket:[")[2].rstrip("]"))
+    return found
 
 
 def end_other(base: str, only: str = "") -> Any:

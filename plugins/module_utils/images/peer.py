@@ -109,7 +109,6 @@ class Settings(NamedTuple):
         bandwidth: bytes per second that this node sends at most; 0 means no limit.
         lease_s: seconds after which the peer ends if it hears nothing from the controller (at the source) or
             from the source.
-        port_s: seconds to wait for a port that is taken: a process of a run that was killed ends by itself.
     """
 
     name: str
@@ -119,7 +118,6 @@ class Settings(NamedTuple):
     source: Optional[Tuple[str, int]] = None
     bandwidth: float = 0
     lease_s: float = 30
-    port_s: float = 0
 
 
 class Busy(Exception):  # noqa: N818  # an answer, and not an error
@@ -347,18 +345,15 @@ class Peer:
         self.port: int = self._server.server_address[1]
 
     def _listen(self) -> _Server:
-        settings, until = self.settings, time.monotonic() + self.settings.port_s
-        while True:
-            try:
-                return _Server((settings.address, settings.port), self)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE or time.monotonic() > until:
-                    raise NodeError(
-                        "it cannot listen on {0}:{1} ({2})".format(
-                            settings.address, settings.port, reason(error)
-                        )
-                    ) from None
-            time.sleep(0.1)
+        address, port = self.settings.address, self.settings.port
+        try:
+            return _Server((address, port), self)
+        except OSError as error:
+            why = "it cannot listen on {0}:{1} ({2})".format(address, port, reason(error))
+            taken = error.errno == errno.EADDRINUSE
+            raise NodeError(
+                why, "end the program that does, or set images_port to another port" if taken else ""
+            ) from None
 
     # ---- running
 

@@ -750,8 +750,11 @@ def test_why_a_node_cannot_take_part_is_one_sentence(tmp_path: Path, archive: Pa
     with socket.create_server((HOME, 0)) as taken:
         port = taken.getsockname()[1]
         pieces = PieceList(3, 2, ["a", "b"], {})
-        with pytest.raises(NodeError, match=f"cannot listen on {HOME}:{port} .Address already in use."):
+        with pytest.raises(
+            NodeError, match=f"cannot listen on {HOME}:{port} .Address already in use."
+        ) as why:
             Peer(Settings("a", HOME, port, TOKEN), pieces.digest, str(archive), pieces)
+        assert why.value.sentence.endswith(": end the program that does, or set images_port to another port")
     with pytest.raises(NodeError, match=f"does not answer at {HOME}:{port} .Connection refused."):
         Peer(Settings("a", HOME, 0, TOKEN, (HOME, port)), pieces.digest, str(tmp_path / "a"))
 
