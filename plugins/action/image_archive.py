@@ -107,11 +107,12 @@ class ActionModule(ActionBase):
         if not brought.get("whole"):
             # Each piece was verified by its digest, and pieces that the node does not need may be missing.
             index["sha256"] = str(brought.get("sha256") or "")
-        arguments.update(remote_src=False, copy=copy, index=index)
+        # The archive is kept for its other images: of an OCI layout, an engine loads only one at a time.
+        keep = bool(brought.get("keep"))
+        arguments.update(remote_src=False, copy=copy, index=index, remove_copy=not keep)
         result = self._module(arguments, task_vars)
-        # If loading failed, the pieces are kept for the next run. The archive is kept for its other images:
-        # of an OCI layout, an engine loads only one at a time.
-        if not brought.get("keep") and (brought.get("whole") or not result.get("failed")):
+        # If loading failed, the pieces are kept for the next run.
+        if result.get("failed") and brought.get("whole") and not keep:
             self._low_level_execute_command(remove)
         return result
 

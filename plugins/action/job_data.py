@@ -66,15 +66,15 @@ class ActionModule(ActionBase):
             result["diff"] = _diff(needed)
         if not needed or self._task.check_mode:
             return result
-        stored = [{"parts": parts, "copy": copy} for copy, parts in brought["copies"].items()]
+        stored: list[dict[str, Any]] = [
+            {"parts": parts, "copy": copy, "remove_copy": True} for copy, parts in brought["copies"].items()
+        ]
         if brought["own"]:
             stored.append({"parts": brought["own"]})
         for what in stored:
             done = self._module({**arguments, **what}, variables)
             if done.get("failed"):
                 return done
-            if "copy" in what:
-                self._remove(what["copy"])
         # The pieces of what has not arrived completely are kept for the next run.
         return {**result, "failed": True, "msg": brought["problem"]} if brought["problem"] else result
 
@@ -94,11 +94,11 @@ class ActionModule(ActionBase):
             for path in needed:
                 if path in brought:
                     own = _digest_once(source / path, Path(constants.DEFAULT_LOCAL_TMP))
-                    stored = {**arguments, "file": path, "copy": brought[path], "digest": own}
-                    done = self._module(stored, variables)
-                    self._remove(brought[path])
+                    stored = {"file": path, "copy": brought[path], "remove_copy": True, "digest": own}
+                    done = self._module({**arguments, **stored}, variables)
                     if not done.get("failed"):
                         continue
+                    self._remove(brought[path])
                     self._display.warning(f"{path} is copied from the controller, since {done['msg']}")
                 try:
                     upload(self._connection, str(source / path), copy)

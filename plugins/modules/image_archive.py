@@ -82,6 +82,10 @@ options:
     description:
       - Where the archive was copied to. Set by the action plugin for an archive on the controller.
     type: path
+  remove_copy:
+    description: Whether to remove O(copy) once the engine has its images. Set by the action plugin.
+    type: bool
+    default: false
   brought:
     description:
       - What M(rdm.provision.image_distribution) says of this archive on this node, with its C(index), and
@@ -254,6 +258,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.engine_layers
     present_members,
     require_readable,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import remove_pieces
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "path": {"type": "path", "required": True},
@@ -266,6 +271,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "read": {"type": "bool", "default": True},
     "file": {"type": "str", "default": ""},
     "copy": {"type": "path"},
+    "remove_copy": {"type": "bool", "default": False},
     "brought": {"type": "dict"},
 }
 
@@ -574,6 +580,8 @@ def main(module: AnsibleModule) -> dict[str, Any]:
         if state == "inspected":
             return {**images.inspect(), **_for_others(module.params, read)}
         (images.present if state == "present" else images.absent)()
+        if module.params["remove_copy"]:  # here, and not by the controller, which may be killed meanwhile
+            remove_pieces(module.params["copy"])
         return images.result()
     except ArchiveUnread as unread:
         return {**inspection(module.params["path"]), "unread": unread.file}

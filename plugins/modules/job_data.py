@@ -69,6 +69,10 @@ options:
   copy:
     description: The copy of that file, or of these, on the node. Set by the action plugin.
     type: path
+  remove_copy:
+    description: Whether to remove O(copy) once all is stored. Set by the action plugin.
+    type: bool
+    default: false
   digest:
     description: SHA-256 digest of a copy that other nodes have brought. Set by the action plugin.
     type: str
@@ -120,6 +124,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.no_symlinks imp
     path_parts,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import remove_pieces
 
 FOLDER = "data"
 
@@ -136,6 +141,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "parts": {"type": "dict", "default": {}},
     "file": {"type": "str", "default": ""},
     "copy": {"type": "path"},
+    "remove_copy": {"type": "bool", "default": False},
     "digest": {"type": "str", "default": ""},
 }
 
@@ -260,15 +266,17 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
     """Compare the directory or store a file, and return the module's result."""
     params = module.params
     try:
-        if params["file"]:
-            with open(params["copy"], "rb") as copy:
-                path = "{0}/{1}".format(params["folder"], params["file"])
-                store(params["directory"], path, copy, wanted=params["digest"])
-            return {"changed": True, "copied": [params["file"]]}
-        if params["parts"]:
-            there = (params["directory"], params["folder"])
-            store_parts(*there, params["parts"], params["source"], params["copy"])
-            return {"changed": True, "copied": sorted(params["parts"])}
+        if params["file"] or params["parts"]:
+            if params["file"]:
+                with open(params["copy"], "rb") as copy:
+                    path = "{0}/{1}".format(params["folder"], params["file"])
+                    store(params["directory"], path, copy, wanted=params["digest"])
+            else:
+                there = (params["directory"], params["folder"])
+                store_parts(*there, params["parts"], params["source"], params["copy"])
+            if params["remove_copy"]:  # here, and not by the controller, which may be killed meanwhile
+                remove_pieces(params["copy"])
+            return {"changed": True, "copied": sorted(params["parts"]) or [params["file"]]}
         if params["listed"]:
             return {"copied": [], "sizes": list_files(params["source"])}
         rest = (params["sizes"], params["by_size"], params["folder"], params["hashed"])

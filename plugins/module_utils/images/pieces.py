@@ -31,6 +31,13 @@ NOTED = ".have"
 _THREADS = 4
 
 
+def remove_pieces(path: str) -> None:
+    """Remove a file that holds the pieces of an archive, and the list of those that are there."""
+    for one in (path, path + NOTED):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(one)
+
+
 class WrongPiece(NodeError):  # noqa: N818  # a state of the node, not an error
     """The received data is not the requested piece."""
 

@@ -21,15 +21,37 @@ from ansible_collections.rdm.provision.plugins.action.image_archive import Actio
 )
 def test_what_is_verified_of_an_archive_from_other_nodes(brought: dict[str, str], digest: str) -> None:
     seen: dict[str, Any] = {}
-    commands: list[str] = []
     action: Any = ActionModule.__new__(ActionModule)
     action._connection = SimpleNamespace(_shell=SimpleNamespace(remove=lambda path: f"rm {path}"))
-    action._low_level_execute_command = commands.append
     action._module = lambda arguments, _variables: seen.update(arguments) or {}
     given = {"copy": "/cache/n.tar", "index": {"sha256": "of the source"}, **brought}
     action._load_brought(given, {"path": "image.tar"}, {})
     assert (seen["copy"], seen["index"]) == ("/cache/n.tar", {"sha256": digest})
-    assert commands == ["rm /cache/n.tar && rm /cache/n.tar.have"]
+
+
+@pytest.mark.parametrize(
+    ("brought", "failed", "by_module", "by_controller"),
+    [
+        ({}, False, True, False),
+        ({}, True, True, False),  # the module keeps the pieces for the next run
+        ({"whole": "yes"}, True, True, True),
+        ({"whole": "yes", "keep": True}, True, False, False),
+        ({"keep": True}, False, False, False),
+    ],
+)
+def test_the_module_removes_a_copy_that_it_has_loaded(
+    brought: dict[str, Any], failed: bool, by_module: bool, by_controller: bool
+) -> None:
+    """A run that is killed after the load leaves no copy."""
+    seen: dict[str, Any] = {}
+    commands: list[str] = []
+    action: Any = ActionModule.__new__(ActionModule)
+    action._connection = SimpleNamespace(_shell=SimpleNamespace(remove=lambda path: f"rm {path}"))
+    action._low_level_execute_command = commands.append
+    action._module = lambda arguments, _variables: seen.update(arguments) or {"failed": failed}
+    action._load_brought({"copy": "/cache/n.tar", "index": {}, **brought}, {"path": "image.tar"}, {})
+    assert seen["remove_copy"] == by_module
+    assert commands == (["rm /cache/n.tar && rm /cache/n.tar.have"] if by_controller else [])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import pytest
 from ansible_collections.rdm.provision.plugins.action import job_data as action
 from ansible_collections.rdm.provision.plugins.action.job_data import files, others
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.modules import job_data
 from ansible_collections.rdm.provision.plugins.modules.job_data import digest
 
@@ -47,6 +48,19 @@ def test_a_file_is_stored_and_found(jobs: Path, copy: Path) -> None:
     assert compare(jobs, text=6) == ([], {"text": hashlib.sha256(b"tokens").hexdigest()})
     assert compare(jobs, text=7) == (["text"], {})
     assert sorted(path.name for path in (jobs / "data").iterdir()) == ["sets", "text"]
+
+
+def test_a_copy_is_removed_with_its_list_of_pieces_once_it_is_stored(jobs: Path, copy: Path) -> None:
+    """Here, and not in another call: a run that is killed in between would leave it."""
+    pieces = copy.with_name(copy.name + NOTED)
+    pieces.touch()
+    there = {"source": "/x", "directory": str(jobs), "copy": str(copy), "remove_copy": True}
+    with pytest.raises(Failed, match="is not data/text"):
+        run_module(job_data, {**there, "file": "text", "digest": "another"})
+    assert (copy.exists(), pieces.exists()) == (True, True)
+    run_module(job_data, {**there, "parts": {"a": [0, 2], "b": [2, 4]}})
+    assert (copy.exists(), pieces.exists()) == (False, False)
+    assert [(jobs / "data" / name).read_bytes() for name in "ab"] == [b"to", b"kens"]
 
 
 def test_a_link_instead_of_a_file_is_replaced_and_not_followed(
