@@ -132,18 +132,26 @@ def test_what_the_all_reduce_lacks_is_refused_before_anything_is_measured() -> N
     assert before == after
 
 
-@pytest.mark.parametrize("verb", ["stop", "remove"])
-def test_the_playbook_that_shows_jobs_changes_none(tmp_path: Path, verb: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "of", "hosts"),
+    [("remove", "", "n1, n2"), ("stop", "host_vars/n2.yml", "n2"), ("list", "host_vars/n2.yml", "")],
+)
+def test_the_playbook_that_shows_jobs_changes_none(tmp_path: Path, verb: str, of: str, hosts: str) -> None:
     inventory = tmp_path / "hosts.ini"
     inventory.write_text(
         "[master]\nn1\n[workers]\nn2\n[all:vars]\nansible_connection=local\nrdm_become=false\n"
         f"ansible_python_interpreter={sys.executable}\n"
     )
-    words = ["--inventory", inventory, "-e", f"job_name=gpt job_verb={verb}", PLAYBOOKS / "jobs.yml"]
+    words = ["--inventory", inventory, "-e", "job_name=gpt", PLAYBOOKS / "jobs.yml"]
+    if of:
+        (tmp_path / of).parent.mkdir()
+        (tmp_path / of).write_text(f"job_verb: {verb}\n")
+    else:
+        words += ["-e", f"job_verb={verb}"]
     run = ansible_playbook(*words, environment={**os.environ, **environment.ansible_environment()})
-    assert run.returncode == 2
-    assert f"job_verb {verb} does not only read jobs, as sections and report do;" in run.stdout
-    assert "Query each node" not in run.stdout
+    assert run.returncode == 2, "no job runs here"
+    refused = f"{hosts}: job_verb {verb} does not only read jobs, as sections and report do;" in run.stdout
+    assert (refused, "Query each node" in run.stdout) == (bool(hosts), not hosts)
 
 
 def test_every_play_says_which_strategy_it_has_been_made_for() -> None:
