@@ -85,6 +85,7 @@ class Agent:
 
     def run(self) -> None:
         """Work until the job has ended."""
+        self.directory.forget_ranks()
         self.directory.write_state(self.state)
         try:
             self.part.prepare()

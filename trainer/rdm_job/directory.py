@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -239,17 +238,28 @@ class JobDirectory:
         """Return the heartbeat file of a process of this node; see ``rdm_core.heartbeat``."""
         return self._own_ranks / f"{rank}.heartbeat"
 
-    def forget_ranks(self, *, excluding: Container[int] = ()) -> None:
-        """Remove the records and heartbeats of this node's processes of an earlier attempt.
+    def forget_ranks(self, files: str = "*") -> None:
+        """Remove what this node's processes of earlier attempts have left, and which attempts were ended.
 
         Args:
-            excluding: Processes of the next attempt, whose files stay.
+            files: Pattern of their names, such as ``3.*`` for rank 3.
         """
-        paths = list(self._own_ranks.glob("*"))
-        kept = {str(record["rank"]) for record in self.read_ranks() if record["pid"] in excluding}
-        for path in paths:
-            if path.name.partition(".")[0] not in kept:
-                path.unlink(missing_ok=True)
+        for path in self._own_ranks.glob(files):
+            path.unlink(missing_ok=True)
+
+    def end_attempt(self, number: int) -> None:
+        """Note that no process of this attempt, or of an earlier one, may begin on this node."""
+        with contextlib.suppress(OSError):
+            self._own_ranks.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._own_ranks / "ended", str(number))
+
+    @property
+    def ended_attempt(self) -> int:
+        """The last attempt that was ended on this node; -1 if none was."""
+        try:
+            return int((self._own_ranks / "ended").read_text())
+        except (OSError, ValueError):
+            return -1
 
     @property
     def _own_ranks(self) -> Path:

@@ -49,9 +49,11 @@ class Part:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._alive_at: dict[int, float] = {}
         self._signalled: set[int] = set()
-        self._errors_before = 0
         self._watch = Watch(directory, self.request, self.config)
         self.attempt = -1
+        self._ended = -1
+        self._errors_before = 0
+        self._note_logs()
 
     def start(self, number: int, port: int, network_cidr: str) -> None:
         """Begin an attempt."""
@@ -60,9 +62,6 @@ class Part:
         self.attempt = number
         self._alive_at.clear()
         self._signalled.clear()
-        # The master's launcher may have begun this attempt here before its order came.
-        self.directory.forget_ranks(excluding=processes.of_job(self.request.job_id))
-        self._errors_before = self.directory.log(self.node, "err").stat().st_size
         self._watch.begin()
         self._watch.start_polling(self._records)
         attempt = Attempt(
@@ -154,6 +153,19 @@ class Part:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._launcher.wait(timeout=5)
             self._launcher = None
+        last = self.attempt if until is None else until
+        if last > self._ended:
+            self._ended = last
+            self.directory.end_attempt(last)
+            # Again, for processes that began before they could read that.
+            processes.end_all(self.request.job_id, until=until)
+            self._note_logs()
+
+    def _note_logs(self) -> None:
+        """Note where the next attempt's logs begin: the master's launcher may begin it before its order."""
+        with contextlib.suppress(OSError):
+            self._errors_before = self.directory.log(self.node, "err").stat().st_size
+            self._watch.note_logs()
 
     def _records(self) -> list[dict[str, Any]]:
         """Return the records that this node's processes of this attempt have written."""

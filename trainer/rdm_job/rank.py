@@ -63,6 +63,10 @@ def main(arguments: Sequence[str]) -> int:
     # Until the trainer installs its own handler: a process that gets SIGTERM did not fail by itself.
     signal.signal(signal.SIGTERM, _terminated)
     directory = _own_directory()
+    attempt = int(os.environ.get(ATTEMPT_VARIABLE, "0"))
+    if attempt <= directory.ended_attempt:  # such as over an ssh connection that took long
+        print(f"Attempt {attempt} of this job was ended before this process began.", file=sys.stderr)
+        return FAILED
     request = directory.request()
     node = request.node
     adopt_launcher_environment(os.environ)
@@ -93,13 +97,14 @@ def main(arguments: Sequence[str]) -> int:
         "node": node,
         "pid": os.getpid(),
         "world": int(os.environ["WORLD_SIZE"]),
-        "attempt": int(os.environ.get(ATTEMPT_VARIABLE, "0")),
+        "attempt": attempt,
         "state": "running",
         "exit": None,
         "error": "",
         "lines": [],
         "time": time.time(),
     }
+    directory.forget_ranks(f"{rank}.*")
     directory.write_rank(rank, record)
     os.environ[HEARTBEAT_VARIABLE] = os.environ[FORMER_VARIABLE] = str(directory.heartbeat(rank))
     threading.Thread(target=_end_with_agent, args=(directory,), daemon=True).start()

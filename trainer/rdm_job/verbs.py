@@ -73,7 +73,6 @@ def start(request: Request) -> dict[str, Any]:
     job.write_resolved(configuration.dump(resolved))
     outputs.link(job, resolved, world, time.time())
     job.forget_stop()
-    job.forget_ranks()
     _start_agent(job, request.node)
     return {"directory": str(job.path), "started": True, "job": _state(job).to_json()}
 
@@ -93,7 +92,6 @@ def revive() -> dict[str, Any]:
             continue
         if not Part(job).config.launcher.max_restarts:
             continue
-        job.forget_ranks()
         _start_agent(job, job.node, GOES_ON)
         found.append(job.path.name)
     return {"revived": found}

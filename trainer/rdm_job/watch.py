@@ -91,7 +91,12 @@ class Watch:
         self._report: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._over: threading.Event | None = None
+        self._next: list[_Tail] = []
         self.begin()
+
+    def note_logs(self) -> None:
+        """Note that the logs of the next attempt begin here, which may be before ``begin``."""
+        self._next = [_Tail(self._directory.log(self._request.node, stream)) for stream in ("out", "err")]
 
     def begin(self) -> None:
         """Begin an attempt: earlier log lines no longer matter."""
@@ -100,8 +105,9 @@ class Watch:
 
     def _begin(self) -> None:
         self._report = {}
-        self._out = _Tail(self._directory.log(self._request.node, "out"))
-        self._err = _Tail(self._directory.log(self._request.node, "err"))
+        if not self._next:
+            self.note_logs()
+        (self._out, self._err), self._next = self._next, []
         self._findings = Findings(self._first_rank)
         self._head, self._info = b"", dict[str, str]()
         self._vocabulary: int | None = None

@@ -21,6 +21,7 @@ from rdm_job.links import Links
 from rdm_job.part import Part
 from rdm_job.protocol import Failure, Node, Offer, Request
 from tests.unit.job.two_nodes import REQUEST, STATE, config
+from tests.waiting import wait_until
 
 
 class Beginning(Part):
@@ -118,23 +119,36 @@ def test_a_restarted_master_ends_what_is_left_of_the_last_attempt_and_not_its_ow
     assert ordered[:2] == [("kill", 0), ("run", 1)]
 
 
-def test_a_node_that_begins_an_attempt_late_keeps_the_records_of_its_processes(tmp_path: Path) -> None:
-    """The master's launcher may have begun them before a busy node obeys the order."""
+def test_a_node_that_begins_an_attempt_late_reports_its_processes_and_what_they_wrote(
+    tmp_path: Path,
+) -> None:
+    """The master's launcher may have begun them before a busy node obeys the order; some may have ended."""
     job = JobDirectory(tmp_path / "gpt", "n2")
     request = replace(REQUEST, node="n2")
     job.make(request)
     job.write_resolved(configuration.dump(config(tmp_path, launcher={"kind": "mpirun"})))
     part = Part(job)
     part.links = Links(request.job_id, tmp_path)
-    environment = {**os.environ, processes.JOB_VARIABLE: request.job_id}
-    with subprocess.Popen(["sleep", "3600"], env=environment) as process:
-        for rank, attempt, pid in ((2, 1, process.pid), (3, 0, os.getppid())):
-            job.write_rank(rank, {"rank": rank, "attempt": attempt, "pid": pid, "state": "running"})
-            job.heartbeat(rank).touch()
+    errors = job.log("n2", "err")
+    errors.write_text("ValueError: of attempt 0\n")
+    part.kill(0)
+    environment = {**os.environ, processes.JOB_VARIABLE: request.job_id, processes.ATTEMPT_VARIABLE: "1"}
+    with subprocess.Popen(["sleep", "3600"], env=environment) as process, errors.open("a") as log:
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        for rank, attempt, pid in ((1, 0, os.getppid()), (2, 1, process.pid), (3, 1, ended.pid)):
+            record = {"rank": rank, "attempt": attempt, "pid": pid, "state": "running", "time": 1.0}
+            job.write_rank(rank, {**record, "error": "", "lines": []})
+        log.write("MemoryError: of attempt 1\n")
+        log.flush()
         try:
             part.start(1, 29500, "127.0.0.0/8")
-            assert part.report()["ranks"] == {"2": "running"}
-            assert {path.name for path in job.heartbeat(2).parent.iterdir()} == {"2.heartbeat", "2.json"}
+            part.kill(0)
+            report = part.report()
+            assert report["ranks"] == {"2": "running", "3": "failed"}
+            assert [one["lines"] for one in report["failed"]] == [["MemoryError: of attempt 1"]]
+            found = wait_until("the log is read", lambda: part.report()["watch"].get("findings"))
+            assert [one["line"] for one in found] == ["MemoryError: of attempt 1"]
         finally:
             process.kill()
             part.clear()
@@ -152,9 +166,9 @@ def test_a_node_that_obeys_an_order_to_end_again_leaves_the_next_attempt_alone(t
     with subprocess.Popen(["sleep", "3600"], env={**os.environ, **mine}) as process:
         try:
             worker._obey({"order": "kill", "attempt": 0})
-            assert process.poll() is None
+            assert (process.poll(), job.ended_attempt) == (None, 0)
             worker._obey({"order": "kill", "attempt": 1})
-            assert process.wait() == -signal.SIGKILL
+            assert (process.wait(), job.ended_attempt) == (-signal.SIGKILL, 1)
         finally:
             process.kill()
             worker._heartbeat.close()

@@ -13,6 +13,7 @@ from typing import IO, Any
 import pytest
 
 from rdm_core import config as configuration
+from rdm_core.errors import FAILED
 from rdm_job.culprit import LINES, Ended
 from rdm_job.directory import JobDirectory
 from rdm_job.part import Part
@@ -120,6 +121,35 @@ def test_a_rank_has_the_job_s_variables_whatever_its_launcher_hands_over(tmp_pat
         **{name: variables[name] for name in ("SECRET", "PYTHONPATH")},
         **{"RANK": "0", "MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": "0", "RDM_NODE": "n1"},
     }
+
+
+def test_a_rank_of_an_attempt_that_was_ended_does_not_begin(tmp_path: Path) -> None:
+    """A launcher's ssh connection may take longer than the attempt; it would run until the job ends."""
+    ran = tmp_path / "ran"
+    (tmp_path / "program.py").write_text(f"open({str(ran)!r}, 'w')")
+    settings = {"name": "gpt", "launcher": {"program": [f"{tmp_path}/program.py"]}}
+    job = JobDirectory(tmp_path / "gpt", "n1")
+    job.make(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),)))
+    job.write_resolved(configuration.dump(configuration.resolve(configuration.from_dict(settings), 1)))
+    job.end_attempt(1)
+    job.write_rank(0, {"rank": 0, "attempt": 2})
+    job.heartbeat(0).touch()
+
+    def run(attempt: int) -> int:
+        variables = {"RDM_JOB_DIR": str(job.path), "RDM_NODE": "n1", "RDM_ATTEMPT": str(attempt)}
+        rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        command = [sys.executable, "-m", "rdm_job.rank"]
+        environment = {**os.environ, **variables, **rank}
+        return subprocess.run(command, env=environment, timeout=DEADLINE_S).returncode
+
+    assert run(1) == FAILED
+    assert job.read_ranks() == [{"rank": 0, "attempt": 2}], "the next attempt has its record"
+    assert not ran.exists()
+    with job.lock() or pytest.fail("another agent runs"):
+        assert run(2) == 0
+    assert ran.exists()
+    assert [one["state"] for one in job.read_ranks()] == ["done"]
+    assert not job.heartbeat(0).exists(), "it is of an earlier process"
 
 
 def ended_of(log: Path, record: dict[str, Any]) -> Ended:
