@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from ipaddress import ip_network
 from typing import Any, NamedTuple
 
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import short_name
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import value_hint
 
 SOURCES = ("registry", "archive", "build")
 DOCKER_HUB = "docker.io"
@@ -208,6 +211,8 @@ def _wrong(entry: Mapping[str, Any]) -> list[str]:
     if source not in SOURCES:
         reason = f"has the source {source!r}" if source else "has no source"
         return [reason, f"choose one of {', '.join(SOURCES)}"]
+    if wrong := _wrong_key(entry, role_specs.options()["images_list"]["options"]):
+        return wrong
     if at and (source != "registry" or not _DIGEST.fullmatch(digest)):
         return ["is not an image name", "write repository:tag, or for a registry repository@sha256:digest"]
     if source == "archive":
@@ -222,6 +227,22 @@ def _wrong(entry: Mapping[str, Any]) -> list[str]:
     build = entry.get("build")
     if source == "build" and not (isinstance(build, dict) and build.get("path")):
         return ["is a build without build.path", "say from what, such as build: {path: /shared/training}"]
+    return []
+
+
+def _wrong_key(entry: Mapping[str, Any], options: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return reason and hint of the first key that is unknown or has a value of another type."""
+    for key, value in entry.items():
+        if key not in options:
+            return [f"has the key {key}, which means nothing there", f"choose one of {', '.join(options)}"]
+        option = options[key]
+        if isinstance(value, dict) and "options" in option:
+            if wrong := _wrong_key(value, option["options"]):
+                return wrong
+        elif value is not None and ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
+            # A mapping may hold secrets, such as arguments of a build.
+            shown = "" if option["type"] == "dict" else f" {value!r}"
+            return [f"has a wrong value of {key}{shown}", value_hint(option)]
     return []
 
 

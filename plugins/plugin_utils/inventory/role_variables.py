@@ -40,7 +40,7 @@ def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
             output = [repr(value)]
         secret = " (not shown here)" if option.get("no_log") else ""
         found += [
-            Problem(node, name, "has a wrong value" + (secret or f": {message}"), _hint(option))
+            Problem(node, name, "has a wrong value" + (secret or f": {message}"), value_hint(option))
             for message in output
         ]
         if name in DOCKER_NAMES and not _DOCKER_NAME.fullmatch(str(value)):
@@ -52,7 +52,8 @@ def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
     return found
 
 
-def _hint(option: Mapping[str, Any]) -> str:
+def value_hint(option: Mapping[str, Any]) -> str:
+    """Return what to give for an option, in the imperative."""
     if option.get("choices"):
         return "choose " + ", ".join(str(choice) or "''" for choice in option["choices"])
     if option.get("type") in _SCALARS:

@@ -77,6 +77,23 @@ def test_image_that_is_not_listed_is_refused() -> None:
         ({"name": "$(id) x", "source": "registry"}, "$(id) x in images_list is not an image name"),
         ({"name": "a@sha256:1", "source": "registry"}, "a@sha256:1 in images_list is not an image name"),
         ({**ARCHIVED, "name": f"b@sha256:{64 * '0'}"}, "is not an image name: write repository:tag"),
+        (
+            {"name": "b:1", "source": "archive", "pth": "/srv/b.tar"},
+            "b:1 in images_list has the key pth, which means nothing there: choose one of name, source, pull",
+        ),
+        (
+            {**ARCHIVED, "remote_src": "no way"},
+            "has a wrong value of remote_src 'no way': give true or false",
+        ),
+        ({**PULLED, "pull": "never"}, "has a wrong value of pull 'never': choose not_present, always"),
+        (
+            {**BUILT, "build": {"path": "/srv/c", "arg": {}}},
+            "has the key arg, which means nothing there: choose",
+        ),
+        (
+            {**BUILT, "build": {"path": "/srv/c", "args": "secret"}},
+            "has a wrong value of args: give it a dict as",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_entry(entry: Any, words: str) -> None:
