@@ -209,7 +209,8 @@ class JobVerbs:
             if not Path(directory).is_absolute() or ".." in Path(directory).parts:
                 raise InputError(f"{directory} is a directory on nodes: give its path from / on, without ..")
         elif not Path(directory).is_dir():
-            raise InputError(f"there is no directory {directory}")
+            hint = "correct its path, or name the nodes that have it, with --from"
+            raise InputError(f"there is no directory {directory} on this machine", hint=hint)
         if to:
             extra["job_data_to"] = to
             if Path(to).is_absolute() or ".." in Path(to).parts:

@@ -349,11 +349,11 @@ class Peer:
         try:
             return _Server((address, port), self)
         except OSError as error:
-            why = "it cannot listen on {0}:{1} ({2})".format(address, port, reason(error))
-            taken = error.errno == errno.EADDRINUSE
-            raise NodeError(
-                why, "end the program that does, or set images_port to another port" if taken else ""
-            ) from None
+            where = "{0}:{1}".format(address, port)
+            if error.errno == errno.EADDRINUSE:
+                hint = "end it, or set images_port to another port"
+                raise NodeError("another program listens on {0}".format(where), hint) from None
+            raise NodeError("it cannot listen on {0} ({1})".format(where, reason(error))) from None
 
     # ---- running
 

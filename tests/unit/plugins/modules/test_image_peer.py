@@ -275,7 +275,9 @@ def test_a_process_that_cannot_start_says_why_and_leaves_nothing(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         began = time.monotonic()
-        with pytest.raises(NodeError, match=f":{port} .*: end the program that does, or set images_port"):
+        with pytest.raises(
+            NodeError, match=f"another program listens on .*:{port}: end it, or set images_port"
+        ):
             serve(archive, port=port)
         assert time.monotonic() - began < HANGS_S / 2, "it is no process of an earlier run"
     old.unlink()

@@ -663,7 +663,7 @@ def test_train_keeps_others_from_the_cluster_only_until_it_watches(
         ("jobs", {"job": "x", "sections": True, "report": True}, "not both"),
         ("logs", {"job": "x", "stream": "stdout"}, "no log 'stdout'"),
         ("logs", {"job": "x", "grep": "("}, "no regular expression"),
-        ("bring_data", {"directory": "/nowhere"}, "/nowhere"),
+        ("bring_data", {"directory": "/nowhere"}, "no directory /nowhere on this machine"),
         (
             "bring_data",
             {"directory": "ckpt", "from_nodes": ["n1"]},
