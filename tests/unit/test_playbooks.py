@@ -132,26 +132,43 @@ def test_what_the_all_reduce_lacks_is_refused_before_anything_is_measured() -> N
     assert before == after
 
 
+@pytest.fixture
+def inventory(tmp_path: Path) -> Path:
+    """Two nodes that are this machine."""
+    path = tmp_path / "hosts.ini"
+    path.write_text(
+        "[master]\nn1\n[workers]\nn2\n[all:vars]\nansible_connection=local\nrdm_become=false\n"
+        f"ansible_python_interpreter={sys.executable}\n"
+    )
+    return path
+
+
 @pytest.mark.parametrize(
     ("verb", "of", "hosts"),
     [("remove", "", "n1, n2"), ("stop", "host_vars/n2.yml", "n2"), ("list", "host_vars/n2.yml", "")],
 )
-def test_the_playbook_that_shows_jobs_changes_none(tmp_path: Path, verb: str, of: str, hosts: str) -> None:
-    inventory = tmp_path / "hosts.ini"
-    inventory.write_text(
-        "[master]\nn1\n[workers]\nn2\n[all:vars]\nansible_connection=local\nrdm_become=false\n"
-        f"ansible_python_interpreter={sys.executable}\n"
-    )
+def test_the_playbook_that_shows_jobs_changes_none(inventory: Path, verb: str, of: str, hosts: str) -> None:
     words = ["--inventory", inventory, "-e", "job_name=gpt", PLAYBOOKS / "jobs.yml"]
     if of:
-        (tmp_path / of).parent.mkdir()
-        (tmp_path / of).write_text(f"job_verb: {verb}\n")
+        inventory.with_name("host_vars").mkdir()
+        (inventory.parent / of).write_text(f"job_verb: {verb}\n")
     else:
         words += ["-e", f"job_verb={verb}"]
     run = ansible_playbook(*words, environment={**os.environ, **environment.ansible_environment()})
     assert run.returncode == 2, "no job runs here"
     refused = f"{hosts}: job_verb {verb} does not only read jobs, as sections and report do;" in run.stdout
     assert (refused, "Query each node" in run.stdout) == (bool(hosts), not hosts)
+
+
+@pytest.mark.parametrize(
+    ("playbook", "needs"),
+    [("logs", "set job_name to the name of a job"), ("prune", "set job_names to a list of names of jobs")],
+)
+def test_a_playbook_that_needs_a_name_says_so(inventory: Path, playbook: str, needs: str) -> None:
+    words = ["--inventory", inventory, PLAYBOOKS / f"{playbook}.yml"]
+    run = ansible_playbook(*words, environment={**os.environ, **environment.ansible_environment()})
+    assert run.returncode == 2
+    assert needs in " ".join(run.stdout.split())
 
 
 def test_every_play_says_which_strategy_it_has_been_made_for() -> None:
