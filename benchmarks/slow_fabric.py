@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure the time of a data-parallel step against the bandwidth of the fabric: ours, DDP and FSDP2.
 
-Run `python benchmarks/slow_fabric.py` on a host with two GPUs where `rdm_trainer` is installed; it prints a
-table for docs/performance.md. Each way trains the same GPT with the same micro-batches; its step is compared
-with its own step on one GPU, which the plain loop's is for DDP and FSDP2. All ways accumulate gradients
-without communication until the last micro-batch, and their models are compiled layer by layer.
+Run `python benchmarks/slow_fabric.py` on a host with two GPUs where `rdm_trainer` is installed, or with
+`--alone` on one GPU; it prints a table for docs/performance.md. Each way trains the same GPT with the same
+micro-batches; its step is compared with its own step on one GPU, which the plain loop's is for DDP and FSDP2.
+All ways accumulate gradients without communication until the last micro-batch, and their models are compiled
+layer by layer.
 
 The fabric is simulated. The collectives of a rank run one after another on a stream of their own, and after
 each a host function keeps this stream, but no multiprocessor, waiting for as long as the bytes take at the
 bandwidth. A rank sends (n - 1) / n of a buffer when n ranks reduce-scatter or all-gather it, and twice as
 much when they all-reduce it. The time on NVLink comes on top, so the fabric is a little slower than its name;
 a column shows the bandwidth of an all-gather of 256 MiB.
+
+With `--alone`, rank 0 of any number of ranks trains without the others, in a group of PyTorch's backend
+`fake`. Real are its computation, its shard of the optimiser, its buckets, and what overlaps with what.
+Simulated is all of the fabric: a collective is the wait, and a local copy where other ranks' data would be
+new. There is no NVLink, no NCCL that takes multiprocessors and memory bandwidth, and no slower rank to wait
+for. The training's results mean nothing.
 
 `--quick` is a smoke test: a small model on CPU processes, where a thread takes the place of the stream.
 """
@@ -19,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import inspect
 import json
 import os
 import statistics
@@ -41,19 +49,26 @@ from benchmarks.tables import markdown  # noqa: E402
 from benchmarks.train_throughput import QUICK, SHAPES, Layout, Leg, our_engine  # noqa: E402
 
 BANDWIDTHS = "1.25,5,12.5,25,50,0"
-WAYS = {"ours": "ours", "ddp": "DDP", "fsdp2": "FSDP2"}
-"""The names in the table of the ways on several GPUs. ``plain`` is DDP's and FSDP2's on one."""
+WAYS = {
+    "ours": "ours (fp32)",
+    "ours-bf16": "ours (bf16)",
+    "ddp": "DDP (bf16)",
+    "fsdp2": "FSDP2 (fp32)",
+    "fsdp2-bf16": "FSDP2 (bf16)",
+}
+"""The ways on several ranks, and their names in the table, with the type in which gradients are reduced.
+On one GPU, ``plain`` is DDP's and FSDP2's."""
 TIMEOUT_S = 600.0
 _PROBE = 1 << 28
 """Bytes of the all-gather that measures the fabric."""
 _COLLECTIVES = {
-    # A rank sends so many times (n - 1) / n of the buffer that is this argument, by position and by name.
-    "all_reduce": (2, 0, "tensor"),
-    "all_gather_into_tensor": (1, 0, "output_tensor"),
-    "reduce_scatter_tensor": (1, 1, "input"),
+    # A rank sends so many times (n - 1) / n of the buffer that is this argument.
+    "all_reduce": (2, "tensor"),
+    "all_gather_into_tensor": (1, "output_tensor"),
+    "reduce_scatter_tensor": (1, "input"),
     # The same, from PyTorch 2.13 on.
-    "all_gather_single": (1, 0, "output_tensor"),
-    "reduce_scatter_single": (1, 1, "input"),
+    "all_gather_single": (1, "output_tensor"),
+    "reduce_scatter_single": (1, "input"),
 }
 
 
@@ -72,18 +87,24 @@ class _Sent:
 class Fabric:
     """Runs collectives at a bandwidth, in place of functions of torch.distributed.
 
+    Args:
+        device: Where this rank computes.
+        alone: This rank runs its part of a collective without the others.
+
     Attributes:
         bandwidth: Bytes per second that each rank sends; 0 for no limit.
         sent: Bytes that this rank has sent.
+        fills: Alone, an all-gather copies this rank's part to the others' places, which have no values yet.
     """
 
     bandwidth = sent = 0.0
+    fills = False
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, alone: bool) -> None:
         import torch
         import torch.distributed as dist
 
-        self._device = device
+        self._device, self._alone = device, alone
         if device.type == "cuda":
             # As our trainer prefers NCCL's kernels; here they run on this stream.
             self._stream = torch.cuda.Stream(device, priority=-1)
@@ -100,19 +121,29 @@ class Fabric:
         import torch.distributed as dist
 
         collective = getattr(dist, name)
-        factor, position, keyword = _COLLECTIVES[name]
+        signature = inspect.signature(collective)
+        factor, keyword = _COLLECTIVES[name]
 
-        def run(*args: Any, async_op: bool = False, group: Any = None, **named: Any) -> _Sent | None:
-            buffer = args[position] if position < len(args) else named[keyword]
-            size = dist.get_world_size(group)
-            sent = factor * buffer.numel() * buffer.element_size() * (size - 1) / size
-            handle = self.send(lambda: collective(*args, group=group, **named), sent)
-            if async_op:
+        def run(*args: Any, **named: Any) -> _Sent | None:
+            given = signature.bind(*args, **named).arguments
+            is_asynchronous = given.pop("async_op", False)
+            size = dist.get_world_size(given.get("group"))
+            sent = factor * given[keyword].nbytes * (size - 1) / size
+            part = partial(self._own_part, given, size) if self._alone else partial(collective, **given)
+            handle = self.send(part, sent)
+            if is_asynchronous:
                 return handle
             handle.wait()
             return None
 
         return run
+
+    def _own_part(self, given: dict[str, Any], size: int) -> None:
+        """Do what a collective does to this rank's memory, as if all ranks sent what rank 0 sends."""
+        if "output" in given:
+            given["output"].copy_(given["input"].chunk(size)[0])
+        elif "output_tensor" in given and self.fills:
+            given["output_tensor"].view(size, -1)[1:] = given["input_tensor"].flatten()
 
     def send(self, collective: Callable[[], object], sent: float) -> _Sent:
         """Run a collective that sends a number of bytes, after those before it."""
@@ -204,7 +235,8 @@ def plain(way: str, leg: Leg, device: Any, fabric: Fabric) -> Callable[[], objec
     before: Callable[[bool], AbstractContextManager[object]] = _nothing
     loss: Any = model
     masters: list[Any] = []
-    if way == "fsdp2":
+    if way.startswith("fsdp2"):
+        fabric.fills = True
         before = _fully_shard(model, dtype, leg)
     else:
         masters = [parameter.detach().clone() for parameter in model.parameters()]
@@ -276,11 +308,12 @@ def _batch(leg: Leg, device: Any) -> tuple[Any, Any]:
 # ------------------------------------------------------------------------------------------
 
 
-def measure(way: str, leg: Leg, bandwidths: list[float]) -> dict[str, Any]:
+def measure(way: str, leg: Leg, bandwidths: list[float], alone: bool) -> dict[str, Any]:
     """Return this rank's ``steps`` and ``fabric`` (seconds and bytes/s, by bandwidth) and ``sent`` (bytes).
 
     A step's time is that between the ends of two steps on the device, since what one step sends may overlap
-    with the next. The first step at each bandwidth is not counted.
+    with the next. The first step at each bandwidth is not counted. Other bytes than :func:`expected_bytes`
+    mean that not every collective uses the fabric, and end the measurement.
     """
     import torch
     import torch.distributed as dist
@@ -289,12 +322,14 @@ def measure(way: str, leg: Leg, bandwidths: list[float]) -> dict[str, Any]:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    fabric = Fabric(device)
-    if device.type == "cuda":
+    fabric = Fabric(device, alone)
+    if alone:
+        start_alone(leg.layout.world)
+    elif device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
-    step = our_engine(leg)[0] if way == "ours" else plain(way, leg, device, fabric)
+    step = our_engine(leg)[0] if way.startswith("ours") else plain(way, leg, device, fabric)
 
     def end() -> Any:
         if device.type != "cuda":
@@ -306,6 +341,8 @@ def measure(way: str, leg: Leg, bandwidths: list[float]) -> dict[str, Any]:
     for _ in range(leg.warm_up):
         fabric.sent = 0.0
         step()
+    expected = expected_bytes(way, leg)
+    assert abs(fabric.sent - expected) <= 0.01 * expected, f"{fabric.sent} bytes sent, not {expected}"
     report: dict[str, Any] = {"steps": {}, "fabric": {}, "sent": fabric.sent}
     for bandwidth in bandwidths:
         fabric.drain()
@@ -326,52 +363,87 @@ def measure(way: str, leg: Leg, bandwidths: list[float]) -> dict[str, Any]:
     return report
 
 
+def start_alone(ranks: int) -> None:
+    """Make this process rank 0 of a group without the others."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    new_group = dist.new_group
+    # Gloo's groups, for checkpoints, would wait for the others.
+    setattr(dist, "new_group", lambda *args, **named: new_group(*args, **named | {"backend": "fake"}))  # noqa: B010
+
+
+def expected_bytes(way: str, leg: Leg) -> float:
+    """Return the bytes that a rank sends in a step, but for padding and scalars."""
+    import torch.distributed as dist
+
+    from rdm_core import config
+    from rdm_core.cost import flops
+
+    ranks, weight = leg.layout.world, 2 if leg.precision == "bf16" else 4
+    if way == "ddp":
+        # It sums gradients, in the weights' type, on all ranks.
+        each = 2 * weight
+    else:
+        gradient = 2 if leg.overrides["parallel.reduce_dtype"] == "bf16" else 4
+        # So does our engine over Gloo. Else each rank gets its part's sum.
+        sums = way.startswith("ours") and dist.get_backend() == "gloo"
+        each = gradient * (2 if sums else 1) + weight
+    return each * flops.parameters(config.from_dict(leg.configuration()).spec) * (ranks - 1) / ranks
+
+
 # ------------------------------------------------------------------------------------------
 # In the parent process
 # ------------------------------------------------------------------------------------------
 
 
-def run(way: str, world: int, first_device: int = 0) -> dict[str, Any]:
+def run(way: str, ranks: int, alone: bool, first_device: int = 0) -> dict[str, Any]:
     """Measure a way in processes of their own, and return the report of rank 0.
 
     Args:
         way: One of ``WAYS``, or ``plain``.
-        world: The number of processes, one for each device.
+        ranks: Data-parallel ranks.
+        alone: Start only rank 0; otherwise all, one for each device.
         first_device: Their first GPU.
     """
+    started = 1 if alone else ranks
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        # Streams that share a queue would wait for each other.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": ",".join(str(first_device + rank) for rank in range(started)),
+    }
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
-        launcher = [f"--nproc-per-node={world}", f"--log-dir={directory}", "--rdzv-backend=c10d"]
-        # Two ways may run at the same time: each takes a free port.
-        launcher += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-        words = [__file__, *sys.argv[1:], "--way", way, "--result", str(result)]
+        if alone:
+            launcher = []
+            environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)}
+        else:
+            launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--log-dir={directory}"]
+            # A free port: another run may have the default one.
+            launcher += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
         done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", *launcher, *words],
-            env={
-                "OMP_NUM_THREADS": "1",
-                # Streams that share a queue would wait for each other.
-                "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-                **os.environ,
-                "CUDA_VISIBLE_DEVICES": ",".join(str(first_device + rank) for rank in range(world)),
-            },
+            [sys.executable, *launcher, __file__, *sys.argv[1:], "--way", way, "--result", str(result)],
+            env=environment,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
             check=False,
         )
         if done.returncode:
-            raise SystemExit(f"{way} on {world} failed:\n{done.stderr[-6000:]}")
+            raise SystemExit(f"{way} on {ranks} failed:\n{done.stderr[-6000:]}")
         report: dict[str, Any] = json.loads(result.read_text())
         return report
 
 
 def table(reports: dict[str, Any], args: argparse.Namespace) -> str:
     """Return the step times, and their shares of one GPU's speed, as Markdown."""
-    dtypes = {"ours": args.reduce_dtype, "ddp": "bf16", "fsdp2": args.reduce_dtype}
     rows = [["fabric, GB/s", "measured"]]
-    rows[0] += [cell for way in args.ways for cell in (f"{WAYS[way]} ({dtypes[way]}), s", "of one GPU")]
+    rows[0] += [cell for way in args.ways for cell in (f"{WAYS[way]}, s", "of one GPU")]
     rows.append(["one GPU", "-"])
-    ones = {way: statistics.median(reports[_alone(way)]["steps"]["0"]) for way in args.ways}
+    ones = {way: statistics.median(reports[_on_one(way)]["steps"]["0"]) for way in args.ways}
     rows[1] += [cell for way in args.ways for cell in (f"{ones[way]:.3f}", "1.000")]
     for bandwidth in args.bandwidths:
         key = f"{bandwidth:g}"
@@ -383,15 +455,16 @@ def table(reports: dict[str, Any], args: argparse.Namespace) -> str:
     return markdown(rows)
 
 
-def _alone(way: str) -> str:
+def _on_one(way: str) -> str:
     """Return the name of a way's report on one GPU."""
-    return "ours on one" if way == "ours" else "plain on one"
+    return "ours on one" if way.startswith("ours") else "plain on one"
 
 
 def arguments() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
-    parser.add_argument("--devices", type=int, default=2, help="data-parallel ranks")
+    parser.add_argument("--ranks", type=int, default=2, help="data-parallel ranks, each with a device")
+    parser.add_argument("--alone", action="store_true", help="measure rank 0 without the others")
     parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS), help=",".join(WAYS))
     parser.add_argument(
         "--bandwidths",
@@ -401,9 +474,6 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shape", default="GPT-1.3B", help="one of train_throughput.py")
     parser.add_argument("--accumulation", type=int, default=8, help="micro-batches in a step")
-    parser.add_argument(
-        "--reduce-dtype", choices=("fp32", "bf16"), default="fp32", help="ours and FSDP2; DDP sends bf16"
-    )
     parser.add_argument("--steps", type=int, default=1, help="at each bandwidth, after one that is not timed")
     parser.add_argument("--warm-up", type=int, default=2, help="steps before the first bandwidth")
     parser.add_argument("--no-compile", action="store_true")
@@ -414,13 +484,14 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def leg_of(args: argparse.Namespace, world: int) -> Leg:
-    """Return the measurement on a number of devices."""
+def leg_of(args: argparse.Namespace, way: str, ranks: int) -> Leg:
+    """Return the measurement of a way on a number of ranks."""
     name = "tiny" if args.quick else args.shape
+    reduced = "bf16" if way.endswith("bf16") else "fp32"
     return Leg(
         shape_name=name,
         shape=(QUICK if args.quick else SHAPES)[name],
-        layout=Layout(f"DP {world}", data=world),
+        layout=Layout(f"DP {ranks}", data=ranks),
         accumulation=args.accumulation,
         rounds=1,
         steps=args.steps,
@@ -429,7 +500,7 @@ def leg_of(args: argparse.Namespace, world: int) -> Leg:
         compiled=not (args.quick or args.no_compile),
         plain=False,
         masters=True,
-        overrides={"parallel.reduce_dtype": args.reduce_dtype, **({"data.workers": 0} if args.quick else {})},
+        overrides={"parallel.reduce_dtype": reduced, **({"data.workers": 0} if args.quick else {})},
         engine="native",
     )
 
@@ -438,19 +509,21 @@ def main() -> int:
     """Measure as the command line says; return an exit code."""
     args = arguments()
     if args.way:
-        world = int(os.environ["WORLD_SIZE"])
-        report = measure(args.way, leg_of(args, world), args.bandwidths if world > 1 else [0.0])
+        ranks = int(os.environ["WORLD_SIZE"])
+        bandwidths, alone = (args.bandwidths, args.alone) if ranks > 1 else ([0.0], True)
+        report = measure(args.way, leg_of(args, args.way, ranks), bandwidths, alone)
         if int(os.environ["RANK"]) == 0:
             args.result.write_text(json.dumps(report))
         return 0
     reports: dict[str, Any] = {}
-    alone = sorted({_alone(way) for way in args.ways})
-    with ThreadPoolExecutor(args.devices) as pool:
-        found = pool.map(lambda n: run(alone[n].split()[0], 1, n), range(len(alone)))
-        reports.update(zip(alone, found, strict=True))
+    ones = sorted({_on_one(way) for way in args.ways})
+    devices = 1 if args.alone else args.ranks
+    with ThreadPoolExecutor(devices) as pool:
+        found = pool.map(lambda n: run(ones[n].split()[0], 1, True, n % devices), range(len(ones)))
+        reports.update(zip(ones, found, strict=True))
     for way in args.ways:
         began = time.monotonic()
-        reports[way] = run(way, args.devices)
+        reports[way] = run(way, args.ranks, args.alone)
         print(f"{way} ({time.monotonic() - began:.0f} s): {json.dumps(reports[way])}", flush=True)
         if args.json:
             args.json.write_text(json.dumps(reports))
