@@ -380,6 +380,35 @@ def test_two_context_ranks_take_the_tokens_that_were_measured() -> None:
     assert rate(efficiency, 2) == pytest.approx(two, rel=0.015)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "reduced", "measured"),
+    [
+        (2, "fp32", {1.25: 4.917, 5.0: 2.539, 12.5: 2.092, 25.0: 2.032, 50.0: 2.022}),
+        (2, "bf16", {1.25: 3.868, 5.0: 2.319, 12.5: 2.089, 25.0: 2.029, 50.0: 2.032}),
+        (64, "fp32", {12.5: 2.403, 25.0: 2.095, 50.0: 2.015}),
+    ],
+)
+def test_steps_on_a_slow_fabric_take_what_was_measured(
+    ranks: int, reduced: str, measured: dict[float, float]
+) -> None:
+    # docs/performance.md, "Slow fabric": GPT-1.3B on H200, 8 micro-batches; GB/s → seconds of a step.
+    one = 1.998
+
+    def seconds(ranks: int, bandwidth: float, efficiency: float) -> float:
+        overrides = ["engine=native", f"parallel.reduce_dtype={reduced}"]
+        overrides += [f"optimisation.global_batch_size={64 * ranks}"]
+        config = configuration.load(CONFIGS / "gpt-1.3b.yaml", overrides)
+        node = NodeKind("H200", gpus=ranks, inter=400e9, intra=8e9 * bandwidth, memory_gib=139.8)
+        times = published_peaks(config, [node], {"H200": 989.4}, efficiency)
+        model = TrainerModel(Job(config, times, engine_step), (node,))
+        return model.estimate(Layout(1, ranks, 1, 8, False, 1), (26,)).seconds
+
+    # The share of the peak at which one GPU takes what it took.
+    efficiency = seconds(1, 1.0, 1.0) / one
+    for bandwidth, took in measured.items():
+        assert seconds(ranks, bandwidth, efficiency) == pytest.approx(took, rel=0.035)
+
+
 @pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b"])
 def test_context_degrees_are_searched_as_by_trying_all(name: str) -> None:
     small = NodeKind("A10", gpus=4, inter=100e9, intra=400e9, memory_gib=22.2)
