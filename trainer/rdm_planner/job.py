@@ -78,6 +78,9 @@ def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None
             activation_checkpointing_blocks=config.parallel.activation_checkpointing_blocks
             if layout.checkpointing
             else None,
+            activation_memory_budget=1.0
+            if layout.checkpointing
+            else config.parallel.activation_memory_budget,
         ),
         optimisation=dataclasses.replace(config.optimisation, micro_batch_size=layout.micro_batch),
     )

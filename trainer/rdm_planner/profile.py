@@ -69,6 +69,7 @@ def shape_of(config: Config) -> dict[str, Any]:
         "precision": config.optimisation.precision,
         "fp8_recipe": config.optimisation.fp8_recipe,
         "compile": config.optimisation.compile,
+        "activation_memory_budget": config.parallel.activation_memory_budget,
         "engine": config.engine,
         "documents": config.knows_documents,
     }
@@ -100,7 +101,7 @@ def packages_of(engine: str) -> tuple[str, ...]:
 def _shape(measured: Mapping[str, Any]) -> dict[str, Any]:
     """Return the shape in a file, with the values that earlier releases implied but did not write."""
     implied = {"rope": False, "qk_norm": False, "engine": "deepspeed", "documents": False}
-    found = {**implied, "fp8_recipe": "none", **measured}
+    found = {**implied, "fp8_recipe": "none", "activation_memory_budget": 1.0, **measured}
     return found | ({"biases": "all"} if found.get("biases") is True else {})
 
 

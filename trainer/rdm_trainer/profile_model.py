@@ -226,6 +226,7 @@ def _job(config: Config, topology: Topology, count: tuple[int, int], saved: Any)
             activation_checkpointing=saved,
             activation_checkpointing_interval=1,
             activation_checkpointing_blocks=None,
+            activation_memory_budget=1.0 if saved == "full" else config.parallel.activation_memory_budget,
         ),
         optimisation=replace(
             config.optimisation, micro_batch_size=1, global_batch_size=_MICRO_BATCHES * topology.data

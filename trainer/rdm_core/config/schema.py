@@ -231,6 +231,10 @@ class ParallelConfig:
     activation_checkpointing_blocks: Natural | None = None
     """Blocks of each stage that compute their activations again, its first ones; of a smaller stage all. The
     fewer, the less is computed twice and the more memory is needed. All when not given."""
+    activation_memory_budget: Annotated[float, Bounds(above=0, most=1)] = 1.0
+    """The share of a block's activations, beside its input, that it may keep for the backward pass: below 1,
+    the compiler keeps those that take longest to compute again. It needs `optimisation.compile`, and a model
+    without dropout. 0 would be `activation_checkpointing: full`, which it excludes."""
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
     """Data type in which gradients are summed over replicas; each replica adds up its micro-batches in fp32.
     `bf16` sends half the bytes, and loses precision with many replicas. It needs `engine: native`."""

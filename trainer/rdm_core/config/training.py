@@ -29,6 +29,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _t5,
         _bert,
         _layout,
+        _memory_budget,
         _offloading,
         unsupported,
         fp8_problems,
@@ -329,6 +330,31 @@ def _layout(config: Config) -> Iterator[str]:
             f"parallel.partition {parallel.partition} leaves the first stage nothing but the word embedding, "
             "which is not possible with rotary positions; give it a block."
         )
+
+
+def _memory_budget(config: Config) -> Iterator[str]:
+    parallel, budget = config.parallel, config.parallel.activation_memory_budget
+    if budget == 1:
+        return
+    key = f"parallel.activation_memory_budget {budget:g}"
+    if not config.optimisation.compile:
+        yield (
+            f"{key} needs optimisation.compile, because the compiler chooses what is computed again; set "
+            "compile to true, or the budget to 1."
+        )
+    if parallel.activation_checkpointing != "none":
+        yield (
+            f"{key} is not combined with activation_checkpointing {parallel.activation_checkpointing}, which "
+            "computes whole blocks again; set that to none, or the budget to 1."
+        )
+    for name in ("hidden_dropout", "attention_dropout"):
+        if (dropout := getattr(config.model, name)) > 0:
+            # https://github.com/pytorch/pytorch/issues/190758
+            yield (
+                f"{key} is not combined with model.{name} {dropout:g}: PyTorch's compiler would drop other "
+                "features in the backward pass than in the forward pass; set the dropout to 0, or the budget "
+                "to 1."
+            )
 
 
 def _offloading(config: Config) -> Iterator[str]:

@@ -353,6 +353,7 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
     kept = 0
     blocks = [layer.name for layer in layers if layer.name.endswith("Block")]
     whole = [_block_activations(config, name) for name in blocks]
+    within = [_within_budget(config, name) for name in blocks]
     recomputed = parallel.recomputed(len(blocks))
     for layer in layers:
         if not layer.name.endswith("Block"):
@@ -364,12 +365,14 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
             kept += _tokens(config, layer.name) * line * lines
     interval = parallel.activation_checkpointing_interval
     kept += sum(_tokens(config, name) * line for name in blocks[:recomputed:interval])
-    kept += sum(whole[recomputed:])
+    kept += sum(within[recomputed:])
     # The backward pass of a checkpoint computes its blocks' activations again, when those of the blocks after
     # it are freed already. All chunks are assumed to be equally large.
     again = min(interval, recomputed) * max(whole, default=0)
     done = sum(whole[recomputed : len(blocks) // parallel.virtual_pipeline])
-    return samples * (kept * in_flight // parallel.virtual_pipeline + max(0, again - done))
+    # What exceeds a budget is computed again for one block at a time.
+    exceeding = max((total - part for total, part in zip(whole, within, strict=True)), default=0)
+    return samples * (kept * in_flight // parallel.virtual_pipeline + max(again - done, exceeding))
 
 
 def _tokens(config: Config, name: str) -> int:
@@ -380,6 +383,31 @@ def _tokens(config: Config, name: str) -> int:
     if name == "Embedding":
         return spec.tokens_per_sample // context
     return spec.decoder_length // context
+
+
+def _within_budget(config: Config, name: str) -> int:
+    """Return the most bytes that one block keeps for one sample within ``activation_memory_budget``.
+
+    The budget is for what the compiler sees besides the block's input; it does not see a MoE's experts.
+    """
+    whole = _block_activations(config, name)
+    line = config.spec.hidden_size * _width(config) // config.parallel.token_shards
+    fixed = _tokens(config, name) * (
+        line + (line + _expert_activations(config) if config.spec.experts else 0)
+    )
+    return fixed + int(config.parallel.activation_memory_budget * (whole - fixed))
+
+
+def _expert_activations(config: Config) -> int:
+    """Return the bytes that a MoE's router and experts keep for a token, besides their input.
+
+    These are the input, both sides of the activation function and the output for each of the token's experts,
+    and the router's probabilities of all tokens that a tensor rank routes.
+    """
+    spec, tensor, width = config.spec, config.parallel.tensor, _width(config)
+    sides = (3 if spec.ffn == "gated" else 2) * spec.ffn_size * width + 2 * spec.hidden_size * width
+    router = 4 * spec.experts * tensor // config.parallel.token_shards
+    return (spec.router_top_k * sides + router) // tensor
 
 
 def _block_activations(config: Config, name: str) -> int:
@@ -396,17 +424,13 @@ def _block_activations(config: Config, name: str) -> int:
         size * width for size in (spec.hidden_size, spec.attention_size, spec.key_value_size)
     )
     sides = (3 if spec.ffn == "gated" else 2) * spec.ffn_size * width
-    state, hidden = hidden, hidden // config.parallel.token_shards
+    hidden //= config.parallel.token_shards
     dropout = (spec.hidden_size if spec.hidden_dropout else 0) // config.parallel.token_shards
     per_head = 4 * spec.heads
     shared *= spec.ranks_of_key_value_head(tensor)
     attention = 2 * hidden + (2 * inner + 2 * shared + per_head) // tensor + dropout
-    if spec.experts:
-        # For each of a token's experts, also the input and the output; and the router's probabilities of all
-        # tokens that a tensor rank routes.
-        router = 4 * spec.experts * tensor // config.parallel.token_shards
-        sides = spec.router_top_k * (sides + 2 * state) + router
-    block = tokens * (attention + 2 * hidden + sides // tensor + dropout)
+    sides = _expert_activations(config) if spec.experts else sides // tensor
+    block = tokens * (attention + 2 * hidden + sides + dropout)
     # The gathered keys and values of the other ranks' tokens.
     length = tokens * config.parallel.context
     block += (length - tokens) * 2 * shared // tensor

@@ -191,13 +191,16 @@ def answer(
     """
     prices = fleet.prices(options)
     nodes = fleet.nodes(options)
-    recipe = job.optimisation.fp8_recipe
-    if recipe != "none" and not fleet.profiles:
-        other = f"without --guess, which leaves out {fleet.left_out}."
-        raise TrainerError(
-            f"optimisation.fp8_recipe is {recipe}, and only a profile knows what that gains; search with "
-            f"optimisation.fp8_recipe=none, or {other if fleet.left_out else f'measure it: {fleet.measure}'}"
-        )
+    for key, value, other, effect in (
+        ("optimisation.fp8_recipe", job.optimisation.fp8_recipe, "none", "gains"),
+        ("parallel.activation_memory_budget", job.parallel.activation_memory_budget, 1, "costs"),
+    ):
+        if value != other and not fleet.profiles:
+            guess = f"without --guess, which leaves out {fleet.left_out}."
+            raise TrainerError(
+                f"{key} is {value}, and only a profile knows what that {effect}; search with {key}={other}, "
+                f"or {guess if fleet.left_out else f'measure it: {fleet.measure}'}"
+            )
     peaks = fleet.peaks()
     times = (
         fleet.measured(nodes) if fleet.profiles else published_peaks(job, nodes, peaks, options.efficiency)
@@ -330,6 +333,9 @@ def _row(
         overrides.append(
             f"parallel.activation_checkpointing_blocks={blocks if layout.checkpointing else 'null'}"
         )
+    if (budget := job.parallel.activation_memory_budget) < 1:
+        # The configuration rejects a budget with checkpointing.
+        overrides.append(f"parallel.activation_memory_budget={1 if layout.checkpointing else budget}")
     if job.spec.experts:
         overrides.append(f"parallel.expert={layout.expert}")
     if job.engine == "native" or job.parallel.virtual_pipeline > 1:

@@ -304,6 +304,8 @@ def _recomputed(job: Config, report: Report, accelerator: Accelerator) -> dict[s
 
     def keys(blocks: int) -> dict[str, Any]:
         found: dict[str, Any] = {"parallel.activation_checkpointing": "full"}
+        if job.parallel.activation_memory_budget < 1:
+            found["parallel.activation_memory_budget"] = 1
         if blocks < most or job.parallel.activation_checkpointing_blocks is not None:
             found["parallel.activation_checkpointing_blocks"] = blocks if blocks < most else "null"
         return found

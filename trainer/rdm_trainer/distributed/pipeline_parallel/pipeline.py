@@ -80,6 +80,26 @@ _OVERLAP: dict[str, Any] = {
 }
 
 
+def _compiler(budget: float, options: dict[str, Any] | None) -> Callable[..., Any]:
+    """Return a backend like ``inductor`` whose backward passes compute again what exceeds a budget.
+
+    The budget is no option of ``torch.compile``, which compiles when a block is first called. PyTorch's cache
+    distinguishes the budgets that hold while it compiles.
+
+    Args:
+        budget: As in ``parallel.activation_memory_budget``.
+        options: Inductor's.
+    """
+    import torch._inductor
+    from torch._functorch import config as functorch
+
+    def compile_graph(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        with functorch.patch(activation_memory_budget=budget):
+            return torch._inductor.compile(graph, inputs, options=options)
+
+    return compile_graph
+
+
 class Maker:
     """Creates initialised layers on their device, one at a time, so that host memory holds only one."""
 
@@ -94,7 +114,12 @@ class Maker:
         self._shard = shard
         self._fill = fill or functools.partial(initialise, seed=config.optimisation.seed)
         self._compile = config.optimisation.compile
-        self._options = _OVERLAP if config.parallel.tensor > 1 else None
+        options = _OVERLAP if config.parallel.tensor > 1 else None
+        budget = config.parallel.activation_memory_budget
+        # All blocks share one backend, or each would be compiled.
+        self._options: dict[str, Any] = (
+            {"options": options} if budget == 1 else {"backend": _compiler(budget, options)}
+        )
         self._device, self._dtype = device, dtype
 
     def __call__(self, layer: Layer, index: int) -> nn.Module:
@@ -106,7 +131,7 @@ class Maker:
         if self._shard is not None:
             self._shard(module)
         if self._compile and is_block(layer.kind):
-            module.compile(dynamic=False, options=self._options)
+            module.compile(dynamic=False, **self._options)
         return module
 
 

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What compiled blocks keep for the backward pass within a budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo import lookup_backend
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
+
+from rdm_core.config import Config, ModelConfig, OptimisationConfig, ParallelConfig
+from rdm_core.cost.dry_run import dry_run
+from rdm_trainer import models
+from rdm_trainer.distributed.pipeline_parallel.pipeline import _compiler
+from rdm_trainer.distributed.topology import Topology
+
+GPT = ModelConfig(
+    layers=2,
+    hidden_size=64,
+    attention_heads=4,
+    seq_length=32,
+    vocab_size=50,
+    make_vocab_size_divisible_by=8,
+)
+LLAMA = dataclasses.replace(
+    GPT,
+    query_groups=2,
+    ffn_hidden_size=192,
+    position_embedding="rope",
+    norm="rmsnorm",
+    activation="swiglu",
+    biases="none",
+)
+
+
+def kept(forward: Callable[[], torch.Tensor], weights: list[torch.Tensor]) -> tuple[int, list[torch.Tensor]]:
+    """Return the bytes that a forward pass keeps besides the weights, and its result with their gradients."""
+    known = {weight.untyped_storage().data_ptr() for weight in weights}
+    sizes: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = forward()
+    return sum(sizes.values()), [result.detach(), *torch.autograd.grad(result, weights)]
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_the_smaller_the_budget_the_less_blocks_keep_of_the_same_passes(
+    shape: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def without_code(graph: torch.fx.GraphModule, inputs: list[Any], options: Any) -> Any:
+        assert options is None
+        graphs.append(graph)
+        return lookup_backend("aot_eager_decomp_partition")(graph, inputs)
+
+    monkeypatch.setattr(torch._inductor, "compile", without_code)
+    job = Config(
+        model=shape,
+        optimisation=OptimisationConfig(
+            micro_batch_size=2, global_batch_size=2, train_iterations=1, precision="fp32", compile=True
+        ),
+    )
+    tokens = torch.randint(0, 50, (2, shape.seq_length), generator=torch.Generator().manual_seed(1))
+    labels = tokens.roll(-1, 1), torch.ones(tokens.shape)
+    sizes, passes = [], []
+    for budget in (1.0, 0.5, 0.2, 0.05):
+        torch.compiler.reset()
+        graphs.clear()
+        parallel = ParallelConfig(activation_memory_budget=budget)
+        limited = dataclasses.replace(job, parallel=parallel)
+        eager = dataclasses.replace(job.optimisation, compile=budget < 1)
+        model = models.build(dataclasses.replace(limited, optimisation=eager), Topology.single())
+        size, found = kept(lambda: model(tokens, labels), list(model.parameters()))  # noqa: B023
+        sizes.append(size)
+        passes.append(found)
+        if budget < 1:
+            assert len(graphs) == 1, "the blocks do not share what is compiled"
+            assert size < dry_run(limited, 1).peak.memory.activations
+    for found in passes[1:]:
+        torch.testing.assert_close(found, passes[0])
+    assert all(smaller < 0.8 * larger for larger, smaller in itertools.pairwise(sizes))
+
+
+def test_the_compilers_cache_distinguishes_budgets() -> None:
+    generator = torch.Generator().manual_seed(1)
+    # Products of matrices need no code.
+    weights = [torch.randn(16, 16, generator=generator, requires_grad=True) for _ in range(4)]
+    inputs = torch.randn(64, 16, generator=generator)
+
+    def forward() -> torch.Tensor:
+        return inputs @ weights[0] @ weights[1] @ weights[2] @ weights[3]
+
+    def compiled(budget: float) -> tuple[int, int]:
+        torch.compiler.reset()
+        counters.clear()
+        pass_ = torch.compile(forward, dynamic=False, backend=_compiler(budget, None))
+        size, found = kept(lambda: pass_().mean(), weights)
+        torch.testing.assert_close(found, expected)
+        return size, counters["aot_autograd"]["autograd_cache_hit"]
+
+    _, expected = kept(lambda: forward().mean(), weights)
+    with fresh_cache():
+        found = [compiled(budget) for budget in (0.9, 0.3, 0.9, 0.3)]
+    (more, _), (less, _) = found[:2]
+    assert more > less
+    assert found == [(more, 0), (less, 0), (more, 1), (less, 1)]
