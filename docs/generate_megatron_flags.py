@@ -163,7 +163,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     (
         "activations: other ways to save memory",
         "`parallel.activation_checkpointing: full`, and `_interval` and `_blocks` of that name; attention never keeps "
-        "its probabilities, so that `selective` has nothing to save.",
+        "its probabilities, so that `selective` has nothing to save. With `parallel.activation_memory_budget`, the "
+        "compiler selects.",
         r"recompute-.*|distribute-(saved|checkpointed)-activations|deepspeed-activation-checkpointing"
         r"|partition-activations|contigious-checkpointing|scattered-embeddings|split-transformers"
         r"|memory-centric-tiled-linear|tile-factor|empty-unused-memory-level",

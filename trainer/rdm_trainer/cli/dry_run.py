@@ -148,6 +148,12 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
         compute += f" and {_scaled(report.recomputed_flops_per_step, 'FLOP')} of recomputation"
     bubble = f", pipeline bubble {report.bubble:.1%}" if report.pipeline > 1 else ""
     yield "compute", f"{compute}, {report.iterations:,} steps{bubble}"
+    if (budget := parallel.activation_memory_budget) < 1:
+        yield (
+            "activations",
+            f"at most, by the budget of {budget:g}; what the compiler then computes again is in neither "
+            "compute nor time",
+        )
     if host := report.peak.host:
         yield "offloaded", f"at least {host / GIB:,.2f} GiB of the host's memory for each GPU"
     if accelerator is not None:

@@ -162,6 +162,19 @@ def test_dry_run_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture
         assert run(capsys, "dry-run", XL, "--gpu", "A10", *batch, *keys)[0] == expected
 
 
+def test_dry_run_takes_a_budget_for_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    budget = "parallel.activation_memory_budget=0.5"
+    assert "by the budget of 0.5;" in run(capsys, "dry-run", XL, budget)[1]
+    out = run(capsys, "dry-run", XL)[1]
+    assert "the budget" not in out
+    batch = ("optimisation.micro_batch_size=24", "optimisation.global_batch_size=1536")
+    out = run(capsys, "dry-run", XL, "--gpu", "A10", *batch, budget)[1]
+    keys = ("parallel.activation_checkpointing=full", "parallel.activation_memory_budget=1")
+    assert re.search(rf"{keys[0]}\s+{keys[1]}", out)
+    # What is proposed is accepted.
+    assert run(capsys, "dry-run", XL, *batch, *keys)[0] == 0
+
+
 def test_dry_run_finds_the_fewest_blocks_to_recompute_in_intervals() -> None:
     keys = ("pipeline=2", "data=8", "activation_checkpointing_interval=12")
     job = load(

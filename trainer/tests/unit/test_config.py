@@ -19,6 +19,8 @@ from rdm_core.errors import BAD_INPUT, ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FINETUNE = "qwen3-8b-finetune.yaml"
+BUDGET = {"parallel__activation_memory_budget": 0.5}
+COMPILED = {"optimisation__compile": True}
 CHUNKS = {"engine": "native", "parallel__pipeline": 2, "parallel__virtual_pipeline": 2, "model__layers": 4}
 FP8 = {"engine": "native", "optimisation__fp8_recipe": "tensorwise", "model__ffn_hidden_size": 2048}
 SOUND: dict[str, Any] = {
@@ -133,6 +135,8 @@ launcher:
         ("data: {train: 0.3 a 0.7 b}", "write [{prefix: a, weight: 0.3}, {prefix: b, weight: 0.7}]."),
         ("launcher: {master_port: 80}", "at least 1024 and at most 65535"),
         ("logging: {peak_tflops: 0}", "above 0"),
+        ("parallel: {activation_memory_budget: 0}", "is 0; it must be at most 1 and above 0"),
+        ("parallel: {activation_memory_budget: 1.5}", "is 1.5; it must be at most 1 and above 0"),
     ],
 )
 def test_what_is_not_a_configuration_is_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
@@ -430,6 +434,15 @@ def assert_a_sentence_has(words: str, found: list[str]) -> None:
         (
             {"parallel__activation_checkpointing_blocks": 4},
             "activation_checkpointing_blocks is 4, but activation_checkpointing is none; set it to full",
+        ),
+        (BUDGET, "activation_memory_budget 0.5 needs optimisation.compile, because the compiler"),
+        (
+            {**BUDGET, **COMPILED, "parallel__activation_checkpointing": "full"},
+            "activation_memory_budget 0.5 is not combined with activation_checkpointing full, which",
+        ),
+        *(
+            ({**BUDGET, **COMPILED, f"model__{key}": 0.1}, f"is not combined with model.{key} 0.1: PyTorch's")
+            for key in ("hidden_dropout", "attention_dropout")
         ),
         ({**CHUNKS, "parallel__pipeline": 1}, "parallel.pipeline is 1, in which no stage"),
         ({**CHUNKS, "model__layers": 3}, "4 chunks in all, but the model has only 3 blocks"),

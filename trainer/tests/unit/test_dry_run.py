@@ -259,6 +259,25 @@ def test_the_more_blocks_compute_again_the_less_a_pipeline_keeps(name: str, chan
     assert again[-1] == pytest.approx(found[-1].flops_per_step / 3)
 
 
+@pytest.mark.parametrize("name", ["gpt-5b", "t5-23b", "mixtral-8x7b"])
+def test_the_smaller_the_budget_the_less_a_stage_keeps(name: str) -> None:
+    plain, full = (
+        report(name, f"parallel.activation_checkpointing={saved}").stages[0].memory.activations
+        for saved in ("none", "full")
+    )
+    budgets = (1.0, 0.7, 0.3, 0.01)
+    kept = [
+        report(name, "parallel.activation_checkpointing=none", f"parallel.activation_memory_budget={budget}")
+        for budget in budgets
+    ]
+    sizes = [one.stages[0].memory.activations for one in kept]
+    assert sizes[0] == plain
+    assert sizes == sorted(set(sizes), reverse=True)
+    # Only what a MoE's experts keep is not for the compiler to choose.
+    assert (sizes[-1] < 1.1 * full) is (name != "mixtral-8x7b")
+    assert sizes[-1] > 0.9 * full
+
+
 def test_the_rdm_runs_fit_their_gpus_and_not_smaller_ones() -> None:
     a10, h200 = flops.find_accelerator("A10"), flops.find_accelerator("H200")
     assert a10 is not None

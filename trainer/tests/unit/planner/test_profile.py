@@ -167,6 +167,32 @@ def test_a_profile_in_fp8_is_for_jobs_in_fp8_and_may_beat_the_peak_in_bf16(tmp_p
     assert "its peak of 1978.8 TFLOP/s" in str(_tune(file, *keys).exception)
 
 
+def test_a_budget_is_measured_and_holds_for_the_layouts_without_checkpointing(tmp_path: Path) -> None:
+    key = "parallel.activation_memory_budget"
+    with pytest.raises(TrainerError, match=f"{key} is 0.5, and only a profile knows what that costs; search"):
+        CliRunner().invoke(
+            cli,
+            ["tune", str(CONFIG), "--nodes", "1xH100:4", f"{key}=0.5"],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
+    file = tmp_path / "h100.json"
+    before = PROFILE.plain()
+    del before["shape"]["activation_memory_budget"]
+    file.write_text(json.dumps(before))
+    assert _tune(file, "--json").exit_code == 0
+    assert "activation_memory_budget 1.0, and the job has 0.5" in str(_tune(file, f"{key}=0.5").exception)
+    shape = shape_of(configuration.load(CONFIG, [f"{key}=0.5"]))
+    file.write_text(dataclasses.replace(PROFILE, shape=shape).text())
+    for saved, budget in (("none", 0.5), ("full", 1.0)):
+        result = _tune(file, f"{key}=0.5", f"parallel.activation_checkpointing={saved}", "--json")
+        best = json.loads(result.output)["best"][0]
+        written = configuration.load(CONFIG, [f"{key}=0.5", *best["overrides"]])
+        assert written.parallel.activation_checkpointing == saved
+        assert written.parallel.activation_memory_budget == budget
+        assert not configuration.check(written)
+
+
 def _scaled(factor: float) -> Profile:
     """Return the profile with the native engine, and with other times of layers."""
     layers = {
