@@ -14,9 +14,9 @@ from torch._dynamo import lookup_backend
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 
-from rdm_core.config import Config, ModelConfig, OptimisationConfig, ParallelConfig
+from rdm_core.config import Config, ModelConfig, OptimisationConfig, ParallelConfig, check
 from rdm_core.cost.dry_run import dry_run
-from rdm_trainer import models
+from rdm_trainer import models, profile_model
 from rdm_trainer.distributed.pipeline_parallel.pipeline import _compiler
 from rdm_trainer.distributed.topology import Topology
 
@@ -92,6 +92,21 @@ def test_the_smaller_the_budget_the_less_blocks_keep_of_the_same_passes(
     for found in passes[1:]:
         torch.testing.assert_close(found, passes[0])
     assert all(smaller < 0.8 * larger for larger, smaller in itertools.pairwise(sizes))
+
+
+@pytest.mark.parametrize(("saved", "budget"), [("none", 0.5), ("full", 1.0)])
+def test_a_profile_measures_blocks_within_the_budget_and_checkpointed_ones_without(
+    saved: str, budget: float
+) -> None:
+    job = Config(
+        model=GPT,
+        parallel=ParallelConfig(activation_memory_budget=0.5),
+        optimisation=OptimisationConfig(train_iterations=1, compile=True),
+    )
+    measured = profile_model._job(job, Topology.single(), (1, 1), saved)
+    assert measured.parallel.activation_checkpointing == saved
+    assert measured.parallel.activation_memory_budget == budget
+    assert not check(measured)
 
 
 def test_the_compilers_cache_distinguishes_budgets() -> None:
