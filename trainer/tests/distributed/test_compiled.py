@@ -56,3 +56,46 @@ def test_each_compiled_part_is_one_graph_and_changes_no_loss(names: tuple[str, s
     for name in jobs:
         mine, theirs = ([step["loss"] for step in said[0][name]] for said in (found, expected))
         assert mine == pytest.approx(theirs, abs=1e-4 if "fp32" in name else 0.01), name
+
+
+def within_budgets(jobs: Mapping[str, Config]) -> dict[str, Any]:
+    """Train as the trainer compiles, without generated code; return losses, and backward passes' sums."""
+    import functools
+
+    import torch._inductor
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    sums: list[int] = []
+
+    def backward(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        sums.append(sum("all_reduce" in str(node.target) for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    def without_code(graph: torch.fx.GraphModule, inputs: Any, options: Any) -> Any:
+        assert options["reorder_for_compute_comm_overlap"]
+        return aot_autograd(
+            fw_compiler=lambda graph, _inputs: make_boxed_func(graph.forward),
+            bw_compiler=backward,
+            partition_fn=min_cut_rematerialization_partition,
+        )(graph, inputs)
+
+    torch._inductor.compile = without_code
+    # The loss.
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")
+    return {"losses": training.losses(jobs, steps=2), "sums": sums}
+
+
+def test_a_budget_changes_no_loss_and_repeats_no_sum_of_tensor_ranks() -> None:
+    plain = {engine: configure(JOBS["gpt fp32"], {"engine": engine}) for engine in ("native", "deepspeed")}
+    limited = {
+        engine: configure(job, {"optimisation.compile": True, "parallel.activation_memory_budget": 0.05})
+        for engine, job in plain.items()
+    }
+    found = processes.run(2, within_budgets, limited)
+    # Two sums in a block's backward pass, each of both halves of a micro-batch.
+    assert [one["sums"] for one in found] == [[4, 4]] * 2
+    expected = processes.run(2, training.losses, plain, 2)
+    for engine, steps in expected[0].items():
+        assert found[0]["losses"][engine] == [pytest.approx(step, abs=1e-4) for step in steps], engine

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo import lookup_backend
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
@@ -19,6 +20,7 @@ from rdm_core.cost.dry_run import dry_run
 from rdm_trainer import models, profile_model
 from rdm_trainer.distributed.pipeline_parallel.pipeline import _compiler
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.models.transformer import Block
 
 GPT = ModelConfig(
     layers=2,
@@ -67,28 +69,31 @@ def test_the_smaller_the_budget_the_less_blocks_keep_of_the_same_passes(
         return lookup_backend("aot_eager_decomp_partition")(graph, inputs)
 
     monkeypatch.setattr(torch._inductor, "compile", without_code)
-    job = Config(
-        model=shape,
-        optimisation=OptimisationConfig(
-            micro_batch_size=2, global_batch_size=2, train_iterations=1, precision="fp32", compile=True
-        ),
-    )
-    tokens = torch.randint(0, 50, (2, shape.seq_length), generator=torch.Generator().manual_seed(1))
-    labels = tokens.roll(-1, 1), torch.ones(tokens.shape)
+    shape_of_states = (2, shape.seq_length, shape.hidden_size)
+    states = torch.randn(shape_of_states, generator=torch.Generator().manual_seed(1), requires_grad=True)
     sizes, passes = [], []
     for budget in (1.0, 0.5, 0.2, 0.05):
         torch.compiler.reset()
         graphs.clear()
-        parallel = ParallelConfig(activation_memory_budget=budget)
-        limited = dataclasses.replace(job, parallel=parallel)
-        eager = dataclasses.replace(job.optimisation, compile=budget < 1)
-        model = models.build(dataclasses.replace(limited, optimisation=eager), Topology.single())
-        size, found = kept(lambda: model(tokens, labels), list(model.parameters()))  # noqa: B023
+        job = Config(
+            model=shape,
+            parallel=ParallelConfig(activation_memory_budget=budget),
+            optimisation=OptimisationConfig(
+                micro_batch_size=2,
+                global_batch_size=2,
+                train_iterations=1,
+                precision="fp32",
+                compile=budget < 1,
+            ),
+        )
+        model = models.build(job, Topology.single())
+        blocks = nn.Sequential(*(layer for layer in model.modules() if isinstance(layer, Block)))
+        size, found = kept(lambda: blocks(states).square().mean(), [states, *blocks.parameters()])  # noqa: B023
         sizes.append(size)
         passes.append(found)
         if budget < 1:
             assert len(graphs) == 1, "the blocks do not share what is compiled"
-            assert size < dry_run(limited, 1).peak.memory.activations
+            assert size < dry_run(job, 1).peak.memory.activations
     for found in passes[1:]:
         torch.testing.assert_close(found, passes[0])
     assert all(smaller < 0.8 * larger for larger, smaller in itertools.pairwise(sizes))
