@@ -371,8 +371,8 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
     again = min(interval, recomputed) * max(whole, default=0)
     done = sum(whole[recomputed : len(blocks) // parallel.virtual_pipeline])
     # What exceeds a budget is computed again for one block at a time.
-    exceeding = max((total - part for total, part in zip(whole, within, strict=True)), default=0)
-    return samples * (kept * in_flight // parallel.virtual_pipeline + max(again - done, exceeding))
+    exceeding = [total - part for total, part in zip(whole, within, strict=True)]
+    return samples * (kept * in_flight // parallel.virtual_pipeline + max(0, again - done, *exceeding))
 
 
 def _tokens(config: Config, name: str) -> int:
@@ -388,14 +388,28 @@ def _tokens(config: Config, name: str) -> int:
 def _within_budget(config: Config, name: str) -> int:
     """Return the most bytes that one block keeps for one sample within ``activation_memory_budget``.
 
-    The budget is for what the compiler sees besides the block's input; it does not see a MoE's experts.
+    The budget is for what the compiler keeps besides the block's input. Beside it, the compiler keeps the
+    results of collectives, and a MoE's experts are not compiled.
     """
-    whole = _block_activations(config, name)
-    line = config.spec.hidden_size * _width(config) // config.parallel.token_shards
-    fixed = _tokens(config, name) * (
-        line + (line + _expert_activations(config) if config.spec.experts else 0)
-    )
-    return fixed + int(config.parallel.activation_memory_budget * (whole - fixed))
+    spec, parallel, whole = config.spec, config.parallel, _block_activations(config, name)
+    if parallel.activation_memory_budget == 1:
+        return whole
+    tokens, hidden = _tokens(config, name), spec.hidden_size * _width(config)
+    line = tokens * hidden // parallel.token_shards
+    outside = line + tokens * _expert_activations(config) if spec.experts else 0
+    attentions = 2 if name == "DecoderBlock" else 1
+    exchanged = attentions * line if parallel.tensor > 1 else 0
+    if parallel.context > 1:
+        key_values = (
+            2 * spec.key_value_size * spec.ranks_of_key_value_head(parallel.tensor) // parallel.tensor
+        )
+        exchanged += tokens * parallel.context * key_values * _width(config)
+    if parallel.token_shards > 1:
+        # A product's input from all tensor ranks, which replaces this rank's part of it.
+        gathered = (attentions + 1) * tokens * hidden
+        exchanged, whole = exchanged + gathered, whole + gathered
+    budget = parallel.activation_memory_budget * (whole - line - outside)
+    return min(whole, line + outside + exchanged + int(budget))
 
 
 def _expert_activations(config: Config) -> int:
