@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,11 +61,9 @@ def test_each_compiled_part_is_one_graph_and_changes_no_loss(names: tuple[str, s
 
 def within_budgets(jobs: Mapping[str, Config]) -> dict[str, Any]:
     """Train as the trainer compiles, without generated code; return losses, and backward passes' sums."""
-    import functools
-
     import torch._inductor
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     sums: list[int] = []
@@ -81,7 +80,7 @@ def within_budgets(jobs: Mapping[str, Config]) -> dict[str, Any]:
             partition_fn=min_cut_rematerialization_partition,
         )(graph, inputs)
 
-    torch._inductor.compile = without_code
+    torch._inductor.compile = without_code  # type: ignore[assignment]
     # The loss.
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     return {"losses": training.losses(jobs, steps=2), "sums": sums}
