@@ -273,7 +273,12 @@ def base_path(params: Dict[str, Any]) -> str:
     above = params["cache_dir"] or default_cache_dir()
     directory = os.path.join(above, "peers")
     for path in (above, directory):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise NodeError(
+                "{0} is not a directory: remove it, or set images_cache_dir to another one".format(path)
+            ) from None
         _require_own(path, above=path == above)
     return os.path.join(directory, params["key"])
 

@@ -162,9 +162,13 @@ def test_the_playbook_that_shows_jobs_changes_none(inventory: Path, verb: str, o
 
 @pytest.mark.parametrize(
     ("playbook", "needs"),
-    [("logs", "set job_name to the name of a job"), ("prune", "set job_names to a list of names of jobs")],
+    [
+        ("logs", "set job_name to the name of a job"),
+        ("prune", "set job_names to a list of names of jobs"),
+        ("exec", "set exec_argv to a list: a program and its arguments"),
+    ],
 )
-def test_a_playbook_that_needs_a_name_says_so(inventory: Path, playbook: str, needs: str) -> None:
+def test_a_playbook_that_needs_a_variable_says_so(inventory: Path, playbook: str, needs: str) -> None:
     words = ["--inventory", inventory, PLAYBOOKS / f"{playbook}.yml"]
     run = ansible_playbook(*words, environment={**os.environ, **environment.ansible_environment()})
     assert run.returncode == 2

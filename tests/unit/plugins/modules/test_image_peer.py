@@ -411,6 +411,15 @@ def test_a_cache_in_which_others_can_rename_files_is_not_used(tmp_path: Path, mo
     assert not list(cache.iterdir())
 
 
+@pytest.mark.parametrize("below", ["", "/peers"])
+def test_a_cache_that_is_a_file_is_named(tmp_path: Path, below: str) -> None:
+    path = tmp_path / f"cache{below}"
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    with pytest.raises(NodeError, match=f"^{path} is not a directory: remove it, or set images_cache_dir"):
+        image_peer.base_path(parameters(tmp_path, key="n"))
+
+
 @pytest.mark.parametrize("link", [False, True])
 def test_a_cache_of_another_user_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
