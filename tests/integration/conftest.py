@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from tests.integration.engine import Engine, private_engine, wait_until
+from tests.integration.engine import Engine, private_engine
 from tests.integration.images import busybox_rootfs, import_image, python_rootfs
+from trainer.tests.waiting import wait_until
 
 BUSYBOX = "rdm-test/busybox:1"
 PYTHON = "rdm-test/python:1"
@@ -61,9 +62,8 @@ def registry(tmp_path: Path) -> Iterator[str]:
             ["docker-registry", "serve", str(tmp_path / "registry.yml")], stdout=log, stderr=log
         )
     try:
-        assert wait_until(lambda: bool(listening(file)), 120), file.read_text()
-        address = listening(file)
-        assert wait_until(lambda: answers(address), 120), file.read_text()
+        address = wait_until("the registry listens", lambda: listening(file), why=file.read_text)
+        wait_until("it answers", lambda: answers(address), why=file.read_text)
         yield address
     finally:
         process.terminate()

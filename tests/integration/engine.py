@@ -8,8 +8,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +18,12 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
 
 from tests.labs import lab_name
+from trainer.tests.waiting import wait_until
 
 PREFIX = f"{lab_name('rdm-engine')}-"
 """Of the names of engines' directories: a checkout's own."""
 START_TIMEOUT = 180.0
 STOP_TIMEOUT = 60.0
-RESTS = 3.0
-"""The pause after a check, as a multiple of the check's time. Checks that start programs would otherwise take
-CPU time from what they wait for."""
-LEAST_S, MOST_S = 0.05, 5.0
 
 
 def net(number: int) -> str:
@@ -109,9 +105,13 @@ class Engine:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        if not wait_until(self._answers, START_TIMEOUT):
+        try:
+            wait_until(
+                "the tests' own dockerd answers", self._answers, timeout=START_TIMEOUT, why=log.read_text
+            )
+        except AssertionError:
             self.stop()
-            pytest.fail(f"the tests' own dockerd did not start:\n{log.read_text()[-2000:]}")
+            raise
 
     def _answers(self) -> bool:
         if self._process is not None and self._process.poll() is not None:
@@ -209,7 +209,8 @@ def remove_left() -> None:
             for process in engine.processes():
                 with suppress(ProcessLookupError):
                     os.kill(process, signal)
-            wait_until(engine.has_ended, STOP_TIMEOUT)
+            with suppress(AssertionError):
+                wait_until("it has ended", engine.has_ended, timeout=STOP_TIMEOUT)
         engine.remove()
         os.close(handle)
 
@@ -239,22 +240,3 @@ def private_engine(*options: str, prefix: list[str] | None = None) -> Iterator[E
     finally:
         engine.remove()
         os.close(handle)
-
-
-def wait_until(condition: Callable[[], bool], timeout: float, interval: float | None = None) -> bool:
-    """Return whether the condition came true within `timeout` seconds.
-
-    Args:
-        condition: is checked again and again.
-        timeout: seconds.
-        interval: seconds between two checks. By default as many as `RESTS` says.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        began = time.monotonic()
-        if condition():
-            return True
-        ended = time.monotonic()
-        if ended > deadline:
-            return False
-        time.sleep(min(max(LEAST_S, RESTS * (ended - began)), MOST_S) if interval is None else interval)

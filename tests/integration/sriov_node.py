@@ -23,9 +23,10 @@ from ansible_collections.rdm.provision.rdm_lab.recipe import PLUGIN, file_conten
 from ansible_collections.rdm.provision.rdm_sriov.plugin import READY
 
 from tests.integration.conftest import BUSYBOX
-from tests.integration.engine import Engine, private_engine, wait_until
+from tests.integration.engine import Engine, private_engine
 from tests.integration.engines import ENGINES, engine_directory, inside, is_of, numbers
 from tests.integration.images import busybox_rootfs, import_image
+from trainer.tests.waiting import wait_until
 
 FUNCTIONS = 7
 CONTAINERS = 50
@@ -36,8 +37,8 @@ HANGS_S = 240.0
 """Timeout in seconds, long enough for a busy machine."""
 
 
-def network_goes(remove: Callable[[], object]) -> bool:
-    """Remove a network; return whether it is gone. Endpoints may outlive their containers for a moment."""
+def remove_network(remove: Callable[[], object]) -> None:
+    """Remove a network. Endpoints may outlive their containers for a moment."""
 
     def gone() -> bool:
         try:
@@ -48,7 +49,7 @@ def network_goes(remove: Callable[[], object]) -> bool:
             return False
         return True
 
-    return wait_until(gone, HANGS_S)
+    wait_until("the network is gone", gone)
 
 
 class Node:
@@ -81,7 +82,7 @@ class Node:
             self._process = subprocess.Popen(
                 [sys.executable, str(self.program), *map(str, options)], stdout=log, stderr=subprocess.STDOUT
             )
-        assert wait_until(lambda: self.log.read_text().count(READY) > before, HANGS_S), self.log.read_text()
+        wait_until("the plugin is ready", self.log.read_text, lambda log: log.count(READY) > before)
 
     def stop_plugin(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End the plugin."""
@@ -162,8 +163,8 @@ class Node:
         """Return whether a container runs."""
         return self.docker("inspect", "--format", "{{.State.Running}}", name) == "true"
 
-    def comes_back(self, name: str, address: str) -> bool:
-        """Return whether a container gets this hardware address again after its engine was down."""
+    def wait_back(self, name: str, address: str) -> None:
+        """Wait until a container has this hardware address again, after its engine was down."""
 
         def there() -> bool:
             try:
@@ -171,7 +172,7 @@ class Node:
             except RuntimeError:  # it does not run, or not yet, even if the engine reports so
                 return False
 
-        return wait_until(there, HANGS_S)
+        wait_until(f"{name} has {address} again", there)
 
     def promised(self) -> dict[str, Any]:
         """Return the endpoints that the plugin keeps."""
@@ -211,7 +212,7 @@ def serving(node: Node, *options: str) -> Iterator[None]:
         given = ["-o", f"netdevice={node.parent}", "--subnet", "192.169.16.0/24", *options]
         node.docker("network", "create", "-d", node.driver, *given, NETWORK)
         yield
-        assert network_goes(lambda: node.docker("network", "rm", NETWORK))
+        remove_network(lambda: node.docker("network", "rm", NETWORK))
         node.stop_plugin()
         assert not node.socket.exists()
         assert not list(Path("/sys/class/net").glob(f"{node.parent}v*")), "the plugin left links"

@@ -12,9 +12,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from tests.integration.engine import wait_until
+from trainer.tests.waiting import wait_until
 
 __all__ = ["ADDRESS", "NAME", "Host", "booted"]
 
@@ -119,11 +120,14 @@ def booted(directory: Path) -> Iterator[Host]:
     try:
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
         with contextlib.suppress(OSError):
-            wait_until(lambda: outer.poll() is not None or bool(children.read_text().split()), BOOT_S)
+            wait_until(
+                "it boots", lambda: outer.poll() is not None or children.read_text().split(), timeout=BOOT_S
+            )
         output = (directory.parent / "boot.log").read_text()
         assert outer.poll() is None, output
         host = Host(int(children.read_text().split()[0]))
-        assert wait_until(host.is_up, BOOT_S, 0.5), output + host.run("systemctl", "--failed", check=False)
+        failed = partial(host.run, "systemctl", "--failed", check=False)
+        wait_until("it is up", host.is_up, timeout=BOOT_S, why=lambda: output + failed())
         yield host
     finally:
         outer.kill()

@@ -21,8 +21,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.state.state_file imp
 from ansible_collections.rdm.provision.plugins.modules import docker_owned
 
 from tests.integration.container_module import up
-from tests.integration.engine import Engine, net, wait_until
+from tests.integration.engine import Engine, net
 from tests.unit.plugins.modules.running import Failed, run_module
+from trainer.tests.waiting import wait_until
 
 NET = net(1)
 MY_IP = f"{NET}.9"
@@ -456,5 +457,5 @@ def test_it_knows_all_nodes_by_name_whatever_comes_and_restarts(
     assert observe(watched, "none", api) == seen
 
     api.post("/containers/rdm/restart", t=0)
-    assert wait_until(lambda: known() == ["n1", "n2", "n3"], 240), known()
+    wait_until("it knows all nodes", known, lambda names: names == ["n1", "n2", "n3"])
     assert not up(options, **three)["changed"]

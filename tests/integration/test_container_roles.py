@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.engine import Engine, net, wait_until
+from tests.integration.engine import Engine, net
 from tests.integration.plays import HOST, Played, run_plays
+from trainer.tests.waiting import wait_until
 
 NET = net(0)
 SUBNET = f"{NET}.0/24"
@@ -77,7 +78,7 @@ def test_a_training_container_that_never_came_up_is_a_failure_each_time(
         )
         assert played.status != 0
         assert "container rdm ended with status 3" in played.output, played.output
-        assert wait_until(lambda: bare.api.get("/containers/rdm/json")["State"]["Restarting"], 120)
+        wait_until("it restarts", lambda: bare.api.get("/containers/rdm/json")["State"]["Restarting"])
 
 
 def test_what_a_training_container_may_do(bare: Engine, busybox_image: str, tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_plugin_that_never_came_up_is_a_failure_each_time(
         )
         assert played.status != 0
         assert "container rdm-sriov-plugin ended with status 3" in played.output, played.output
-        assert wait_until(restarting, 120)
+        wait_until("it restarts", restarting)
 
 
 def test_a_containers_own_shared_memory_is_as_large_as_the_plan_says(

@@ -20,15 +20,13 @@ import pytest
 
 from tests.ansible_playbook import TIMEOUT_S
 from tests.conftest import ROOT
-from tests.integration.engine import wait_until
 from tests.integration.ssh_nodes import configure_ssh, ssh_environment
+from trainer.tests.waiting import wait_until
 
 NAMES = ("n1", "n2", "n3")
 MANIFEST = "global_step4/manifest.json"
 SHARDS = {"n1": "global_step4/__0_0.distcp", "n2": "global_step4/__1_0.distcp"}
 SIZE = 12_000_000
-HANGS_S = 240.0
-"""Timeout in seconds, long enough for a busy machine."""
 TRANSFER = "rdm.provision.job : Transfer large files from node to node"
 STORE = "rdm.provision.job : Copy files that are missing or differ"
 DISK = """\
@@ -144,7 +142,7 @@ def test_a_killed_run_is_continued_and_later_ones_bring_only_what_is_missing(nod
         arrived = sum(file.stat().st_blocks * 512 for file in peers.glob("*.tar"))
         return arrived > SIZE // 4 or bool(nodes.data("n3"))
 
-    assert wait_until(begun, HANGS_S)
+    wait_until("a quarter has arrived", begun)
     run.kill()
     run.communicate(timeout=TIMEOUT_S)
     whole = part_of(nodes, "n1") | part_of(nodes, "n2")

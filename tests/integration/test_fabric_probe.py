@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.container_pro
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import unpacked
 from ansible_collections.rdm.provision.plugins.modules import fabric_probe
 
-from tests.integration.engine import Engine, net, wait_until
+from tests.integration.engine import Engine, net
 from tests.integration.fabric import NETWORK, containers, verified
+from trainer.tests.waiting import wait_until
 
 NAMES = ("n1", "n2", "n3")
 TIMEOUT_S = 2.0
@@ -68,7 +70,8 @@ def cluster(engine: Engine, python_image: str, cable: str) -> Iterator[Cluster]:
     with containers(engine, cable, ADDRESSES, lambda _node: spec):
         cluster = Cluster(engine)
         for name in NAMES:
-            assert wait_until(lambda name=name: ":22" in cluster.inside(name, "ss", "-ltn"), 120)  # type: ignore[misc]
+            listening = partial(cluster.inside, name, "ss", "-ltn")
+            wait_until(f"{name} listens", listening, lambda sockets: ":22" in sockets)
         yield cluster
 
 

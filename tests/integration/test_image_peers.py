@@ -24,17 +24,16 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts 
 
 from tests.ansible_playbook import TIMEOUT_S
 from tests.image_archives import MadeImage, saved, tar
-from tests.integration.engine import Engine, private_engine, wait_until
+from tests.integration.engine import Engine, private_engine
 from tests.integration.engines import ENGINES, engine_directory, inside
 from tests.integration.ssh_nodes import configure_ssh, ssh_environment
+from trainer.tests.waiting import wait_until
 
 IMAGE = "rdm-test/passed-on:1"
 SIZE = 24_000_000
 EACH_ONCE = 1.0
 """The share of the archive that a source has sent, if it has sent each piece once. Where nodes need fewer, it
 sends less, also on a busy machine that stands still for seconds, so that some pieces are sent twice."""
-HANGS_S = 240.0
-"""Timeout in seconds, long enough for a busy machine."""
 MARK = "RDM_TEST_IMAGE_PEERS"
 """Variable of all processes of a run, on the controller and on the nodes."""
 DISK = """\
@@ -140,7 +139,7 @@ class Nodes:
             arrived = [file.stat().st_blocks * 512 for file in self.peers.glob("*.tar")]
             return len(arrived) == 2 and min(arrived) >= SIZE / 2
 
-        assert wait_until(half, HANGS_S), self.processes()
+        wait_until("half of the archive is on both", half, why=self.processes)
 
     @property
     def peers(self) -> Path:
@@ -246,7 +245,7 @@ def test_the_run_is_killed_at_half(nodes: Nodes) -> None:
     run.kill()
     run.communicate(timeout=TIMEOUT_S)
     assert len(nodes.processes()) >= 3, "those of the nodes go on"
-    assert wait_until(lambda: not nodes.processes(), HANGS_S), nodes.processes()
+    wait_until("no process is left", nodes.processes, lambda found: not found)
     assert nodes.left() <= {".tar", ".have", ".lock", ".result"}
     assert not nodes.loaded()
     assert nodes.provision() < EACH_ONCE
@@ -312,7 +311,7 @@ def test_the_disk_of_a_node_is_full_at_half(nodes: Nodes, disk: Callable[[int], 
     def half() -> bool:
         return sum(file.stat().st_blocks * 512 for file in small.glob("peers/*.tar")) >= SIZE / 2
 
-    assert wait_until(half, HANGS_S), nodes.processes()
+    wait_until("half of the archive is there", half, why=nodes.processes)
     with pytest.raises(OSError, match="No space left"):
         fill(small / "other")
     output = nodes.end(run, expect=2)
@@ -334,7 +333,7 @@ def fill(path: Path) -> None:
 
 def test_a_later_run_takes_over_from_an_earlier_one(nodes: Nodes) -> None:
     earlier = nodes.start(1)
-    assert wait_until(lambda: len(list(nodes.peers.glob("*.lock"))) == 3, HANGS_S), nodes.processes()
+    wait_until("all nodes take part", lambda: len([*nodes.peers.glob("*.lock")]) == 3, why=nodes.processes)
     nodes.end(nodes.start(0))
     output = nodes.end(earlier, expect=2)
     for name in ("n2", "n3"):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,10 +24,11 @@ from ansible_collections.rdm.provision.rdm_lab.client import connect, image_id
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 
 from rdm_provision.api.lab import Lab as KnownLab
-from tests.integration.engine import Engine, wait_until
+from tests.integration.engine import Engine
 from tests.integration.images import busybox_rootfs, import_image
 from tests.labs import lab_name, left_over
 from tests.printed_hints import follow
+from trainer.tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 NAME = lab_name("lab")
@@ -79,13 +81,14 @@ class Lab:
         found = KnownLab(self.name, self.directory).status()
         return {node.name: (node.state, node.cable, node.engine) for node in found}
 
-    def ready(self, nodes: int) -> bool:
-        """Wait until exactly so many nodes exist and are ready; return whether they are.
+    def wait_ready(self, nodes: int) -> None:
+        """Wait until exactly so many nodes exist and are ready.
 
         One check gives an engine and an sshd 15 seconds to answer, which may be too short on a busy
         machine.
         """
-        return wait_until(lambda: list(self.nodes().values()) == [READY] * nodes, HANGS_S)
+        ready = [READY] * nodes
+        wait_until(f"{nodes} nodes are ready", self.nodes, lambda found: list(found.values()) == ready)
 
     def ssh(
         self, node: str, *argv: str, user: str = "rdm", timeout: int = 120
@@ -141,7 +144,7 @@ def assert_nothing_left(lab: Lab, ids: tuple[str, ...]) -> None:
 
     for one in ids:
         # The kernel removes them after a while.
-        assert wait_until(partial(gone, one), HANGS_S), "a link or a cgroup stayed"
+        wait_until("no link and no cgroup stays", partial(gone, one))
 
 
 def ids_of(lab: Lab) -> tuple[str, ...]:
@@ -225,14 +228,14 @@ def test_a_cut_node_is_off_the_fabric_and_still_reached(lab: Lab) -> None:
     def talks() -> bool:
         return lab.on("n1", "ping", "-c1", "-W1", "10.255.255.2").returncode == 0
 
-    assert wait_until(talks, HANGS_S)
+    wait_until("n1 reaches n2", talks)
     assert lab.json("cut", "n2")["changed"] == {"n2": True}
     assert not talks()
-    assert wait_until(lambda: lab.nodes()["n2"] == ("running", "cut", "ready"), HANGS_S)
+    wait_until("n2 is cut", lambda: lab.nodes()["n2"], lambda now: now == ("running", "cut", "ready"))
     assert lab.ssh("n2", "true").returncode == 0
     assert lab.json("cut", "n2")["changed"] == {"n2": False}
     lab.run("heal", "n2")
-    assert wait_until(talks, HANGS_S)
+    wait_until("n1 reaches n2", talks)
 
 
 def test_a_stopped_node_comes_back_with_the_same_address_key_and_cable(lab: Lab) -> None:
@@ -244,7 +247,7 @@ def test_a_stopped_node_comes_back_with_the_same_address_key_and_cable(lab: Lab)
     assert "is not plugged in" in output
     started = follow(output, "lab start", lab.program, "--json").stdout
     assert json.loads(started)["changed"] == {"n2": True}
-    assert lab.ready(2)
+    lab.wait_ready(2)
     assert lab.json("heal", "n2")["changed"] == {"n2": False}
     assert lab.ssh("n2", "sudo ls /etc/kept /var/lib/docker/kept").returncode == 0
 
@@ -252,7 +255,8 @@ def test_a_stopped_node_comes_back_with_the_same_address_key_and_cable(lab: Lab)
 def test_a_node_whose_engine_dies_gets_it_back(lab: Lab) -> None:
     before = lab.on("n1", "pidof", "dockerd").stdout
     lab.on("n1", "kill", "-9", *before.split())
-    assert wait_until(lambda: lab.on("n1", "pidof", "dockerd").stdout not in ("", before), HANGS_S)
+    engine = partial(lab.on, "n1", "pidof", "dockerd")
+    wait_until("another engine runs", engine, lambda now: now.stdout not in ("", before))
     assert lab.on("n1", "rdm-lab", "wait", f"{HANGS_S / 2:g}").returncode == 0
 
 
@@ -267,7 +271,7 @@ def test_it_grows_is_repaired_and_shrinks(lab: Lab) -> None:
     lab.run("stop", "n2")
     result = lab.json("up", "--nodes", "3")
     assert result["actions"][:2] == ["make n3", "start n2"]
-    assert lab.ready(3)
+    lab.wait_ready(3)
     lab.run("up", "--nodes", "2")
     assert list(lab.nodes()) == ["n1", "n2"]
     assert set(ids_of(lab)) == set(first), "the other nodes stayed as they were"
@@ -288,7 +292,7 @@ def test_two_labs_side_by_side(lab: Lab, tmp_path: Path) -> None:
         ids = ids_of(other)
         other.run("down")
     assert_nothing_left(other, ids)
-    assert lab.ready(2)
+    lab.wait_ready(2)
 
 
 def moments(lab: Lab) -> dict[str, Any]:
@@ -327,10 +331,11 @@ def test_nothing_is_left_of_a_killed_start(tmp_path: Path, moment: str, whole_gr
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        reached = wait_until(moments(lab)[moment], HANGS_S, interval=0.005)
-        (os.killpg if whole_group else os.kill)(start.pid, signal.SIGKILL)
-        start.wait()
-        assert reached
+        try:
+            wait_until(moment, moments(lab)[moment], pause=partial(time.sleep, 0.005))
+        finally:
+            (os.killpg if whole_group else os.kill)(start.pid, signal.SIGKILL)
+            start.wait()
         ids = ids_of(lab)
     finally:
         lab.run("down")
@@ -355,17 +360,15 @@ def test_nothing_is_left_of_a_killed_build_of_the_images(tmp_path: Path) -> None
     )
     try:
         # Inside the new root file system: packages are being unpacked.
-        assert wait_until(
-            lambda: any(temporary.glob("rdm-provision-lab.*/output/*/var/lib/dpkg/status")), COMMAND_S
-        )
+        status = partial(temporary.glob, "rdm-provision-lab.*/output/*/var/lib/dpkg/status")
+        wait_until("packages are unpacked", lambda: list(status()), timeout=COMMAND_S)
     finally:
         start.kill()
         start.wait()
         lab.run("down")
     assert_nothing_left(lab, ())
     # The interrupted module releases its locks before Ansible's wrapper removes its files.
-    wait_until(lambda: not any(temporary.iterdir()), HANGS_S)
-    assert [path.name for path in temporary.iterdir()] == []
+    wait_until("no file is left", lambda: list(temporary.iterdir()), lambda left: not left)
     assert str(tmp_path) not in Path("/proc/mounts").read_text(encoding="utf-8")
 
 

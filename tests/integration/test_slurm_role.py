@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.integration.engine import wait_until
 from tests.integration.systemd_host import ADDRESS, NAME, ROOT, Host, booted
+from trainer.tests.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -44,7 +45,6 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 while not (pathlib.Path(os.environ["RDM_JOB_DIR"]) / "end").exists():
     time.sleep(0.05)
 """
-HANGS_S = 240.0
 
 
 def play(host: Host, name: str, **variables: object) -> str:
@@ -108,7 +108,7 @@ def test_slurmrestd_has_no_rights_and_takes_tokens_only(host: Host) -> None:
     # The answer of 22.05 to a bad token.
     assert _ping(host, "none") == "500"
     host.run("kill", "-KILL", pid)
-    assert wait_until(lambda: _ping(host, token) == "200", HANGS_S, 0.5), "it does not come back"
+    wait_until("it comes back", lambda: _ping(host, token), lambda answer: answer == "200")
 
 
 def _last_state(host: Host) -> str:
@@ -121,7 +121,7 @@ def test_control_groups_hold_a_job_to_its_memory_and_its_gpus(host: Host) -> Non
     assert opened == ["/dev/nvidia0 ENXIO", "/dev/nvidia1 EPERM"]
     greedy = "x = bytearray(300 * 1024 * 1024); print('all of it')"
     assert host.run("srun", "--mem=50M", sys.executable, "-c", greedy, check=False) == ""
-    assert wait_until(lambda: _last_state(host) == "OUT_OF_MEMORY", HANGS_S, 0.5), _last_state(host)
+    wait_until("the job is killed", lambda: _last_state(host), lambda state: state == "OUT_OF_MEMORY")
 
 
 class User:
@@ -171,13 +171,14 @@ class User:
             return "".join(self.agent("logs", job)["parts"].values())
 
         self.reaches(job, "running")
-        assert wait_until(lambda: output() == f"of {self.name}\n", HANGS_S, 1.0), output()
+        wait_until("it writes its log", output, lambda text: text == f"of {self.name}\n")
 
     def state(self, job: str) -> str:
         return str(self.agent("state", job)["job"]["state"])
 
     def reaches(self, job: str, state: str) -> None:
-        assert wait_until(lambda: self.state(job) == state, HANGS_S, 1.0), self.agent("state", job)
+        agent = partial(self.agent, "state", job)
+        wait_until(f"{job} is {state}", lambda: self.state(job), lambda now: now == state, why=agent)
 
 
 def test_two_users_have_jobs_of_one_name_on_one_node_at_the_same_time(host: Host) -> None:

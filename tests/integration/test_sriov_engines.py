@@ -40,7 +40,7 @@ def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
     for end in (node.engine.stop, node.engine.kill):
         end()
         node.engine.start()
-        assert node.comes_back("na", before)
+        node.wait_back("na", before)
     # Nothing is reserved for what died with its engine, whether or not the next engine reports it.
     node.remove("na", "nb", "nc")
     names = [f"c{number}" for number in range(FUNCTIONS)]
@@ -81,7 +81,7 @@ def test_a_container_gets_the_vf_that_it_requests_and_no_other(node: Node, versi
     assert node.address("asks") == address
     node.engine.kill()
     node.engine.start()
-    assert node.comes_back("asks", address)
+    node.wait_back("asks", address)
     node.docker("stop", "-t", "0", "asks")
     names = [f"c{number}" for number in range(FUNCTIONS)]
     for name in names:

@@ -15,8 +15,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program imp
 from ansible_collections.rdm.provision.rdm_lab.recipe import PLUGIN
 
 from tests.conftest import ROOT
-from tests.integration.engine import wait_until
-from tests.integration.sriov_node import FUNCTIONS, HANGS_S, Node, sriov_node
+from tests.integration.sriov_node import FUNCTIONS, Node, sriov_node
+from trainer.tests.waiting import wait_until
 
 MADE_LATER = ("20.10", "26.1")
 """Engines that create a container's namespace after their last call."""
@@ -116,24 +116,24 @@ def test_each_container_has_its_device_in_its_namespace_after_every_start(rdma: 
     node.run("nb")
     both = sorted([rdma.wanted("na"), rdma.wanted("nb")])
     assert both[0].split()[1] != both[1].split()[1]
-    assert wait_until(lambda: sorted(rdma.moved()) == both, HANGS_S), (rdma.moved(), both)
+    wait_until(f"they moved: {both}", rdma.moved, lambda moved: sorted(moved) == both)
     before = node.address("na")
     node.remove("nb")
 
-    def follows() -> bool:
-        return wait_until(lambda: rdma.moved() == [rdma.wanted("na")], HANGS_S)
+    def follows() -> None:
+        wait_until("it follows", rdma.moved, lambda moved: moved == [rdma.wanted("na")])
 
     rdma.come_back()
     rdma.forget()
     node.docker("restart", "-t", "1", "na")
-    assert follows()
+    follows()
     # Only the plugin is called here.
     rdma.come_back()
     rdma.forget()
     node.engine.kill()
     node.engine.start()
-    assert node.comes_back("na", before)
-    assert follows()
+    node.wait_back("na", before)
+    follows()
     node.remove("na")
     assert node.promised() == {}
     rdma.come_back()
@@ -146,7 +146,7 @@ def test_a_device_that_cannot_move_is_named(rdma: Rdma) -> None:
     message = "cannot move to its container, as the mode exclusive requires: rdma dev set"
     if rdma.late:
         node.run("na")
-        assert wait_until(lambda: message in rdma.log(), HANGS_S)
+        wait_until("it is named", rdma.log, lambda log: message in log)
     else:
         with pytest.raises(RuntimeError, match=message):
             node.run("na")
@@ -158,6 +158,6 @@ def test_a_device_that_cannot_move_is_named(rdma: Rdma) -> None:
     for name in names:
         node.run(name)
     wanted = sorted(map(rdma.wanted, names))
-    assert wait_until(lambda: sorted(rdma.moved()) == wanted, HANGS_S), (rdma.moved(), wanted)
+    wait_until(f"they moved: {wanted}", rdma.moved, lambda moved: sorted(moved) == wanted)
     node.remove(*names)
     assert node.promised() == {}

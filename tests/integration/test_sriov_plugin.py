@@ -13,11 +13,11 @@ import pytest
 from ansible_collections.rdm.provision.plugins.modules import container_ready
 
 from tests.integration.conftest import BUSYBOX
-from tests.integration.engine import wait_until
 from tests.integration.engines import ENGINES
-from tests.integration.sriov_node import CONTAINERS, FUNCTIONS, HANGS_S, NETWORK, Node, sriov_node
+from tests.integration.sriov_node import CONTAINERS, FUNCTIONS, NETWORK, Node, sriov_node
 from tests.printed_hints import follow
 from tests.unit.plugins.modules.running import run_module
+from trainer.tests.waiting import wait_until
 
 OTHERS = [pytest.param(version, marks=pytest.mark.long) for version, release in ENGINES.items() if release]
 # test_driver.py covers what counts as a missing state.
@@ -120,7 +120,7 @@ def test_without_its_plugin_an_engine_says_so_and_all_is_right_when_it_is_back(n
     assert NETWORK in node.docker("network", "ls", "--format", "{{.Name}}").split()
     node.start_plugin()
     node.docker("start", "na")
-    assert node.comes_back("na", before)
+    node.wait_back("na", before)
     # Containers that ended meanwhile hold no function.
     names = [f"c{number}" for number in range(FUNCTIONS - 1)]
     for name in names:
@@ -184,7 +184,7 @@ def test_after_its_engine_a_container_has_the_same_function(node: Node, how: sig
     else:
         engine.stop()
     engine.start()
-    assert node.comes_back("na", before)
+    node.wait_back("na", before)
     # The other one did not start again, and holds no function.
     assert not node.running("nb")
     for number in range(FUNCTIONS - 1):
@@ -210,7 +210,7 @@ def test_a_networks_options_are_in_its_containers(node: Node) -> None:
     assert node.docker("exec", "na", "cat", "/sys/class/net/fabric0/mtu") == "1400"
     node.docker("exec", "na", "ping", "-c", "1", "-w", "60", "-s", "1300", "192.169.17.101")
     node.remove("na", "nb")
-    assert wait_until(lambda: _removed(node, "hooked"), HANGS_S)
+    wait_until("the network is removed", lambda: _removed(node, "hooked"))
     assert node.promised() == {}
 
 

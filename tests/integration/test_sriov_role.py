@@ -28,7 +28,7 @@ from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import Engine, private_engine
 from tests.integration.images import busybox_rootfs, import_image
 from tests.integration.plays import Played, run_plays
-from tests.integration.sriov_node import HANGS_S, network_goes
+from tests.integration.sriov_node import HANGS_S, remove_network
 from tests.unit.plugins.desired_states import wanted as desired
 from tests.unit.plugins.module_utils.sriov.fake_kernel import FakeKernel
 
@@ -164,7 +164,7 @@ def test_it_stays_while_a_network_needs_it_and_goes_without_a_trace(node: Node) 
     assert refused.status != 0
     assert f"a network with driver {node.socket.stem} need it: {NETWORK}" in refused.output
     node.docker("rm", "-f", "ctr")
-    assert network_goes(lambda: node.docker("network", "rm", NETWORK))
+    remove_network(lambda: node.docker("network", "rm", NETWORK))
     other = node.role(sriov_state="absent", rdm_cluster="other")
     assert (other.status, other.changes) == (0, [0]), other.output
     gone = node.role(sriov_state="absent", times=2)
@@ -312,5 +312,5 @@ def test_a_cluster_leaves_upstream_only_on_request_and_completely(node: Node) ->
     node.docker("start", "rdm")
     assert "eth0" in node.docker("exec", "rdm", "ls", "/sys/class/net")
     node.docker("rm", "-f", "rdm")
-    assert network_goes(lambda: node.docker("network", "rm", NETWORK))
+    remove_network(lambda: node.docker("network", "rm", NETWORK))
     assert json.loads((node.state / "state.json").read_text())["networks"] == {}

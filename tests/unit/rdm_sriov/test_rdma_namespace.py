@@ -6,6 +6,7 @@ A script stands in for the command `rdma`, on a tree of sysfs; the namespace is 
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from ansible_collections.rdm.provision.rdm_sriov.rdma_namespace import (
 from ansible_collections.rdm.provision.rdm_sriov.state import State
 from ansible_collections.rdm.provision.rdm_sriov.vfs import VfProblem
 
-from tests.integration.engine import wait_until
 from tests.unit.rdm_sriov.test_driver import NETWORK, Machine, Plugin
+from trainer.tests.waiting import wait_until
 
 NAMESPACE = "/proc/self/ns/net"
 ANOTHER_MODE = "rdma system set netns shared"
@@ -111,16 +112,17 @@ def test_a_device_waits_for_a_namespace_that_the_engine_makes_later(node: Node) 
     namespace = node.root / "later"
     node.namespaces.lend("ib0.0", True, str(namespace))
     namespace.touch()  # as the engine does, before it mounts the namespace there
-    assert not wait_until(lambda: bool(node.commands()), 0.2)
+    time.sleep(0.2)
+    assert not node.commands()
     namespace.unlink()
     namespace.symlink_to(NAMESPACE)
-    assert wait_until(lambda: node.commands() == [moved(0, namespace)], 240)
+    wait_until("it moves", node.commands, lambda found: found == [moved(0, namespace)])
 
 
 def test_a_namespace_that_is_never_made_is_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_namespace, "_TIMEOUT_S", 0.1)
     node.namespaces.lend("ib0.0", True, str(node.root / "never"))
-    assert wait_until(lambda: bool(node.messages), 240)
+    wait_until("it is reported", lambda: node.messages)
     assert "the RDMA device mlx5_0 stays here: within 0.1 s there was no namespace" in node.messages[0]
     assert node.commands() == []
 

@@ -10,7 +10,7 @@ import pytest
 from rdm_provision import environment
 from rdm_provision.errors import InventoryError
 from rdm_provision.runner import inventory
-from tests.integration.engine import wait_until
+from trainer.tests.waiting import wait_until
 
 SCRIPT = """#!/bin/sh
 sleep 1000 &
@@ -28,11 +28,11 @@ def test_an_inventory_that_waits_for_ever_is_ended_with_its_script(
     monkeypatch.setattr(environment, "program", lambda _name: str(program))
 
     def late(self: subprocess.Popen[str], timeout: float) -> None:
-        assert wait_until(started.exists, 60)
+        wait_until("its script runs", started.exists)
         raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", late)
     with pytest.raises(InventoryError, match="ansible-inventory has not ended within 300 s"):
         inventory.read_inventory(tmp_path / "cloud.py")
     gone = Path("/proc", started.read_text().strip())
-    assert wait_until(lambda: not (gone / "exe").exists(), 60), "its script waits on"
+    wait_until("its script has ended", lambda: not (gone / "exe").exists())
