@@ -161,11 +161,11 @@ def latency(count: int, kind: int, rounds: int = 20) -> tuple[float, float, floa
 
 
 def leaks(rounds: int, containers: int) -> tuple[list[int], float]:
-    """Return how many functions are not free after each round of containers, and the seconds of all rounds.
+    """Return how many VFs are not free after each round of containers, and the seconds of all rounds.
 
     The last number counts those that no container can get at the end.
     """
-    from tests.integration.sriov_node import FUNCTIONS, sriov_node
+    from tests.integration.sriov_node import VFS, sriov_node
 
     def live(number: int) -> None:
         node.run(f"bench{number}")
@@ -175,16 +175,16 @@ def leaks(rounds: int, containers: int) -> tuple[list[int], float]:
         held = []
         began = time.monotonic()
         for _ in range(rounds):
-            with ThreadPoolExecutor(FUNCTIONS) as pool:
+            with ThreadPoolExecutor(VFS) as pool:
                 list(pool.map(live, range(containers)))
             held.append(len(node.promised()))
         seconds = time.monotonic() - began
         started = []
-        for number in range(FUNCTIONS):
+        for number in range(VFS):
             with contextlib.suppress(RuntimeError):  # no function is left for it
                 started.append(node.run(f"last{number}"))
-        node.remove(*(f"last{number}" for number in range(FUNCTIONS)))
-    return [*held, FUNCTIONS - len(started)], seconds
+        node.remove(*(f"last{number}" for number in range(VFS)))
+    return [*held, VFS - len(started)], seconds
 
 
 def main() -> int:

@@ -88,7 +88,7 @@ class MachineLab(Lab):
         return list(card.get("vfinfo_list") or [])
 
     def vf(self, node: str, name: str = "rdm", pf: str = "ib0") -> dict[str, Any]:
-        """Return the card's function that a node's container has, found by its hardware address."""
+        """Return the VF that a node's container has, found by its hardware address."""
         shown = self.on(node, "nsenter", "-n", "-t", self.pid(node, name), "ip", "-json", "link")
         addresses = {link["address"] for link in json.loads(shown)}
         (found,) = [one for one in self.vfs(node, pf) if one["address"] in addresses]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def lab(product: Product) -> Iterator[Lab]:
-    # A function of each rail from one plugin; tests/integration/test_rails.py has macvlan.
+    # A VF of each rail from one plugin; tests/integration/test_rails.py has macvlan.
     options = ("--nodes", "2", "--rails", "2", "--driver", "sriov")
     with running_lab(product, lab_name("e2e-rails"), *options) as lab:
         yield lab

@@ -32,7 +32,7 @@ def machines(product: Product, request: pytest.FixtureRequest) -> Iterator[Machi
 
 
 def assert_both_talk(lab: MachineLab) -> None:
-    """Assert that each node's container has a function of its own, in the VLAN, and reaches the other."""
+    """Assert that each node's container has a VF of its own, in the VLAN, and reaches the other."""
     assert [lab.vf(node)["vlan_list"][0].get("vlan") for node in NODES] == [VLAN] * 2
     lab.all_reach()
 
@@ -77,7 +77,7 @@ def restarted(lab: MachineLab, node: str, before: str) -> bool:
 
 
 @pytest.mark.long
-def test_functions_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: MachineLab) -> None:
+def test_vfs_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: MachineLab) -> None:
     machines.provisioned()
     before = machines.vf("n2")["address"]
     machines.on("n2", "systemctl", "restart", "rdm-sriov")
@@ -116,7 +116,7 @@ def test_vfs_that_vanish_under_a_container_are_named_and_recreated(machines: Mac
 
 
 @pytest.mark.long
-def test_one_container_more_than_there_are_functions_is_refused(machines: MachineLab) -> None:
+def test_one_container_more_than_there_are_vfs_is_refused(machines: MachineLab) -> None:
     machines.provisioned()
     image, network = machines.container("n2", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
     others = [f"other-{number}" for number in range(VFS - 1)]
@@ -140,7 +140,7 @@ def test_one_container_more_than_there_are_functions_is_refused(machines: Machin
 def test_a_vf_that_loses_its_driver_is_named_hurts_no_other_and_is_repaired(
     machines: MachineLab,
 ) -> None:
-    """A single function cannot be unplugged: only its driver can be removed."""
+    """A single VF cannot be unplugged: only its driver can be removed."""
     machines.provisioned()
     before = machines.vf("n2")
     image, network = machines.container("n2", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
@@ -183,7 +183,7 @@ GATHER = """
   become: true
   tasks:
     - rdm.provision.rdma_devices:
-        function: "{{ functions[inventory_hostname] }}"
+        function: "{{ vfs[inventory_hostname] }}"
       register: found
     - ansible.builtin.copy:
         content: "{{ found | to_json }}"
@@ -195,17 +195,17 @@ GATHER = """
 
 
 @pytest.mark.long
-def test_soft_roce_on_a_function_is_found_as_its_rdma_device_and_carries_data(
+def test_soft_roce_on_a_vf_is_found_as_its_rdma_device_and_carries_data(
     machines: MachineLab, tmp_path: Path
 ) -> None:
     """Between the machines: soft RoCE of kernel 6.12 has its sockets only in the node's namespace."""
     machines.provisioned()
-    functions = {}
+    vfs = {}
     try:
         for number, node in enumerate(NODES, start=1):
             vf = next(one["vf"] for one in machines.vfs(node) if one["vf"] != machines.vf(node)["vf"])
             path = machines.on(node, "readlink", "-f", f"/sys/class/net/ib0/device/virtfn{vf}").strip()
-            functions[node] = path.rpartition("/")[2]
+            vfs[node] = path.rpartition("/")[2]
             interface = machines.on(node, "ls", f"{path}/net").strip()
             machines.on(node, "ip", "link", "set", "ib0", "vf", str(vf), "vlan", "0")
             machines.on(node, "ip", "addr", "add", f"10.77.0.{number}/24", "dev", interface)
@@ -213,7 +213,7 @@ def test_soft_roce_on_a_function_is_found_as_its_rdma_device_and_carries_data(
             machines.on(node, "modprobe", "rdma_rxe")
             machines.on(node, "rdma", "link", "add", "rxe0", "type", "rxe", "netdev", interface)
         (tmp_path / "gather.yml").write_text(GATHER)
-        given = json.dumps({"functions": functions, "results": str(tmp_path)})
+        given = json.dumps({"vfs": vfs, "results": str(tmp_path)})
         play = ["ansible-playbook", str(tmp_path / "gather.yml"), "--inventory", str(machines.inventory)]
         machines.product.run(*play, "--extra-vars", given)
         for node in NODES:

@@ -33,7 +33,7 @@ def hardware(lab: MachineLab, node: str) -> dict[str, str]:
     }
 
 
-def test_each_container_has_a_function_of_each_card(lab: MachineLab) -> None:
+def test_each_container_has_a_vf_of_each_card(lab: MachineLab) -> None:
     made = lab.json("up")
     assert made["ok"]
     assert list(made["fabric"]["rails"]) == list(RAILS)
@@ -45,7 +45,7 @@ def test_each_container_has_a_function_of_each_card(lab: MachineLab) -> None:
             assert lab.vf(node, pf=pf)["address"] == interfaces[addresses[node]]
             assert len(lab.at_home(node, pf)) == VFS - 1
             seen.update({one["address"]: (node, pf) for one in lab.vfs(node, pf)})
-    assert len(seen) == len(NODES) * len(RAILS) * VFS, "two functions have the same hardware address"
+    assert len(seen) == len(NODES) * len(RAILS) * VFS, "two VFs have the same hardware address"
     for addresses in RAILS.values():
         lab.all_reach(addresses)
 
@@ -55,7 +55,7 @@ def test_a_second_run_changes_nothing(lab: MachineLab) -> None:
     assert changed(lab.json("up")) == []
 
 
-def test_a_card_whose_functions_are_all_taken_is_named(lab: MachineLab) -> None:
+def test_a_card_whose_vfs_are_all_taken_is_named(lab: MachineLab) -> None:
     lab.provisioned()
     image = lab.container("n2", "{{.Image}}")
     others = [f"other-{number}" for number in range(VFS - 1)]

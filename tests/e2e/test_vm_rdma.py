@@ -63,7 +63,7 @@ def namespace(lab: MachineLab, node: str, name: str = "rdm") -> tuple[str, ...]:
 
 
 def interface(lab: MachineLab, node: str) -> str:
-    """Return the name of the function's interface in a node's container."""
+    """Return the name of the VF's interface in a node's container."""
     shown = json.loads(lab.on(node, *namespace(lab, node), "ip", "-json", "address"))
     (found,) = [
         link["ifname"]
@@ -75,7 +75,7 @@ def interface(lab: MachineLab, node: str) -> str:
 
 @pytest.fixture(scope="module")
 def rdma(machines: MachineLab) -> MachineLab:
-    """The same; each container's function has an RDMA device in the container's namespace."""
+    """The same; each container's VF has an RDMA device in the container's namespace."""
     for node in NODES:
         soft_roce(machines, node, interface(machines, node), inside=namespace(machines, node))
     return machines
@@ -157,15 +157,15 @@ def moved(lab: MachineLab, before: str = "") -> bool:
 
 @pytest.fixture
 def exclusive(machines: MachineLab) -> Iterator[str]:
-    """Set n1's RDMA devices to the mode exclusive; yield the hardware address of the function with rxe0.
+    """Set n1's RDMA devices to the mode exclusive; yield the hardware address of the VF with rxe0.
 
     Soft RoCE is removed with its interface, and is no child of a PCI function. So it is on ib0, which stays,
-    and rdm-sriov's /sys/class/infiniband shows it like a function's device of a card's driver. Everything
+    and rdm-sriov's /sys/class/infiniband shows it like a VF's device of a card's driver. Everything
     else is the kernel's: the mode, the device and its moves between namespaces. The devices that containers
     of n1 had before are gone.
     """
-    function = machines.vfs("n1")[-1]
-    path = machines.on("n1", "readlink", "-f", f"/sys/class/net/ib0/device/virtfn{function['vf']}").strip()
+    vf = machines.vfs("n1")[-1]
+    path = machines.on("n1", "readlink", "-f", f"/sys/class/net/ib0/device/virtfn{vf['vf']}").strip()
     try:
         script(machines, "n1", *UNLOADED, "modprobe ib_core netns_mode=0")
         soft_roce(machines, "n1", "ib0")
@@ -178,9 +178,9 @@ def exclusive(machines: MachineLab) -> Iterator[str]:
             "systemctl daemon-reload",
             "systemctl restart rdm-sriov",
         )
-        yield str(function["address"])
+        yield str(vf["address"])
     finally:
-        # This returns the function and the device while the plugin still knows them.
+        # This returns the VF and the device while the plugin still knows them.
         machines.on("n1", "docker", "rm", "-f", APART, check=False)
         script(
             machines,

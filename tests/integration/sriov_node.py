@@ -28,7 +28,7 @@ from tests.integration.engines import ENGINES, engine_directory, inside, is_of, 
 from tests.integration.images import busybox_rootfs, import_image
 from trainer.tests.waiting import wait_until
 
-FUNCTIONS = 7
+VFS = 7
 CONTAINERS = 50
 """How many containers start at once."""
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def remove_network(remove: Callable[[], object]) -> None:
 
 
 class Node:
-    """An engine, the plugin, and the parent interface of its functions.
+    """An engine, the plugin, and the parent interface of its VFs.
 
     Attributes:
         engine: of these tests.
@@ -104,15 +104,13 @@ class Node:
         """Start a container on the plugin's network; return its id."""
         return self.docker("run", "-d", "--init", "--name", name, "--network", network, *options, BUSYBOX)
 
-    def create(
-        self, name: str, version: str, everywhere: str = "", end: str = "", function: str = ""
-    ) -> None:
-        """Create and start a container in a version of the API, with hardware addresses or a function."""
+    def create(self, name: str, version: str, everywhere: str = "", end: str = "", vf: str = "") -> None:
+        """Create and start a container in a version of the API, with hardware addresses or a VF."""
         ends: dict[str, dict[str, Any]] = {
             NETWORK: {"IPAMConfig": {"IPv4Address": "192.169.16.100"}, "MacAddress": end}
         }
-        if function:
-            ends[NETWORK]["DriverOpts"] = {VF: function}
+        if vf:
+            ends[NETWORK]["DriverOpts"] = {VF: vf}
         spec = {
             "Image": BUSYBOX,
             "MacAddress": everywhere,
@@ -144,7 +142,7 @@ class Node:
         self.docker("rm", "-f", *names)
 
     def reserve(self, address: str) -> dict[str, Any]:
-        """Reserve a function for an address; return the plugin's answer."""
+        """Reserve a VF for an address; return the plugin's answer."""
         network = self.docker("network", "inspect", "--format", "{{.Id}}", NETWORK)
         request = {"NetworkID": network, "Address": f"{address}/24"}
         found: dict[str, Any] = call_plugin(str(self.socket), RESERVE, request, HANGS_S)["Vf"]

@@ -14,7 +14,7 @@ from ansible_collections.rdm.provision.rdm_sriov.plugin import networks_of
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engines import newer_engine
-from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node, sriov_node
+from tests.integration.sriov_node import NETWORK, VFS, Node, sriov_node
 
 
 # Under 26.1 containers get virtual functions in tests/e2e/test_vm.py, too.
@@ -43,14 +43,14 @@ def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
         node.wait_back("na", before)
     # Nothing is reserved for what died with its engine, whether or not the next engine reports it.
     node.remove("na", "nb", "nc")
-    names = [f"c{number}" for number in range(FUNCTIONS)]
+    names = [f"c{number}" for number in range(VFS)]
     for name in names:
         node.run(name)
     node.remove(*names)
     assert node.promised() == {}
 
 
-def test_a_hardware_address_chooses_the_function_in_each_version_of_the_api(node: Node) -> None:
+def test_a_hardware_address_chooses_the_vf_in_each_version_of_the_api(node: Node) -> None:
     wanted = node.reserve("192.169.16.100")["mac"]
     if node.speaks("1.43"):
         node.create("old", "1.43", everywhere=wanted)
@@ -73,8 +73,8 @@ def test_a_container_gets_the_vf_that_it_requests_and_no_other(node: Node, versi
             node.create("asks", version)
         return
     # By itself it would get the first.
-    last = f"{node.parent}v{FUNCTIONS - 1}"
-    node.create("asks", version, function=last)
+    last = f"{node.parent}v{VFS - 1}"
+    node.create("asks", version, vf=last)
     assert [one["vf"] for one in node.promised().values()] == [last]
     address = node.address("asks")
     node.docker("restart", "-t", "0", "asks")
@@ -83,7 +83,7 @@ def test_a_container_gets_the_vf_that_it_requests_and_no_other(node: Node, versi
     node.engine.start()
     node.wait_back("asks", address)
     node.docker("stop", "-t", "0", "asks")
-    names = [f"c{number}" for number in range(FUNCTIONS)]
+    names = [f"c{number}" for number in range(VFS)]
     for name in names:
         node.run(name)
     with pytest.raises(RuntimeError, match="is another container's now, or gone: rdm-provision up recreates"):

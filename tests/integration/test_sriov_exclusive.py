@@ -15,7 +15,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program imp
 from ansible_collections.rdm.provision.rdm_lab.recipe import PLUGIN
 
 from tests.conftest import ROOT
-from tests.integration.sriov_node import FUNCTIONS, Node, sriov_node
+from tests.integration.sriov_node import VFS, Node, sriov_node
 from trainer.tests.waiting import wait_until
 
 MADE_LATER = ("20.10", "26.1")
@@ -33,7 +33,7 @@ class Devices(rdma_namespace.RdmaNamespaces):
 
 
 class Rdma:
-    """The RDMA devices of a node, one per function, and the namespaces that they moved to.
+    """The RDMA devices of a node, one per VF, and the namespaces that they moved to.
 
     Attributes:
         node: that has them.
@@ -67,13 +67,13 @@ class Rdma:
 
     def come_back(self) -> None:
         """Return all devices to the node, as the kernel does when containers' namespaces end."""
-        for number in range(FUNCTIONS):
-            function = self.root / "functions" / f"{self.node.parent}v{number}"
-            function.mkdir(parents=True, exist_ok=True)
+        for number in range(VFS):
+            vf = self.root / "vfs" / f"{self.node.parent}v{number}"
+            vf.mkdir(parents=True, exist_ok=True)
             device = self.root / f"sys/class/infiniband/mlx5_{number}/device"
             device.parent.mkdir(parents=True, exist_ok=True)
             if not device.is_symlink():
-                device.symlink_to(function)
+                device.symlink_to(vf)
             verbs = self.root / f"sys/class/infiniband_verbs/uverbs{number}"
             verbs.mkdir(parents=True, exist_ok=True)
             (verbs / "ibdev").write_text(f"mlx5_{number}\n")
@@ -154,7 +154,7 @@ def test_a_device_that_cannot_move_is_named(rdma: Rdma) -> None:
     node.remove("na")
     assert node.promised() == {}
     rdma.error.unlink()
-    names = [f"c{number}" for number in range(FUNCTIONS)]
+    names = [f"c{number}" for number in range(VFS)]
     for name in names:
         node.run(name)
     wanted = sorted(map(rdma.wanted, names))

@@ -14,7 +14,7 @@ from ansible_collections.rdm.provision.plugins.modules import container_ready
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engines import ENGINES
-from tests.integration.sriov_node import CONTAINERS, FUNCTIONS, NETWORK, Node, sriov_node
+from tests.integration.sriov_node import CONTAINERS, NETWORK, VFS, Node, sriov_node
 from tests.printed_hints import follow
 from tests.unit.plugins.modules.running import run_module
 from trainer.tests.waiting import wait_until
@@ -55,12 +55,12 @@ def test_a_container_keeps_its_address_over_every_restart(node: Node) -> None:
     node.remove("na")
 
 
-def test_a_hardware_address_chooses_the_function_before_version_1_44_of_the_api(node: Node) -> None:
+def test_a_hardware_address_chooses_the_vf_before_version_1_44_of_the_api(node: Node) -> None:
     if not node.speaks("1.41"):
         return
     wanted = node.reserve("192.169.16.100")["mac"]
-    node.create("other", "1.41", function=f"{node.parent}v{FUNCTIONS - 1}")
-    assert [one["vf"] for one in node.promised().values()] == [f"{node.parent}v{FUNCTIONS - 1}"]
+    node.create("other", "1.41", vf=f"{node.parent}v{VFS - 1}")
+    assert [one["vf"] for one in node.promised().values()] == [f"{node.parent}v{VFS - 1}"]
     node.remove("other")
     node.create("na", "1.41", everywhere=wanted)
     assert node.address("na") == wanted
@@ -69,10 +69,10 @@ def test_a_hardware_address_chooses_the_function_before_version_1_44_of_the_api(
 
 def test_more_containers_than_vfs_at_once(node: Node) -> None:
     started, refused = node.race(CONTAINERS)
-    assert len(started) == FUNCTIONS
+    assert len(started) == VFS
     for words in refused:
-        assert f"no virtual function of {node.parent} is free: containers have all {FUNCTIONS}" in words
-    assert len({node.address(name) for name in started}) == FUNCTIONS
+        assert f"no virtual function of {node.parent} is free: containers have all {VFS}" in words
+    assert len({node.address(name) for name in started}) == VFS
     node.remove(*(f"race{number}" for number in range(CONTAINERS)))
     assert node.promised() == {}
 
@@ -83,11 +83,11 @@ def test_containers_that_start_at_once_get_what_was_reserved_for_each(node: Node
         node.run(f"c{number}", "--ip", f"192.169.16.{number}")
         return reserved["mac"], node.address(f"c{number}")
 
-    numbers = range(100, 100 + FUNCTIONS)
-    with ThreadPoolExecutor(FUNCTIONS) as pool:
+    numbers = range(100, 100 + VFS)
+    with ThreadPoolExecutor(VFS) as pool:
         addresses = list(pool.map(start, numbers))
     assert all(reserved == found for reserved, found in addresses)
-    assert len(set(addresses)) == FUNCTIONS
+    assert len(set(addresses)) == VFS
     running = node.reserve("192.169.16.100")
     assert (running["mac"], running["interface"]) == (addresses[0][0], "")
     node.remove(*(f"c{number}" for number in numbers))
@@ -121,8 +121,8 @@ def test_without_its_plugin_an_engine_says_so_and_all_is_right_when_it_is_back(n
     node.start_plugin()
     node.docker("start", "na")
     node.wait_back("na", before)
-    # Containers that ended meanwhile hold no function.
-    names = [f"c{number}" for number in range(FUNCTIONS - 1)]
+    # Containers that ended meanwhile hold no VF.
+    names = [f"c{number}" for number in range(VFS - 1)]
     for name in names:
         node.run(name)
     node.remove("na", "nc", *names)
@@ -174,7 +174,7 @@ def test_a_plugin_without_state_and_engine_socket_is_sent_its_networks(
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_after_its_engine_a_container_has_the_same_function(node: Node, how: signal.Signals) -> None:
+def test_after_its_engine_a_container_has_the_same_vf(node: Node, how: signal.Signals) -> None:
     node.run("na", "--ip", "192.169.16.100", "--restart", "always")
     node.run("nb", "--ip", "192.169.16.101")
     before = node.address("na")
@@ -185,11 +185,11 @@ def test_after_its_engine_a_container_has_the_same_function(node: Node, how: sig
         engine.stop()
     engine.start()
     node.wait_back("na", before)
-    # The other one did not start again, and holds no function.
+    # The other one did not start again, and holds no VF.
     assert not node.running("nb")
-    for number in range(FUNCTIONS - 1):
+    for number in range(VFS - 1):
         node.run(f"c{number}")
-    node.remove("na", "nb", *(f"c{number}" for number in range(FUNCTIONS - 1)))
+    node.remove("na", "nb", *(f"c{number}" for number in range(VFS - 1)))
     assert node.promised() == {}
 
 

@@ -20,16 +20,16 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
 from ansible_collections.rdm.provision.rdm_sriov import plugin
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
 
-# Without KVM it takes many seconds to load a driver and find seven functions.
+# Without KVM it takes many seconds to load a driver and find seven VFs.
 DRIVER_S = 120.0
 
 
 def make_all(number: Path) -> None:
     """Create the maximum number of VFs, and wait for their driver to create the interfaces."""
     number.write_text(number.with_name("sriov_totalvfs").read_text())
-    functions = list(number.parent.glob("virtfn*"))
+    vfs = list(number.parent.glob("virtfn*"))
     deadline = time.monotonic() + DRIVER_S
-    while not all(any(function.glob("net/*")) for function in functions) and time.monotonic() < deadline:
+    while not all(any(vf.glob("net/*")) for vf in vfs) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 

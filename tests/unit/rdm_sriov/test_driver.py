@@ -1,4 +1,4 @@
-"""Which function a container gets, whatever engines and plugins have died of."""
+"""Which VF a container gets, whatever engines and plugins have died of."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NETWORK = "n" * 64
 
 
 class Machine(NodeVfs):
-    """Functions whose interfaces go into namespaces and come back."""
+    """VFs whose interfaces go into namespaces and come back."""
 
     def __init__(self, count: int = 2, ethernet: bool = True) -> None:
         self.count = count
@@ -97,7 +97,7 @@ class Plugin:
     def container(
         self, name: str, address: str = "", network: str = NETWORK, mac: str = "", bound: str = ""
     ) -> str:
-        """Start a container; return its function."""
+        """Start a container; return its VF."""
         interface = {"Address": address, "MacAddress": mac}
         options = {"rdm.provision.vf": bound} if bound else {}
         self.call("CreateEndpoint", NetworkID=network, EndpointID=name, Interface=interface, Options=options)
@@ -107,7 +107,7 @@ class Plugin:
         return self.given[name]
 
     def reserve(self, address: str, network: str = NETWORK) -> dict[str, Any]:
-        """Reserve a function; return its description."""
+        """Reserve a VF; return its description."""
         answer = self.driver.answer("RdmSriov.Reserve", {"NetworkID": network, "Address": address})
         found: dict[str, Any] = answer["Vf"]
         # A controller before 0.6.0 reads the other one.
@@ -123,13 +123,13 @@ class Plugin:
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Plugin:
-    """A plugin with two functions and a network."""
+    """A plugin with two VFs and a network."""
     made = Plugin(tmp_path, Machine())
     made.network()
     return made
 
 
-def test_each_container_gets_a_function_and_then_there_is_none(plugin: Plugin) -> None:
+def test_each_container_gets_a_vf_and_then_there_is_none(plugin: Plugin) -> None:
     assert {plugin.container("a"), plugin.container("b")} == {"ib0.0", "ib0.1"}
     with pytest.raises(VfProblem, match="no virtual function of ib0 is free: containers have all 2"):
         plugin.container("c")
@@ -137,7 +137,7 @@ def test_each_container_gets_a_function_and_then_there_is_none(plugin: Plugin) -
     assert plugin.container("c") == "ib0.0"
 
 
-def test_a_container_that_comes_back_gets_the_function_that_it_had(plugin: Plugin) -> None:
+def test_a_container_that_comes_back_gets_the_vf_that_it_had(plugin: Plugin) -> None:
     plugin.container("a", "192.169.16.100/24")
     second = plugin.container("b", "192.169.16.101/24")
     plugin.end("a")
@@ -192,12 +192,12 @@ def test_the_answer_to_join_has_no_gateway(plugin: Plugin) -> None:
     }
 
 
-def test_the_address_of_an_ethernet_function_is_handed_on(plugin: Plugin) -> None:
+def test_the_address_of_an_ethernet_vf_is_handed_on(plugin: Plugin) -> None:
     answer = plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={})
     assert answer == {"Interface": {"MacAddress": "mac-of-if-ib0.0"}}
 
 
-def test_the_address_of_an_infiniband_function_is_the_cards(tmp_path: Path) -> None:
+def test_the_address_of_an_infiniband_vf_is_the_cards(tmp_path: Path) -> None:
     plugin = Plugin(tmp_path, Machine(ethernet=False))
     plugin.network()
     assert plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={}) == {"Interface": {}}
@@ -326,7 +326,7 @@ def test_what_ended_while_there_was_no_plugin_holds_nothing(plugin: Plugin) -> N
     assert set(plugin.state.endpoints) == {"b", "c"}
 
 
-def test_a_reserved_function_waits_for_its_address(plugin: Plugin) -> None:
+def test_a_reserved_vf_waits_for_its_address(plugin: Plugin) -> None:
     assert plugin.reserve("192.169.16.100/24") == {
         "pci": "ib0.0",
         "pf": "ib0",
@@ -346,7 +346,7 @@ def test_a_reserved_function_waits_for_its_address(plugin: Plugin) -> None:
     assert plugin.container("third", "192.169.16.102/24") == "ib0.0"
 
 
-def test_two_reservations_are_two_functions_and_one_stays_what_it_is(plugin: Plugin) -> None:
+def test_two_reservations_are_two_vfs_and_one_stays_what_it_is(plugin: Plugin) -> None:
     plugin.network("other", vlan="100")
     first, second = plugin.reserve("192.169.16.100/24"), plugin.reserve("192.169.16.100/24", "other")
     assert first["pci"] != second["pci"]
@@ -369,7 +369,7 @@ def test_a_container_that_runs_has_reserved_what_it_has(plugin: Plugin) -> None:
     assert plugin.state.reserved == {}
 
 
-def test_a_reserved_function_that_somebody_took_is_not_given_but_another_can_be_reserved(
+def test_a_reserved_vf_that_somebody_took_is_not_given_but_another_can_be_reserved(
     plugin: Plugin,
 ) -> None:
     plugin.reserve("192.169.16.100/24")
@@ -380,20 +380,20 @@ def test_a_reserved_function_that_somebody_took_is_not_given_but_another_can_be_
     assert plugin.container("a", "192.169.16.100/24") == "ib0.1"
 
 
-def test_the_hardware_address_of_a_reserved_function_gets_it(plugin: Plugin) -> None:
+def test_the_hardware_address_of_a_reserved_vf_gets_it(plugin: Plugin) -> None:
     mac = plugin.reserve("192.169.16.100/24")["mac"]
     assert plugin.container("a", "192.169.16.7/24", mac=mac) == "ib0.0"
     assert plugin.state.reserved == {}
 
 
-def test_a_container_gets_the_function_whose_devices_it_was_made_with_or_none(plugin: Plugin) -> None:
+def test_a_container_gets_the_vf_whose_devices_it_was_made_with_or_none(plugin: Plugin) -> None:
     mine = plugin.reserve("192.169.16.100/24")["pci"]
     assert plugin.container("a", "192.169.16.100/24", bound=mine) == mine
     plugin.end("a")
     former = {"rdm.provision.function": "ib0.7"}  # of a container that a release before 0.6.0 created
     with pytest.raises(VfProblem, match=r"^ib0\.7, whose RDMA devices"):
         plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="b", Interface={}, Options=former)
-    # It was stopped, and another container took its function.
+    # It was stopped, and another container took its VF.
     plugin.machine.away.add("ib0.1")
     assert plugin.container("other", "192.169.16.101/24") == mine
     plugin.machine.away.discard("ib0.1")
@@ -416,7 +416,7 @@ def test_a_container_does_not_take_what_waits_for_another_address(plugin: Plugin
     assert plugin.container("b", "192.169.16.101/24", bound=waits) == waits
 
 
-def test_a_function_does_not_wait_for_ever(plugin: Plugin) -> None:
+def test_a_vf_does_not_wait_for_ever(plugin: Plugin) -> None:
     plugin.reserve("192.169.16.100/24")
     plugin.reserve("192.169.16.101/24")
     plugin.now += 601
@@ -436,14 +436,14 @@ def test_an_interface_that_is_handed_on_whole_can_be_reserved(tmp_path: Path) ->
     assert plugin.reserve("192.169.16.100/24")["index"] == -1
 
 
-def test_a_function_that_vanished_is_named(plugin: Plugin) -> None:
+def test_a_vf_that_vanished_is_named(plugin: Plugin) -> None:
     plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={})
     plugin.machine.count = 0
     with pytest.raises(VfProblem, match=r"ib0\.0, which this container was to get, is gone"):
         plugin.call("Join", NetworkID=NETWORK, EndpointID="a")
 
 
-def test_a_function_without_a_driver_is_given_to_nobody_and_hurts_nobody(tmp_path: Path) -> None:
+def test_a_vf_without_a_driver_is_given_to_nobody_and_hurts_nobody(tmp_path: Path) -> None:
     plugin = Plugin(tmp_path, Machine(3))
     plugin.network()
     assert plugin.container("a", "192.169.16.100/24") == "ib0.0"
@@ -459,7 +459,7 @@ def test_a_function_without_a_driver_is_given_to_nobody_and_hurts_nobody(tmp_pat
     assert plugin.container("c") == "ib0.0"
 
 
-def test_a_function_that_loses_its_driver_before_its_container_has_it_is_named(plugin: Plugin) -> None:
+def test_a_vf_that_loses_its_driver_before_its_container_has_it_is_named(plugin: Plugin) -> None:
     plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={})
     plugin.machine.idle.add("ib0.0")
     with pytest.raises(VfProblem, match=r"ib0\.0, which this container was to get, is gone"):

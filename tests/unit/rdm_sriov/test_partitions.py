@@ -1,4 +1,4 @@
-"""A container on an InfiniBand partition has a child of a function's interface, and the function.
+"""A container on an InfiniBand partition has a child of a VF's interface, and the VF.
 
 The kernel's part is played on a tree of sysfs: what `ip` would do, and what becomes of a child whose network
 namespace dies.
@@ -46,7 +46,7 @@ class Kernel(NodeVfs):
             (vf / "driver").symlink_to("../mlx5_core")
 
     def interface_of(self, pci: str, name: str, below: str = "") -> Path:
-        """Make an interface on a function, or on another interface; return the function's directory."""
+        """Make an interface on a VF, or on another interface; return the VF's directory."""
         device = self.root / "bus/pci/devices" / pci
         net = device / "net" / name
         net.mkdir(parents=True)
@@ -148,7 +148,7 @@ def test_the_container_gets_an_interface_on_the_partition(node: Node) -> None:
     assert node.state.endpoints["a"].hardware.startswith("80:00:04:"), "that of the child"
 
 
-def test_it_goes_with_the_endpoint_and_the_function_is_free(node: Node) -> None:
+def test_it_goes_with_the_endpoint_and_the_vf_is_free(node: Node) -> None:
     away = node.container("a")
     node.kernel.bring(away, "rdm-p2")
     node.kernel.commands.clear()
@@ -210,7 +210,7 @@ def test_what_the_kernel_refuses_leaves_nothing_half_done(node: Node, what: str)
 
 
 @pytest.mark.parametrize("what", ["link del", "dev ib1 alias"])
-def test_an_end_that_the_kernel_refuses_holds_no_function(node: Node, what: str) -> None:
+def test_an_end_that_the_kernel_refuses_holds_no_vf(node: Node, what: str) -> None:
     away = node.container("a")
     node.kernel.bring(away, "eth0")
     node.kernel.refuses = what

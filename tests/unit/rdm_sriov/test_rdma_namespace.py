@@ -34,7 +34,7 @@ def test_nothing_moves_in_the_mode_shared(ethernet: bool, needed: bool) -> None:
     assert to_move(False, ethernet, "0000:41:00.1", ["mlx5_1"], needed) == ""
 
 
-def test_in_the_mode_exclusive_the_device_of_an_ethernet_function_moves() -> None:
+def test_in_the_mode_exclusive_the_device_of_an_ethernet_vf_moves() -> None:
     assert to_move(True, True, "0000:41:00.1", ["mlx5_1"], needed=True) == "mlx5_1"
     assert to_move(True, True, "0000:41:00.1", ["mlx5_1"], needed=False) == "mlx5_1"
     assert to_move(True, True, "0000:41:00.1", [], needed=False) == ""
@@ -50,7 +50,7 @@ def test_a_device_that_a_container_needs_and_cannot_have_is_refused() -> None:
 
 
 class Node:
-    """Two functions with an RDMA device each, and the calls of `rdma`."""
+    """Two VFs with an RDMA device each, and the calls of `rdma`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -170,7 +170,7 @@ def test_devices_move_one_after_the_other(node: Node) -> None:
 
 
 class Server(Plugin):
-    """A driver whose functions have RDMA devices."""
+    """A driver whose VFs have RDMA devices."""
 
     def __init__(self, node: Node, **machine: Any) -> None:
         self.node = node
@@ -188,14 +188,14 @@ class Server(Plugin):
         return self.state.endpoints[name].vf
 
 
-def test_the_plugin_lends_the_device_with_the_function(node: Node) -> None:
+def test_the_plugin_lends_the_device_with_the_vf(node: Node) -> None:
     plugin = Server(node)
     plugin.network()
     assert plugin.container("a", bound="ib0.1") == "ib0.1"
     assert node.commands() == [moved(1)]
 
 
-def test_an_infiniband_function_whose_device_is_needed_is_refused_before_anything_is_done(node: Node) -> None:
+def test_an_infiniband_vf_whose_device_is_needed_is_refused_before_anything_is_done(node: Node) -> None:
     plugin = Server(node, ethernet=False)
     plugin.network()
     with pytest.raises(VfProblem, match=ANOTHER_MODE):

@@ -76,7 +76,7 @@ NETWORK = {"NetworkID": "n", "Options": {GENERIC: {"netdevice": "ib0"}}, "IPv4Da
 
 
 class Always(NodeVfs):
-    """Hundred functions that are all there."""
+    """Hundred VFs that are all there."""
 
     def virtual(self, parent: str) -> list[Vf]:
         return [Vf(f"{parent}.{number}", parent, number) for number in range(100)]
@@ -294,7 +294,7 @@ def test_hundred_good_and_bad_requests_in_the_same_moment_are_all_answered(clien
     ]
 
     def send(number: int) -> tuple[bool, bool]:
-        """Return whether the answer is what it has to be, and whether it is a function."""
+        """Return whether the answer is what it has to be, and whether it is a VF."""
         if number % 2:
             call, body, status = bad[number // 2 % len(bad)]
         else:

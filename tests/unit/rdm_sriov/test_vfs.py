@@ -1,4 +1,4 @@
-"""Functions are found by address, whatever their interfaces are called."""
+"""VFs are found by address, whatever their interfaces are called."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def physical(root: Path, name: str, pci: str, virtual: dict[int, str], total: in
         (device / f"virtfn{number}").symlink_to(root / "bus/pci/devices" / address)
 
 
-def test_virtual_functions_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_vfs_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     physical(tmp_path, "ib0", "0000:3b:00.0", {10: "0000:3b:01.4", 2: "0000:3b:00.4", 0: "0000:3b:00.2"})
     assert NodeVfs(str(tmp_path)).virtual("ib0") == [
         Vf("0000:3b:00.2", "ib0", 0),
@@ -53,18 +53,18 @@ def test_virtual_functions_come_in_the_order_of_their_numbers(tmp_path: Path) ->
 def test_an_interface_is_found_under_the_name_that_it_came_back_with(tmp_path: Path) -> None:
     physical(tmp_path, "ib0", "0000:3b:00.0", {0: "0000:3b:00.2", 1: "0000:3b:00.3"})
     (tmp_path / "bus/pci/devices/0000:3b:00.2/net/dev10").mkdir()
-    functions = NodeVfs(str(tmp_path))
-    first, second = functions.virtual("ib0")
-    assert functions.interface(first) == "dev10"
-    assert functions.interface(second) == "", "it is in a container"
+    vfs = NodeVfs(str(tmp_path))
+    first, second = vfs.virtual("ib0")
+    assert vfs.interface(first) == "dev10"
+    assert vfs.interface(second) == "", "it is in a container"
 
 
-def test_a_function_without_a_driver_is_idle_and_one_in_a_container_is_not(tmp_path: Path) -> None:
+def test_a_vf_without_a_driver_is_idle_and_one_in_a_container_is_not(tmp_path: Path) -> None:
     physical(tmp_path, "ib0", "0000:3b:00.0", {0: "0000:3b:00.2", 1: "0000:3b:00.3"})
     (tmp_path / "bus/pci/devices/0000:3b:00.3/driver").symlink_to(tmp_path)
-    functions = NodeVfs(str(tmp_path))
-    assert [functions.is_idle(one) for one in functions.virtual("ib0")] == [True, False]
-    assert not functions.is_idle(Vf("veth1", "veth1", -1)), "what is no PCI device has none"
+    vfs = NodeVfs(str(tmp_path))
+    assert [vfs.is_idle(one) for one in vfs.virtual("ib0")] == [True, False]
+    assert not vfs.is_idle(Vf("veth1", "veth1", -1)), "what is no PCI device has none"
 
 
 @pytest.mark.parametrize(
@@ -87,19 +87,19 @@ def test_who_has_no_vfs_gets_the_reason(tmp_path: Path, name: str, words: str) -
 def test_what_is_handed_on_whole_is_known_by_its_address_where_it_has_one(tmp_path: Path) -> None:
     interface(tmp_path, "ib1", "0000:5e:00.0")
     interface(tmp_path, "bond0", "")
-    functions = NodeVfs(str(tmp_path))
-    assert functions.whole("ib1") == Vf("0000:5e:00.0", "ib1", -1)
-    assert functions.whole("bond0") == Vf("bond0", "bond0", -1)
-    assert functions.interface(functions.whole("bond0")) == "bond0"
+    vfs = NodeVfs(str(tmp_path))
+    assert vfs.whole("ib1") == Vf("0000:5e:00.0", "ib1", -1)
+    assert vfs.whole("bond0") == Vf("bond0", "bond0", -1)
+    assert vfs.interface(vfs.whole("bond0")) == "bond0"
     with pytest.raises(VfProblem, match="ib9"):
-        functions.whole("ib9")
+        vfs.whole("ib9")
 
 
 def test_infiniband_is_no_ethernet(tmp_path: Path) -> None:
     interface(tmp_path, "ib0", "0000:3b:00.0", kind=32)
     interface(tmp_path, "eth0", "0000:01:00.0", kind=1)
-    functions = NodeVfs(str(tmp_path))
-    assert [functions.is_ethernet(name) for name in ("ib0", "eth0", "none")] == [False, True, False]
+    vfs = NodeVfs(str(tmp_path))
+    assert [vfs.is_ethernet(name) for name in ("ib0", "eth0", "none")] == [False, True, False]
 
 
 def test_the_commands_kernel_words_become_one_sentence(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ WITHOUT_RIGHTS = "vlan 0 trust off spoofchk on"
         ([], False),
     ],
 )
-def test_a_card_that_knows_no_address_of_a_function_learns_it_before_it_checks_senders(
+def test_a_card_that_knows_no_address_of_a_vf_learns_it_before_it_checks_senders(
     tmp_path: Path, shown: list[dict[str, Any]], sets_mac: bool
 ) -> None:
     physical(tmp_path, "eth0", "0000:3b:00.0", {1: "0000:3b:00.3"})
@@ -151,7 +151,7 @@ def test_a_card_that_knows_no_address_of_a_function_learns_it_before_it_checks_s
     assert card.commands == ["link set dev eth0 vf 1 vlan 7 trust on spoofchk off"]
 
 
-def test_a_command_that_shows_no_functions_changes_nothing(tmp_path: Path) -> None:
+def test_a_command_that_shows_no_vfs_changes_nothing(tmp_path: Path) -> None:
     physical(tmp_path, "eth0", "0000:3b:00.0", {1: "0000:3b:00.3"})
     for shown in ("", "[null]", "nonsense", "{}"):
         card = Card(tmp_path, shown)

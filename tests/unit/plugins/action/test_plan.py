@@ -770,7 +770,7 @@ def test_vfs_with_the_first_mac_of_the_inventory_are_right_though_a_container_ha
 VLAN = {"sriov_vf_vlan": 7, "network_vlan": 7}
 
 
-def test_what_makes_functions_is_an_input_and_what_they_are_is_checked(cluster: Cluster) -> None:
+def test_what_makes_vfs_is_an_input_and_what_they_are_is_checked(cluster: Cluster) -> None:
     sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True}
     found = []
     for more in ({}, {"sriov_vfs": 4}, {"sriov_vfs": 4}, {"sriov_vfs": 4, **VLAN}):

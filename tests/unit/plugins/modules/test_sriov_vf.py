@@ -220,7 +220,7 @@ def test_absent_leaves_vfs_that_the_node_itself_uses(node: Node) -> None:
     assert node.number == 4
 
 
-def test_a_function_that_is_no_longer_named_is_given_back(node: Node) -> None:
+def test_a_pf_that_is_no_longer_named_is_given_back(node: Node) -> None:
     node.run(pfs=["ib0", "ib1"])
     assert node.run(pfs=["ib0"])["changed"] is True
     assert (node.number, node.kernel.read("ib1").number) == (4, 0)

@@ -530,12 +530,11 @@ ON_NODES = {
     "::test_a_plugin_without_state_and_engine_socket_is_sent_its_networks": (
         "rdm_sriov/driver.py: up restores it",
     ),
-    "tests/integration/test_container_functions.py"
+    "tests/integration/test_container_vfs.py"
     "::test_one_that_was_stopped_does_not_start_with_the_devices_of_another": (
         "rdm_sriov/driver.py: up recreates the container",
     ),
-    "tests/integration/test_container_functions.py"
-    "::test_a_device_that_its_move_renamed_recreates_the_container": (
+    "tests/integration/test_container_vfs.py::test_a_device_that_its_move_renamed_recreates_the_container": (
         "rdm_sriov/rdma_namespace.py: up recreate it",
     ),
     # Addresses of removed nodes are needed.

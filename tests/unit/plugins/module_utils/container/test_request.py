@@ -168,14 +168,14 @@ def test_a_container_requests_at_every_start_the_vf_whose_devices_it_has() -> No
     assert "DriverOpts" not in request(WITH_VF)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
 
 
-def test_a_container_without_rails_and_functions_is_labelled_as_ever() -> None:
+def test_a_container_without_rails_and_vfs_is_labelled_as_ever() -> None:
     label = request({**WANTED, "rails": {}, "vfs": {}})["Labels"]["rdm.provision.settings"]
     assert label == request(WANTED)["Labels"]["rdm.provision.settings"]
     assert not {"rails", "vfs"} & set(json.loads(label))
     assert not difference({**WANTED, "rails": {}, "vfs": {}}, made(WANTED)).recreate_needed
 
 
-def test_other_devices_of_its_function_make_another_container() -> None:
+def test_other_devices_of_its_vf_make_another_container() -> None:
     other = {**WANTED, "vfs": {"ibnet": {"mac": MAC, "devices": ["/dev/infiniband/uverbs5"]}}}
     assert set(difference(other, made(WITH_VF)).after) == {"vfs"}
     assert not difference(WITH_VF, made(WITH_VF)).recreate_needed

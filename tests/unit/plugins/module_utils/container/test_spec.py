@@ -79,7 +79,7 @@ def test_rdma_devices_go_with_every_accelerator(accelerator: str) -> None:
     assert "IPC_LOCK" in spec.capabilities
 
 
-def function(pci: str, *netdevs: str, virtual: bool = False, number: int = 0) -> dict[str, Any]:
+def rdma_device(pci: str, *netdevs: str, virtual: bool = False, number: int = 0) -> dict[str, Any]:
     name = f"mlx5_{number}"
     paths = [f"/dev/infiniband/uverbs{number}"]
     return {
@@ -93,11 +93,11 @@ def function(pci: str, *netdevs: str, virtual: bool = False, number: int = 0) ->
 
 TWO_ADAPTERS = report(
     infiniband=[
-        function("0000:01:00.0", "ib0", number=0),
+        rdma_device("0000:01:00.0", "ib0", number=0),
         # A VF whose interface is in a container.
-        function("0000:01:00.2", virtual=True, number=1),
-        function("0000:02:00.0", "ib1", number=2),
-        function("0000:02:00.2", "ib1v0", virtual=True, number=3),
+        rdma_device("0000:01:00.2", virtual=True, number=1),
+        rdma_device("0000:02:00.0", "ib1", number=2),
+        rdma_device("0000:02:00.2", "ib1v0", virtual=True, number=3),
     ],
     sriov=[
         {"pf": "ib0", "pci": "0000:01:00.0", "vfs": [{"pci": "0000:01:00.2", "netdev": ""}]},

@@ -36,11 +36,11 @@ def paths(tree: Path, given: Given) -> list[str] | None:
     return None if found is None else [Path(one).name for one in found]
 
 
-def test_devices_are_those_of_the_function_wherever_its_interface_is(node: Path) -> None:
+def test_devices_are_those_of_the_vf_wherever_its_interface_is(node: Path) -> None:
     assert paths(node, Given("0000:41:00.1", "ib1")) == ["uverbs1", "umad1", "issm1", "rdma_cm"]
     assert paths(node, Given("0000:41:00.2")) == ["uverbs2", "umad2", "issm2", "rdma_cm"]
     assert paths(node, Given("0000:01:10.2", "eth3")) == []
-    # A function without a PCI address is found by its interface, while that is on the node.
+    # A VF without a PCI address is found by its interface, while that is on the node.
     assert paths(node, Given("eth2", "eth2")) == ["uverbs8", "umad8", "rdma_cm"]
     assert paths(node, Given("eth2")) is None
     assert paths(node, Given("")) is None
@@ -100,14 +100,14 @@ def test_an_address_that_does_not_last_is_not_insisted_on(
     assert lasting_mac(Given("0000:a1:00.1", "", mac), str(node / "sys")) is None
 
 
-def test_a_function_that_was_taken_away_under_its_container_is_predicted_to_come_back(
+def test_a_vf_that_was_taken_away_under_its_container_is_predicted_to_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone = "ffff:1f:10.0"
     monkeypatch.setattr(vfs, "held", lambda socket, found, network: gone)
     had = {"ibnet": {"vf": gone, "devices": ["/dev/infiniband/uverbs2"], "mac": MAC}}
-    functions = ContainerVfs(DockerAPI("/nowhere.sock"), "/nowhere.sock", [("ibnet", "192.169.16.101")])
-    assert functions.settings({}, had, check=True) == had
+    own = ContainerVfs(DockerAPI("/nowhere.sock"), "/nowhere.sock", [("ibnet", "192.169.16.101")])
+    assert own.settings({}, had, check=True) == had
 
 
 @pytest.mark.parametrize(

@@ -137,14 +137,14 @@ def test_character_devices_without_a_node_are_left_out(mi250: Node) -> None:
 
 
 def test_mi250_physical_and_virtual_functions(mi250: Node) -> None:
-    (function,) = observed_vfs.facts(mi250.sys)
-    assert (function["pf"], function["pci"]) == ("ib0", "0000:41:00.0")
-    assert (function["total_vfs"], function["num_vfs"]) == (8, 4)
-    assert [vf["index"] for vf in function["vfs"]] == [0, 1, 2, 3]
-    first = function["vfs"][0]
+    (pf,) = observed_vfs.facts(mi250.sys)
+    assert (pf["pf"], pf["pci"]) == ("ib0", "0000:41:00.0")
+    assert (pf["total_vfs"], pf["num_vfs"]) == (8, 4)
+    assert [vf["index"] for vf in pf["vfs"]] == [0, 1, 2, 3]
+    first = pf["vfs"][0]
     assert (first["pci"], first["netdev"]) == ("0000:41:00.1", "ib1")
     assert first["mac"] == "00:00:08:41:fe:80:00:00:00:00:00:00:00:22:33:44:77:66:55:01"
-    assert (function["vfs"][3]["netdev"], function["vfs"][3]["mac"]) == ("", "")
+    assert (pf["vfs"][3]["netdev"], pf["vfs"][3]["mac"]) == ("", "")
 
 
 def test_an_ipoib_child_is_no_physical_function_but_shares_one(mi250: Node) -> None:
@@ -153,7 +153,7 @@ def test_an_ipoib_child_is_no_physical_function_but_shares_one(mi250: Node) -> N
     child = mi250.tree / "sys/class/net/ib0.8001"
     (child / "device").symlink_to("../../../bus/pci/devices/0000:41:00.0")
     (child / "parent").write_text("ib0\n")
-    assert [function["pf"] for function in observed_vfs.facts(mi250.sys)] == ["ib0"]
+    assert [pf["pf"] for pf in observed_vfs.facts(mi250.sys)] == ["ib0"]
     assert sysfs.siblings("ib0", mi250.sys) == ["ib0.8001"]
 
 
@@ -171,7 +171,7 @@ def test_cuda_roce(cuda: Node) -> None:
     assert first["char_devices"] == ["/dev/infiniband/uverbs0"]
     assert first["ports"][0]["link_layer"] == "Ethernet"
     assert (second["ports"][0]["state"], second["ports"][0]["physical_state"]) == ("DOWN", "Disabled")
-    assert [(function["pf"], function["num_vfs"]) for function in observed_vfs.facts(cuda.sys)] == [
+    assert [(pf["pf"], pf["num_vfs"]) for pf in observed_vfs.facts(cuda.sys)] == [
         ("enp161s0f0np0", 0),
         ("enp161s0f1np1", 0),
     ]

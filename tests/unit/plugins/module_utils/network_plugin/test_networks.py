@@ -38,15 +38,15 @@ OURS = {LABEL_CLUSTER: "rdm"}
 
 
 class Card(NodeVfs):
-    """One card with a function."""
+    """One card with a VF."""
 
     def virtual(self, parent: str) -> list[Vf]:
         if parent != "ib0":
             raise VfProblem(f"there is no network interface {parent} on this node")
         return [Vf("ib0.0", "ib0", 0)]
 
-    def interface(self, function: Vf) -> str:
-        return function.key
+    def interface(self, vf: Vf) -> str:
+        return vf.key
 
     def up(self, interface: str) -> None:
         pass
@@ -54,7 +54,7 @@ class Card(NodeVfs):
     def is_ethernet(self, interface: str) -> bool:
         return True
 
-    def isolate(self, function: Vf, vlan: int, trusted: bool) -> None:
+    def isolate(self, vf: Vf, vlan: int, trusted: bool) -> None:
         pass
 
 

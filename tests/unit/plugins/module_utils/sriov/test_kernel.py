@@ -172,7 +172,7 @@ def test_vfs_that_nobody_was_to_bind_are_bound(kernel: FakeKernel) -> None:
     assert all(vf.driver and vf.interface for vf in kernel.read("ib0").vfs)
 
 
-def test_a_function_is_found_by_its_pci_address(kernel: FakeKernel) -> None:
+def test_a_pf_is_found_by_its_pci_address(kernel: FakeKernel) -> None:
     bring(kernel, wanted("0000:42:00.0", policy="Follow"))
     assert kernel.read("ib1").number == 4
 
@@ -389,14 +389,14 @@ def test_a_held_vf_stops_nothing_that_is_right(kernel: FakeKernel) -> None:
     assert kernel.log == []
 
 
-def test_one_bad_function_keeps_the_good_ones_as_they_are(kernel: FakeKernel) -> None:
+def test_one_bad_pf_keeps_the_good_ones_as_they_are(kernel: FakeKernel) -> None:
     text = error_of(kernel, wanted("ib0"), wanted("ib2"), wanted("eth4"))
     assert "mlx4_core" in text
     assert "bond0" in text
     assert kernel.read("ib0").number == 0
 
 
-def test_one_function_under_two_names_is_refused(kernel: FakeKernel) -> None:
+def test_one_pf_under_two_names_is_refused(kernel: FakeKernel) -> None:
     assert "ib0 and 0000:41:00.0 are one function" in error_of(kernel, wanted("ib0"), wanted("0000:41:00.0"))
 
 

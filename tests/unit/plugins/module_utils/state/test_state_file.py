@@ -402,7 +402,7 @@ Meddle = Callable[[FakeKernel], object]
         (lambda kernel: kernel.hold("ib0", 1), ""),  # what a container has is as it was
     ],
 )
-def test_virtual_functions_that_somebody_changes_are_work(
+def test_vfs_that_somebody_changes_are_work(
     watch: dict[str, Any], tmp_path: Path, meddle: Meddle, message: str
 ) -> None:
     kernel = FakeKernel(tmp_path / "node")

@@ -391,7 +391,7 @@ def test_the_sentence_of_a_rail_names_the_variable_of_rails(driver: str) -> None
     assert sentence.startswith("container_rails ib7 is not an interface of the node: choose one of eth0, ib0")
 
 
-def function(**changes: Any) -> dict[str, Any]:
+def pf(**changes: Any) -> dict[str, Any]:
     """Return a PF as `node_facts` reports it."""
     sound = {
         "pf": "ib0",
@@ -430,16 +430,16 @@ FOUR: dict[str, Any] = {"plugin": "rdm-sriov", "sriov_enabled": True, "sriov_vfs
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ([function()], ""),
+        ([pf()], ""),
         (
-            [function(num_vfs=1, vfs=[VF])],
+            [pf(num_vfs=1, vfs=[VF])],
             "ib0 cannot be changed (it has 1 VFs, not 4) while a container has VF 0",
         ),
-        ([function(total_vfs=2)], "ib0 can have 2 VFs, and 4 are wanted: set sriov_vfs to 2 at most"),
-        ([function(driver="mlx4_core")], "ib0 has the driver mlx4_core (ConnectX-3)"),
-        ([function(bond="bond0")], "ib0 is in the bond bond0"),
+        ([pf(total_vfs=2)], "ib0 can have 2 VFs, and 4 are wanted: set sriov_vfs to 2 at most"),
+        ([pf(driver="mlx4_core")], "ib0 has the driver mlx4_core (ConnectX-3)"),
+        ([pf(bond="bond0")], "ib0 is in the bond bond0"),
         (
-            [function(pf="eth1")],
+            [pf(pf="eth1")],
             "ib0 is to have virtual functions, and has no SR-IOV on this node: choose one of eth1",
         ),
         (
@@ -448,13 +448,13 @@ FOUR: dict[str, Any] = {"plugin": "rdm-sriov", "sriov_enabled": True, "sriov_vfs
         ),
     ],
 )
-def test_functions_that_cannot_be_made_are_refused(found: list[dict[str, Any]], message: str) -> None:
+def test_vfs_that_cannot_be_made_are_refused(found: list[dict[str, Any]], message: str) -> None:
     sentences = problems(report(sriov=found), **FOUR)
     assert [sentence[: len(message)] for sentence in sentences] == ([message] if message else [])
 
 
-def test_functions_need_root() -> None:
-    sentences = problems(report(sriov=[function()]), **FOUR, become=False)
+def test_vfs_need_root() -> None:
+    sentences = problems(report(sriov=[pf()]), **FOUR, become=False)
     assert any(sentence.startswith("sriov_vfs needs root") for sentence in sentences)
 
 
@@ -484,8 +484,8 @@ ON_IB0: dict[str, Any] = {
 }
 
 
-def test_no_functions_and_none_to_be_made_are_refused_before_the_plugin_has_none_to_give() -> None:
-    none = report(fabric_interfaces=[below()], sriov=[function()])
+def test_no_vfs_and_none_to_be_made_are_refused_before_the_plugin_has_none_to_give() -> None:
+    none = report(fabric_interfaces=[below()], sriov=[pf()])
     message = (
         "sriov_vfs 0 makes no virtual functions, and ib0 has none now: set sriov_vfs to how many it shall "
     )
@@ -509,7 +509,7 @@ def test_every_pf_without_vfs_is_named_with_what_the_poorest_can_have() -> None:
     ]
 
 
-def test_firmware_that_the_run_repairs_makes_no_functions_yet() -> None:
+def test_firmware_that_the_run_repairs_makes_no_vfs_yet() -> None:
     settings = {**ON_IB0, "sriov_firmware": True, "sriov_firmware_vfs": 16}
     found = report(fabric_interfaces=[below(total_vfs=0, firmware={"tool": "mstconfig", "error": "asleep"})])
     refused = problems(found, **settings)
@@ -538,7 +538,7 @@ def moving(held: int, *containers: dict[str, Any], netdevice: str = "ib0") -> An
     on_ib0 = network("ibnet", SUBNET, driver="sriov", options={"netdevice": netdevice}, labels=OURS)
     on_ib0["subnets"] = [{"subnet": SUBNET, "gateway": "192.169.16.1"}]
     found = with_networks(on_ib0, containers=(UPSTREAM_RUNS, *containers))
-    found["sriov"] = [function(num_vfs=4, vfs=vfs)]
+    found["sriov"] = [pf(num_vfs=4, vfs=vfs)]
     found["fabric_interfaces"] = [below(num_vfs=4)]
     found["network_plugin"] = {**found["network_plugin"], "served_by": "a container", "socket": "/run/p.sock"}
     return found
@@ -547,7 +547,7 @@ def moving(held: int, *containers: dict[str, Any], netdevice: str = "ib0") -> An
 MOVED: dict[str, Any] = {**ON_IB0, "network_replace": True, "sriov_vfs": 8}
 
 
-def test_the_containers_that_a_move_from_upstream_ends_hold_no_functions_against_it() -> None:
+def test_the_containers_that_a_move_from_upstream_ends_hold_no_vfs_against_it() -> None:
     ours = container("rdm", "rdm", ibnet="192.169.16.100")
     assert problems(moving(1, ours), **MOVED) == []
     stays = "ib0 cannot be changed (it has 4 VFs, not 8) while a container has VF 0"
@@ -564,7 +564,7 @@ def test_the_containers_that_a_move_from_upstream_ends_hold_no_functions_against
     assert any("set network_replace: true" in line for line in refused)
 
 
-def test_a_virtual_machine_keeps_its_function_through_a_move_from_upstream() -> None:
+def test_a_virtual_machine_keeps_its_vf_through_a_move_from_upstream() -> None:
     ours = container("rdm", "rdm", ibnet="192.169.16.100")
     found = moving(1, ours)
     found["sriov"][0]["vfs"][0]["driver"] = "vfio-pci"
@@ -572,7 +572,7 @@ def test_a_virtual_machine_keeps_its_function_through_a_move_from_upstream() -> 
     assert "while vfio-pci has VF 0" in sentence
 
 
-def test_a_move_from_upstream_needs_functions_to_be_made_though_there_are_some_now() -> None:
+def test_a_move_from_upstream_needs_vfs_to_be_made_though_there_are_some_now() -> None:
     ours = container("rdm", "rdm", ibnet="192.169.16.100")
     assert problems(moving(1, ours), **{**MOVED, "sriov_vfs": 0}) == [
         "sriov_vfs 0 makes no virtual functions, and rdma/sriov-plugin takes those of ib0 with it: set "
@@ -591,7 +591,7 @@ def test_a_move_from_upstream_is_refused_while_the_plugin_serves_others() -> Non
 
 
 def test_a_vlan_on_infiniband_and_a_partition_on_ethernet_are_refused() -> None:
-    node = report(sriov=[function(), function(pf="eth0", infiniband=False)])
+    node = report(sriov=[pf(), pf(pf="eth0", infiniband=False)])
     more: dict[str, Any] = {"network_driver": "sriov", "network_parent": "ib0", "plugin": "rdm-sriov"}
     assert problems(node, **more, network_options={"vlan": "100"}) == [
         "network_vlan 100 does not fit ib0: that is InfiniBand, which has partitions in the place of VLANs: "
@@ -608,9 +608,9 @@ def test_a_vlan_on_infiniband_and_a_partition_on_ethernet_are_refused() -> None:
     assert len(problems(node, RAILS, **more, network_options={"vlan": "100"})) == 1
 
 
-def test_one_function_under_two_names_is_refused() -> None:
+def test_one_pf_under_two_names_is_refused() -> None:
     twice = ["ib0", "0000:41:00.0"]
-    assert problems(report(sriov=[function()]), **FOUR, sriov_vf_pfs=twice) == [
+    assert problems(report(sriov=[pf()]), **FOUR, sriov_vf_pfs=twice) == [
         "0000:41:00.0 is the same PCI function as ib0: name it once"
     ]
 
@@ -661,7 +661,7 @@ def test_an_interface_that_the_network_cannot_be_on_is_refused() -> None:
     assert "is the loopback interface" in sentence
 
 
-def test_virtual_functions_of_what_is_no_pci_device_are_refused() -> None:
+def test_vfs_of_what_is_no_pci_device_are_refused() -> None:
     one = {"name": "ib0", "pci": "", "bond": "", "virtual": False, "driver": "", "vendor": "", "iommu": ""}
     found = report(fabric_interfaces=[{**one, "total_vfs": 0, "num_vfs": 0, "infiniband": False}])
     more: dict[str, Any] = {"network_driver": "sriov", "plugin": "rdm-sriov"}

@@ -76,7 +76,7 @@ HOSTS = st.lists(st.sampled_from([f"n{number}" for number in range(12)]), min_si
 
 
 @given(st.lists(HOSTS, min_size=1, max_size=6))
-def test_any_history_keeps_every_function(history: list[list[str]]) -> None:
+def test_any_history_keeps_every_vf(history: list[list[str]]) -> None:
     plan: AddressPlan | None = None
     known: dict[str, list[str]] = {}
     for hosts in history:
@@ -88,7 +88,7 @@ def test_any_history_keeps_every_function(history: list[list[str]]) -> None:
         known |= now
 
 
-def test_a_released_address_and_its_functions_may_be_given_away() -> None:
+def test_a_released_address_and_its_vfs_may_be_given_away() -> None:
     plan = planned(["a", "b"])
     left = planned(["a"], plan)
     assert macs(planned(["a", "c"], left))["c"] != macs(plan)["b"]
@@ -148,7 +148,7 @@ def test_addresses_of_which_macs_leave_out_the_difference_are_refused() -> None:
     assert clashes(plan, {}) == []
 
 
-def test_a_pinned_address_must_be_of_one_function() -> None:
+def test_a_pinned_address_must_be_of_one_vf() -> None:
     plan = planned(["a", "b"])
     listed = [f"06:00:00:00:00:{number:02x}" for number in range(16)]
     theirs = macs(plan)["a"][16]
@@ -230,7 +230,7 @@ def test_an_address_that_the_user_chose_and_another_node_has_already_is_refused(
     assert taken(plan, want, {"b": planned_mac}) == []
 
 
-def test_a_function_that_gets_another_address_in_this_run_is_in_nobodys_way() -> None:
+def test_a_vf_that_gets_another_address_in_this_run_is_in_nobodys_way() -> None:
     plan = planned(["a", "b"])
     mac = macs(plan)["a"][0]
     vf = {"index": 0, "pci": "0000:41:00.1", "netdev": "ib4"}

@@ -461,7 +461,7 @@ def test_partitions_and_second_ports_on_the_function(node: Node) -> None:
         "host: ib0.8001 (pkey 0x8001), ib9 on the PCI function of ib0"
         in node.findings(plugin="upstream")[1][0]
     )
-    assert node.findings() == ([], []), "rdm-sriov knows functions by their PCI addresses"
+    assert node.findings() == ([], []), "rdm-sriov knows VFs by their PCI addresses"
 
 
 def test_opensm_configuration(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""The training container gets one function of the network plugin, and its devices, on a real engine.
+"""The training container gets one VF of the network plugin, and its devices, on a real engine.
 
-The functions are the lab's stand-ins, with PCI addresses; a sysfs tree shows their RDMA devices.
+The VFs are the lab's stand-ins, with PCI addresses; a sysfs tree shows their RDMA devices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.integration.conftest import BUSYBOX
 from tests.integration.container_module import UNSET
 from tests.integration.container_module import up as run_with
 from tests.integration.engine import private_engine
-from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node, serving
+from tests.integration.sriov_node import NETWORK, VFS, Node, serving
 from tests.printed_hints import follow
 from tests.unit.plugins.modules.running import Failed, run_module
 
@@ -42,17 +42,17 @@ FIRST = os.getpid() * 10
 
 
 class Fabric(Node):
-    """The plugin, and a sysfs tree in which each of its functions has an RDMA device."""
+    """The plugin, and a sysfs tree in which each of its VFs has an RDMA device."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
         self.sys = engine.root / "sys"
-        self.number([*range(FUNCTIONS)])
+        self.number([*range(VFS)])
 
     def number(self, order: list[int]) -> None:
-        """Assign these RDMA devices to the functions, as after a boot."""
+        """Assign these RDMA devices to the VFs, as after a boot."""
         shutil.rmtree(self.sys, ignore_errors=True)
-        for index, number in enumerate([FUNCTIONS, *order]):
+        for index, number in enumerate([VFS, *order]):
             pci = self.sys / f"bus/pci/devices/0000:41:00.{index}"
             pci.mkdir(parents=True)
             if index:
@@ -71,7 +71,7 @@ class Fabric(Node):
         mode.write_text("N\n")
 
     def move(self, index: int) -> None:
-        """Move a function's RDMA device to its container's namespace, as the kernel shows it then."""
+        """Move a VF's RDMA device to its container's namespace, as the kernel shows it then."""
         name = f"mlx5_{index + 1}"
         verbs = self.sys / "class/infiniband_verbs"
         entry = next(one for one in verbs.iterdir() if (one / "ibdev").read_text().strip() == name)
@@ -90,10 +90,10 @@ def fabric() -> Iterator[Fabric]:
     """A node with an engine, the plugin and a network."""
     existed = DEVICES.exists()
     DEVICES.mkdir(exist_ok=True)
-    ours = [DEVICES / f"uverbs{FIRST + number}" for number in range(FUNCTIONS + 1)]
+    ours = [DEVICES / f"uverbs{FIRST + number}" for number in range(VFS + 1)]
     with private_engine() as engine:
         node = Fabric(engine)
-        node.program = Path(__file__).with_name("addressed_functions.py")
+        node.program = Path(__file__).with_name("addressed_vfs.py")
         labels = ["--label", "rdm.provision.cluster=c", "--label", "rdm.provision.role=network"]
         try:
             for path in ours:
@@ -119,11 +119,11 @@ def api(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
     )
     for read in readers:
         monkeypatch.setattr(vfs, read.__name__, functools.partial(read, root=str(fabric.sys)))
-    fabric.number([*range(FUNCTIONS)])
+    fabric.number([*range(VFS)])
     yield fabric.engine.api
     for one in fabric.engine.api.get("/containers/json", all=True):
         fabric.engine.api.delete(f"/containers/{one['Id']}", force=True, v=True)
-    assert fabric.promised() == {}, "a function leaked"
+    assert fabric.promised() == {}, "a VF leaked"
 
 
 def wanted_of(fabric: Fabric) -> dict[str, Any]:
@@ -156,12 +156,12 @@ def uverbs(api: DockerAPI, name: str = "rdm") -> list[int]:
 
 
 def has(fabric: Fabric, name: str = "rdm") -> int:
-    """The number of a container's function."""
+    """The number of a container's VF."""
     key = vfs.held(str(fabric.socket), found(fabric.engine.api, name), NETWORK)
     return int(key.rpartition(".")[2]) - 1
 
 
-def test_it_gets_its_function_and_that_ones_devices_and_no_others(fabric: Fabric, api: DockerAPI) -> None:
+def test_it_gets_its_vf_and_that_ones_devices_and_no_others(fabric: Fabric, api: DockerAPI) -> None:
     assert up(fabric, check=True)["actions"] == ["make"]
     assert fabric.kept["reserved"] == []
     assert up(fabric)["actions"] == ["make"]
@@ -189,15 +189,15 @@ def test_containers_that_are_made_at_once_share_nothing(fabric: Fabric, api: Doc
         """What the module does; its own frame is one to a process."""
         mine = {"name": f"c{number}", "my_ip": f"192.169.16.{100 + number}"}
         wanted = {**UNSET, "ready_timeout": 240, **wanted_of(fabric), **mine}
-        functions = ContainerVfs(api, str(fabric.socket), ends(wanted))
-        wanted["vfs"] = functions.settings(None, {}, check=False)
-        Change(api, wanted, None, functions).make(Steps(["make"], None))
+        own = ContainerVfs(api, str(fabric.socket), ends(wanted))
+        wanted["vfs"] = own.settings(None, {}, check=False)
+        Change(api, wanted, None, own).make(Steps(["make"], None))
 
-    with ThreadPoolExecutor(FUNCTIONS) as pool:
-        list(pool.map(make, range(FUNCTIONS)))
-    names = [f"c{number}" for number in range(FUNCTIONS)]
+    with ThreadPoolExecutor(VFS) as pool:
+        list(pool.map(make, range(VFS)))
+    names = [f"c{number}" for number in range(VFS)]
     assert [uverbs(api, name) for name in names] == [[has(fabric, name)] for name in names]
-    assert sorted(has(fabric, name) for name in names) == [*range(FUNCTIONS)]
+    assert sorted(has(fabric, name) for name in names) == [*range(VFS)]
     with pytest.raises(Failed, match=f"no virtual function of {fabric.parent} is free"):
         up(fabric, my_ip="192.169.16.200")
 
@@ -231,8 +231,8 @@ def test_devices_that_a_boot_renumbered_are_found_and_repaired(
     assert state_file.drift(seen, gather()) == {}
     mine = has(fabric)
     # As after a boot: the devices came up in another order.
-    fabric.number([*reversed(range(FUNCTIONS))])
-    now = FUNCTIONS - 1 - mine
+    fabric.number([*reversed(range(VFS))])
+    now = VFS - 1 - mine
     why = state_file.drift(seen, gather())
     sentence = (
         f"the container rdm (RDMA devices on {NETWORK}) is uverbs{FIRST + now}, not uverbs{FIRST + mine}"
@@ -254,7 +254,7 @@ def test_a_device_that_its_move_renamed_recreates_the_container(
 
     def move(*_: Any) -> None:
         """What the kernel does: its programs' name of the device is another one then."""
-        fabric.number([*reversed(range(FUNCTIONS))])
+        fabric.number([*reversed(range(VFS))])
 
     monkeypatch.setattr(rdma_namespace, "printed", move)
     fabric.set_exclusive()
@@ -263,7 +263,7 @@ def test_a_device_that_its_move_renamed_recreates_the_container(
         namespaces.lend(f"0000:41:00.{mine + 1}", True, "/proc/self/ns/net")
     assert follow(str(caught.value), "up", lambda _: up(fabric))["actions"] == ["replace"]
     assert found(api)["Id"] != before
-    assert uverbs(api) == [FUNCTIONS - 1 - has(fabric)]
+    assert uverbs(api) == [VFS - 1 - has(fabric)]
     assert not up(fabric)["changed"]
 
 
@@ -317,16 +317,16 @@ def test_one_that_did_not_come_back_is_started_with_its_devices(fabric: Fabric, 
     assert up(fabric)["actions"] == ["start"]
     assert (has(fabric), uverbs(api)) == (mine, [mine])
     fabric.docker("stop", "-t", "0", "rdm")
-    fabric.number([*reversed(range(FUNCTIONS))])
+    fabric.number([*reversed(range(VFS))])
     assert up(fabric)["actions"] == ["replace"]
-    assert (has(fabric), uverbs(api)) == (mine, [FUNCTIONS - 1 - mine])
+    assert (has(fabric), uverbs(api)) == (mine, [VFS - 1 - mine])
 
 
 def test_a_vf_that_others_took_is_reported_and_the_next_run_repairs_it(
     fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     up(fabric)
-    for number in range(FUNCTIONS - 1):
+    for number in range(VFS - 1):
         fabric.run(f"c{number}")
     hold = ContainerVfs.hold
 
@@ -351,7 +351,7 @@ def test_one_that_was_stopped_does_not_start_with_the_devices_of_another(
     up(fabric)
     mine = has(fabric)
     fabric.docker("stop", "-t", "0", "rdm")
-    others = [f"c{number}" for number in range(FUNCTIONS)]
+    others = [f"c{number}" for number in range(VFS)]
     for name in others:
         fabric.run(name)
     fabric.remove(*(name for name in others if has(fabric, name) != mine))
@@ -360,7 +360,7 @@ def test_one_that_was_stopped_does_not_start_with_the_devices_of_another(
     assert follow(str(caught.value), "up", lambda _: up(fabric))["actions"] == ["replace"]
     assert uverbs(api) == [has(fabric)] != [mine]
     assert not up(fabric)["changed"]
-    # A container started by hand with the same address requests no function and gets any.
+    # A container started by hand with the same address requests no VF and gets any.
     fabric.remove("rdm")
     fabric.run("by-hand", "--ip", MY_IP)
 
@@ -388,7 +388,7 @@ def test_without_the_plugin_nothing_is_made(fabric: Fabric, api: DockerAPI) -> N
     assert api.get("/containers/json", all=True) == []
 
 
-def test_taking_it_down_frees_its_function(fabric: Fabric, api: DockerAPI) -> None:
+def test_taking_it_down_frees_its_vf(fabric: Fabric, api: DockerAPI) -> None:
     up(fabric)
     run_module(docker_owned, {"cluster": "c", "role": "container", "stop_timeout": 0})
     assert (fabric.promised(), fabric.kept["reserved"]) == ({}, [])

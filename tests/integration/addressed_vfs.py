@@ -1,4 +1,4 @@
-"""The plugin rdm-sriov with the lab's stand-ins, which have PCI addresses as virtual functions do."""
+"""The plugin rdm-sriov with the lab's stand-ins, which have PCI addresses as real VFs do."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Addressed(StandIns):  # type: ignore[misc]
     def virtual(self, parent: str) -> list[Any]:
         return [one._replace(key=f"0000:41:00.{one.number + 1}") for one in super().virtual(parent)]
 
-    def interface(self, function: Any) -> str:
-        name: str = super().interface(function._replace(key=f"{function.pf}v{function.number}"))
+    def interface(self, vf: Any) -> str:
+        name: str = super().interface(vf._replace(key=f"{vf.pf}v{vf.number}"))
         return name
 
 
 if __name__ == "__main__":
-    functions = Addressed()
+    vfs = Addressed()
     try:
-        sys.exit(LAB["plugin"].main(sys.argv[1:], functions))
+        sys.exit(LAB["plugin"].main(sys.argv[1:], vfs))
     finally:
-        functions.remove()
+        vfs.remove()
