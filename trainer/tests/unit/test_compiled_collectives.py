@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All ranks begin a compiled block's collectives in one order, though each rank's graph differs.
+"""A compiled block's collectives: their order, and what overlaps with them.
 
-A rank's chunks determine the blocks of its attention. Ranks that began the collectives of a tensor and of a
-context group in different orders would wait for each other forever.
+All ranks begin them in one order, though each rank's graph differs: a rank's chunks determine the blocks of
+its attention. Ranks that began the collectives of a tensor and of a context group in different orders would
+wait for each other forever.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ JOB: dict[str, Any] = {
 }
 
 
-def begun(context_rank: int) -> tuple[list[list[tuple[str, str]]], str]:
+def begun(context_rank: int) -> tuple[list[list[tuple[str, str]]], list[str]]:
     """Return what a rank's compiled forward and backward pass begin, by axis, and their code."""
     world, rank = TENSOR * CONTEXT, TENSOR * context_rank
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
@@ -59,7 +60,24 @@ def begun(context_rank: int) -> tuple[list[list[tuple[str, str]]], str]:
         dist.destroy_process_group()
         torch.compiler.reset()
     call = re.compile(r"torch\.ops\._c10d_functional\.(\w+)\.default\(.*'(\w+)'\)")
-    return [[(name, axes[group]) for name, group in call.findall(code)] for code in passes], "".join(passes)
+    return [[(name, axes[group]) for name, group in call.findall(code)] for code in passes], passes
+
+
+def products_during_sums(code: str) -> list[int]:
+    """Return how many matrix products come between the beginning of each tensor-parallel sum and its end."""
+    call = re.compile(
+        r"(all_reduce_|wait_tensor)\.default\((?:reinterpret_tensor\()?(\w+)|extern_kernels\.(?:add)?mm\("
+    )
+    pending: dict[str, int] = {}
+    found = []
+    for kind, buffer in call.findall(code):
+        if kind == "all_reduce_":
+            pending[buffer] = 0
+        elif kind and buffer in pending:
+            found.append(pending.pop(buffer))
+        elif not kind:
+            pending = {one: count + 1 for one, count in pending.items()}
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +97,9 @@ def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "fused", [True, pytest.param(False, marks=pytest.mark.long)], ids=["fused kernel", "any kernel"]
 )
-def test_ranks_begin_collectives_in_one_order(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_begin_collectives_in_one_order_and_sums_overlap(
+    fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not fused:
         monkeypatch.setattr(transformer, "kernel_for", lambda *_: None)
     (first, code), (second, other) = (begun(rank) for rank in range(CONTEXT))
@@ -89,3 +109,7 @@ def test_ranks_begin_collectives_in_one_order(fused: bool, monkeypatch: pytest.M
     ]
     assert second == first
     assert other != code
+    forward, backward = map(products_during_sums, code)
+    # The halves are joined at the end of a block, so the last sum of a forward pass overlaps with nothing.
+    assert [count > 0 for count in forward] == [True, True, True, False]
+    assert [count > 0 for count in backward] == [True] * 4
