@@ -245,7 +245,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "CUDA graphs",
-        "`optimisation.compile: true`. " + MISSING,
+        "`optimisation.cuda_graphs: true` replays the passes of a micro-batch of a model that fits on one GPU. For other "
+        "graphs, run Megatron itself through `launcher.program`.",
         r".*cuda-graph.*",
     ),
     (

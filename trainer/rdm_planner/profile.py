@@ -79,8 +79,13 @@ def require_modelled(config: Config) -> None:
     """Reject a job whose speed the cost model does not know.
 
     Raises:
-        TrainerError: It offloads to the host's memory.
+        TrainerError: It offloads to the host's memory, or replays CUDA graphs.
     """
+    if config.optimisation.cuda_graphs:
+        raise TrainerError(
+            "optimisation.cuda_graphs is true, and the cost model knows only passes without graphs; measure "
+            "and search layouts with optimisation.cuda_graphs=false."
+        )
     for key in ("offload_optimizer", "offload_parameters"):
         if (value := getattr(config.parallel, key)) != "none":
             raise TrainerError(

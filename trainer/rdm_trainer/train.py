@@ -212,6 +212,8 @@ class Training:
         self._schedule = LearningRate.of(config)
         self._weight_decay = WeightDecay.of(config)
         self._milestone("after model, optimizer, and learning rate scheduler are built")
+        if config.optimisation.cuda_graphs and self.engine.device.type == "cpu":
+            self._announce("  optimisation.cuda_graphs has no effect on a CPU")
         self._start.end("model")
         self.iteration = 0
         self.consumed_samples = 0

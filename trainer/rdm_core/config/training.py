@@ -33,6 +33,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _offloading,
         unsupported,
         fp8_problems,
+        _cuda_graphs,
         _length,
         _warmups,
         _rampup,
@@ -445,6 +446,41 @@ def fp8_problems(config: Config) -> Iterator[str]:
         yield (
             f"{key} needs multiples of {float8.MULTIPLE} tokens, but a product has {tokens}; change "
             "optimisation.micro_batch_size or the sequence length, or take fp8_recipe none."
+        )
+
+
+def _cuda_graphs(config: Config) -> Iterator[str]:
+    if not config.optimisation.cuda_graphs:
+        return
+    parallel, key = config.parallel, "optimisation.cuda_graphs true"
+    if config.engine != "native":
+        yield (
+            f"{key} needs the native engine, but engine is {config.engine}; set engine to native, or "
+            "cuda_graphs to false."
+        )
+    for name in ("tensor", "pipeline", "context"):
+        if (ranks := getattr(parallel, name)) > 1:
+            yield (
+                f"{key} is not combined with parallel.{name} {ranks}, because the passes of a graph send no "
+                f"messages; set cuda_graphs to false, or {name} to 1."
+            )
+    if config.spec.experts:
+        yield (
+            f"{key} is not combined with model.experts {config.spec.experts}, because how many tokens each "
+            "gets is known only in a pass; set cuda_graphs to false."
+        )
+    for name, value in (
+        ("data.reset_attention_mask", config.data.reset_attention_mask),
+        ("data.reset_position_ids", config.data.reset_position_ids),
+        ("model.sliding_window", config.model.sliding_window),
+    ):
+        if value:
+            yield f"{key} is not combined with {name}, which needs other kernels; set cuda_graphs to false."
+    if parallel.activation_checkpointing != "none":
+        yield (
+            f"{key} is not combined with parallel.activation_checkpointing "
+            f"{parallel.activation_checkpointing}; set cuda_graphs to false, or activation_checkpointing to "
+            "none."
         )
 
 

@@ -17,7 +17,9 @@ from torch import nn
 
 from rdm_core.errors import TrainerError
 from rdm_trainer.engines import create
-from tests.distributed import processes, training
+from rdm_trainer.engines.native.cuda_graph import GraphedPasses, StaticBatch
+from rdm_trainer.engines.native.engine import NativeEngine
+from tests.distributed import processes, resuming, training
 from tests.distributed.training import GPT, configure
 
 NATIVE = configure(GPT, {"engine": "native"})
@@ -161,3 +163,54 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
         "sound": None,
         "released": True,
     }
+
+
+def with_and_without_graphs(root: str) -> list[tuple[dict[int, float], list[str]]]:
+    """Return the losses of a job with CUDA graphs and of one without, and their lines on that."""
+    logs = [
+        resuming.train(
+            configure(resuming.GPT, {"engine": "native", "optimisation.cuda_graphs": graphs}),
+            Path(root) / str(graphs),
+            stop_after=2,
+        )
+        for graphs in (True, False)
+    ]
+    return [(log.losses(), log.find("has no effect")) for log in logs]
+
+
+def test_a_cpu_ignores_cuda_graphs_and_the_log_has_a_line_on_it(tmp_path: Path) -> None:
+    ((graphs, plain),) = processes.run(1, with_and_without_graphs, str(tmp_path))
+    assert graphs[0] == plain[0]
+    assert len(plain[0]) == 2
+    assert graphs[1] == ["  optimisation.cuda_graphs has no effect on a CPU"]
+    assert plain[1] == []
+
+
+class Ungraphed(GraphedPasses):
+    """Computes each micro-batch's passes as the capture does, because a CPU has no graphs."""
+
+    def _run(self, batch: StaticBatch) -> None:
+        self._passes(batch)
+
+
+def graphed_losses() -> list[dict[str, Any]]:
+    """Return the results of steps whose passes are those of a graph."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "Stream", lambda _device: None)
+        make = NativeEngine.__init__
+
+        def graphed(self: Any, *args: Any, **options: Any) -> None:
+            make(self, *args, **options)
+            self._graphed = Ungraphed(self.module, self.device, self._span)
+
+        patch.setattr(NativeEngine, "__init__", graphed)
+        return training.losses({"graphs": NATIVE})["graphs"]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_replicas_reduce_what_graphs_have_added_up(world: int) -> None:
+    plain = processes.run(world, training.losses, {"plain": NATIVE})
+    for found, expected in zip(processes.run(world, graphed_losses), plain, strict=True):
+        assert found == [
+            {key: pytest.approx(value, rel=1e-6) for key, value in step.items()} for step in expected["plain"]
+        ]

@@ -23,6 +23,7 @@ BUDGET = {"parallel__activation_memory_budget": 0.5}
 COMPILED = {"optimisation__compile": True}
 CHUNKS = {"engine": "native", "parallel__pipeline": 2, "parallel__virtual_pipeline": 2, "model__layers": 4}
 FP8 = {"engine": "native", "optimisation__fp8_recipe": "tensorwise", "model__ffn_hidden_size": 2048}
+GRAPHS = {"engine": "native", "optimisation__cuda_graphs": "true"}
 SOUND: dict[str, Any] = {
     "model": {"layers": 4, "hidden_size": 64, "attention_heads": 4, "seq_length": 32},
     "optimisation": {"train_iterations": 5},
@@ -430,6 +431,20 @@ def assert_a_sentence_has(words: str, found: list[str]) -> None:
         ({**FP8, "model__ffn_hidden_size": 1032}, "mlp.fc1 has 64 inputs and 1032 outputs"),
         ({**FP8, "parallel__tensor": 2}, "gains nothing, because all products"),
         ({**FP8, "model__seq_length": 40}, "multiples of 16 tokens, but a product has 40"),
+        ({"optimisation__cuda_graphs": "true"}, "cuda_graphs true needs the native engine"),
+        ({**GRAPHS, "parallel__tensor": 2}, "cuda_graphs true is not combined with parallel.tensor 2"),
+        ({**GRAPHS, "parallel__context": 2}, "not combined with parallel.context 2, because the passes"),
+        ({**CHUNKS, **GRAPHS}, "cuda_graphs true is not combined with parallel.pipeline 2"),
+        (
+            {**GRAPHS, "data__reset_attention_mask": "true"},
+            "not combined with data.reset_attention_mask, which",
+        ),
+        ({**GRAPHS, "model__sliding_window": 8}, "not combined with model.sliding_window, which"),
+        ({**GRAPHS, "model__experts": 4}, "not combined with model.experts 4, because how many tokens"),
+        (
+            {**GRAPHS, "parallel__activation_checkpointing": "full"},
+            "not combined with parallel.activation_checkpointing full; set cuda_graphs to false, or",
+        ),
         ({"parallel__virtual_pipeline": 2}, "virtual_pipeline 2 needs the native engine"),
         (
             {"parallel__activation_checkpointing_blocks": 4},

@@ -477,6 +477,9 @@ def test_what_is_not_searched_is_refused() -> None:
     code, output = _tune(job, "--nodes", "1xH100:8", "engine=deepspeed", "parallel.offload_optimizer=cpu")
     assert code == 3
     assert "search layouts with parallel.offload_optimizer=none" in output
+    code, output = _tune(job, "--nodes", "1xH100:8", "engine=native", "optimisation.cuda_graphs=true")
+    assert code == 3
+    assert "search layouts with optimisation.cuda_graphs=false" in output
     nodes = ("--nodes", "1xH100:8", "engine=native", "parallel.virtual_pipeline=2")
     code, output = _tune(str(CONFIGS / "t5-11b.yaml"), *nodes)
     assert code == 3

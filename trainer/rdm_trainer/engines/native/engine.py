@@ -17,6 +17,7 @@ from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill, bounds
 from rdm_trainer.distributed.token_counts import Batch
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.engine import DTYPES, Engine, StepResult
+from rdm_trainer.engines.native.cuda_graph import GraphedPasses
 from rdm_trainer.engines.native.float8 import Float8Layers
 from rdm_trainer.engines.native.pipeline import Stage
 from rdm_trainer.engines.native.sharded_adamw import ShardedAdamW
@@ -57,6 +58,9 @@ class NativeEngine(Engine):
         self.optimiser = self.sharded.optimiser
         chunks = config.parallel.virtual_pipeline
         self._stage = Stage(model, topology, self.device, self.accumulation, chunks, self._span)
+        self._graphed: GraphedPasses | None = None
+        if config.optimisation.cuda_graphs and self.device.type == "cuda":
+            self._graphed = GraphedPasses(model, self.device, self._span)
         self.states = NativeStates(self)
 
     @property
@@ -88,13 +92,19 @@ class NativeEngine(Engine):
         self.states.wait(float("inf"))
         self.sharded.wait_for(self.module)
         self.sharded.close()
-        del self.sharded, self.optimiser, self._stage, self._float8, self.module
+        del self.sharded, self.optimiser, self._stage, self._graphed, self._float8, self.module
 
     def _train_step(self, batches: Iterator[Batch]) -> StepResult:
         self.module.train()
         self.sharded.begin()
         self._float8.begin()
-        loss = self._stage.train(batches, self.sharded.expect_backward)
+        if self._graphed is None:
+            loss = self._stage.train(batches, self.sharded.expect_backward)
+        else:
+            # What layers do once a step is in no graph.
+            for layer in self.module.children():
+                self._before_layer(layer)
+            loss = self._graphed.train(batches, self.accumulation)
         if self._on_loss is not None and self.topology.is_last_stage:
             self._on_loss(loss)
         with self._span("reduce", "ReduceGrads"):
