@@ -23,7 +23,17 @@ from rdm_core.errors import TrainerError
 from rdm_core.partition import is_block
 from rdm_trainer.distributed.parameters import initialise
 
-__all__ = ["Fill", "FlatModel", "Labels", "Layer", "Maker", "bounds", "recomputed_blocks", "run_layers"]
+__all__ = [
+    "Fill",
+    "FlatModel",
+    "Labels",
+    "Layer",
+    "Maker",
+    "bounds",
+    "joined_blocks",
+    "recomputed_blocks",
+    "run_layers",
+]
 
 Labels = tuple[torch.Tensor, ...]
 Fill = Callable[[nn.Module, str], None]
@@ -100,6 +110,18 @@ def _compiler(budget: float, options: dict[str, Any] | None) -> Callable[..., An
     return compile_graph
 
 
+# Blocks in one graph: where one ends and the next one begins, a kernel for both reads and writes the states
+# once. More blocks would take longer to compile, and gain little.
+_JOINED = 4
+
+
+def joined_blocks(config: Config) -> int:
+    """Return how many successive blocks are compiled as one graph."""
+    # Experts break a graph. Collectives over tensor ranks are ordered within a block.
+    is_alone = config.spec.experts or config.parallel.tensor > 1 or config.zero_stage == 3
+    return _JOINED if config.optimisation.compile and not is_alone else 1
+
+
 class Maker:
     """Creates initialised layers on their device, one at a time, so that host memory holds only one."""
 
@@ -130,7 +152,8 @@ class Maker:
             weight.data = weight.data.to(self._device, self._dtype)
         if self._shard is not None:
             self._shard(module)
-        if self._compile and is_block(layer.kind):
+        # PyTorch's own norm takes twice as long as a compiled one.
+        if self._compile and layer.kind.endswith(("Block", "Norm")):
             module.compile(dynamic=False, **self._options)
         return module
 
@@ -141,12 +164,19 @@ def _chain(functions: Sequence[Callable[[Any], Any]], states: Any) -> Any:
     return states
 
 
+@functools.cache
+def _compiled_chain() -> Callable[[Sequence[Callable[[Any], Any]], Any], Any]:
+    return torch.compile(_chain, dynamic=False)
+
+
 def run_layers(
     layers: Sequence[Layer],
     functions: Sequence[Callable[[Any], Any]],
     states: Any,
     interval: int,
     recomputed: int,
+    joined: int = 1,
+    before: Callable[[Any], object] | None = None,
 ) -> Any:
     """Apply the layers.
 
@@ -156,19 +186,24 @@ def run_layers(
         states: Input of the first layer.
         interval: Keep only the first block's input of this many successive blocks.
         recomputed: Number of blocks, from the first, to which this applies.
+        joined: Number of other successive blocks in one compiled graph.
+        before: Called with each function before it computes, if set.
     """
     index = 0
     while index < len(layers):
-        stop = index + 1
-        if recomputed and torch.is_grad_enabled() and is_block(layers[index].kind):
-            most = index + min(interval, recomputed)
-            while stop < min(most, len(layers)) and is_block(layers[stop].kind):
-                stop += 1
-            recomputed -= stop - index
-            states = checkpoint(_chain, functions[index:stop], states, use_reentrant=False)
+        is_recomputed = recomputed > 0 and torch.is_grad_enabled() and is_block(layers[index].kind)
+        most = min(interval, recomputed) if is_recomputed else joined
+        blocks = itertools.takewhile(lambda layer: is_block(layer.kind), layers[index : index + most])
+        group = functions[index : index + max(1, len(list(blocks)))]
+        if before is not None:
+            for function in group:
+                before(function)
+        if is_recomputed:
+            recomputed -= len(group)
+            states = checkpoint(_chain, group, states, use_reentrant=False)
         else:
-            states = functions[index](states)
-        index = stop
+            states = (_compiled_chain() if len(group) > 1 else _chain)(group, states)
+        index += len(group)
     return states
 
 
@@ -220,6 +255,7 @@ class FlatModel(nn.Module):
         numbers = [index for chunk in self._chunks for index in chunk]
         self.layers = tuple(layers[index] for index in numbers)
         self.interval = config.parallel.activation_checkpointing_interval
+        self.joined = joined_blocks(config)
         self.recomputed = recomputed_blocks(
             config, [layers[chunk.start : chunk.stop] for chunk in self._chunks]
         )
@@ -237,11 +273,22 @@ class FlatModel(nn.Module):
         """
         numbers = self._chunks[chunk]
         has_head = numbers.stop == len(self._all)
-        functions = [functools.partial(self._run, module) for module in self._modules_of(numbers)]
-        body = len(functions) - has_head
-        layers = [self._all[index] for index in numbers[:body]]
-        states = run_layers(layers, functions[:body], inputs, self.interval, self.recomputed[chunk])
-        return functions[-1](states, labels) if has_head else states
+        modules = self._modules_of(numbers)
+        body = len(modules) - has_head
+        states = run_layers(
+            [self._all[index] for index in numbers[:body]],
+            modules[:body],
+            inputs,
+            self.interval,
+            self.recomputed[chunk],
+            self.joined,
+            self.before_layer,
+        )
+        if has_head:
+            if self.before_layer is not None:
+                self.before_layer(modules[-1])
+            states = modules[-1](states, labels)
+        return states
 
     def uses(self) -> collections.Counter[nn.Parameter]:
         """Return the number of chunks that use each weight; tied ones may be in several."""
@@ -257,8 +304,3 @@ class FlatModel(nn.Module):
             self.tied_modules[tied] if (tied := self._all[index].tied) else self.get_submodule(str(index))
             for index in numbers
         ]
-
-    def _run(self, module: nn.Module, *inputs: Any) -> Any:
-        if self.before_layer is not None:
-            self.before_layer(module)
-        return module(*inputs)

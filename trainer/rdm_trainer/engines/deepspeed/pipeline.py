@@ -17,6 +17,7 @@ from rdm_trainer.distributed.pipeline_parallel.pipeline import (
     Layer,
     Maker,
     bounds,
+    joined_blocks,
     recomputed_blocks,
     run_layers,
 )
@@ -82,6 +83,7 @@ class PipelineModel(PipelineModule):
         self.local_layers = tuple(layers[self._local_start : self._local_stop])
         self._interval = config.parallel.activation_checkpointing_interval
         self._recomputed = recomputed_blocks(config, [self.local_layers])[0]
+        self._joined = joined_blocks(config)
 
     def _partition_layers(self, method: str = "uniform") -> None:  # noqa: ARG002
         self.parts = list(self._bounds)
@@ -91,7 +93,12 @@ class PipelineModel(PipelineModule):
         """Run this stage's layers; on the last stage, up to the head."""
         count = len(self.local_layers) - (self._local_stop == self._num_layers)
         return run_layers(
-            self.local_layers[:count], self.forward_funcs[:count], inputs, self._interval, self._recomputed
+            self.local_layers[:count],
+            self.forward_funcs[:count],
+            inputs,
+            self._interval,
+            self._recomputed,
+            self._joined,
         )
 
     def _loss(self, states: torch.Tensor, labels: Labels) -> torch.Tensor:
