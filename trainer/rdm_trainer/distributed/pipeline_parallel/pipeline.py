@@ -166,6 +166,10 @@ def _chain(functions: Sequence[Callable[[Any], Any]], states: Any) -> Any:
 
 @functools.cache
 def _compiled_chain() -> Callable[[Sequence[Callable[[Any], Any]], Any], Any]:
+    import torch._dynamo
+
+    # Each kind, number and shape of blocks is compiled, for training and for evaluation.
+    torch._dynamo.config.recompile_limit = 64
     return torch.compile(_chain, dynamic=False)
 
 
