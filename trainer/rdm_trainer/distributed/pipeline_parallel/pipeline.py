@@ -22,6 +22,7 @@ from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 from rdm_core.partition import is_block
 from rdm_trainer.distributed.parameters import initialise
+from rdm_trainer.distributed.topology import Topology
 
 __all__ = [
     "Fill",
@@ -115,10 +116,11 @@ def _compiler(budget: float, options: dict[str, Any] | None) -> Callable[..., An
 _JOINED = 4
 
 
-def joined_blocks(config: Config) -> int:
+def joined_blocks(config: Config, topology: Topology) -> int:
     """Return how many successive blocks are compiled as one graph."""
-    # Experts break a graph. Collectives over tensor ranks are ordered within a block.
-    is_alone = config.spec.experts or config.parallel.tensor > 1 or config.zero_stage == 3
+    # Collectives over tensor ranks are ordered within a block. Replicas reduce gradients when a graph's
+    # backward pass ends, so that the last and largest would be reduced alone. Experts break a graph.
+    is_alone = max(topology.tensor, topology.data) > 1 or config.spec.experts or config.zero_stage == 3
     return _JOINED if config.optimisation.compile and not is_alone else 1
 
 
@@ -235,6 +237,7 @@ class FlatModel(nn.Module):
             it to shard the layer over replicas.
         fill: Gives each layer its weights; initial ones by default.
         chunks: The layers of this stage, in ascending order; all in one chunk by default.
+        joined: As in :func:`run_layers`.
 
     Attributes:
         layers: The layers of all chunks.
@@ -252,6 +255,7 @@ class FlatModel(nn.Module):
         shard: Callable[[nn.Module], object] | None = None,
         fill: Fill | None = None,
         chunks: Sequence[range] = (),
+        joined: int = 1,
     ) -> None:
         super().__init__()
         make = Maker(config, device, dtype, shard, fill)
@@ -259,7 +263,7 @@ class FlatModel(nn.Module):
         numbers = [index for chunk in self._chunks for index in chunk]
         self.layers = tuple(layers[index] for index in numbers)
         self.interval = config.parallel.activation_checkpointing_interval
-        self.joined = joined_blocks(config)
+        self.joined = joined
         self.recomputed = recomputed_blocks(
             config, [layers[chunk.start : chunk.stop] for chunk in self._chunks]
         )

@@ -83,7 +83,7 @@ class PipelineModel(PipelineModule):
         self.local_layers = tuple(layers[self._local_start : self._local_stop])
         self._interval = config.parallel.activation_checkpointing_interval
         self._recomputed = recomputed_blocks(config, [self.local_layers])[0]
-        self._joined = joined_blocks(config)
+        self._joined = joined_blocks(config, topology)
 
     def _partition_layers(self, method: str = "uniform") -> None:  # noqa: ARG002
         self.parts = list(self._bounds)
