@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from rdm_core.config import Config, DataConfig, ModelConfig, ParallelConfig
@@ -16,6 +17,7 @@ from rdm_core.errors import TrainerError
 from rdm_trainer import models
 from rdm_trainer.data.loaders import starts_of
 from rdm_trainer.distributed.parameters import shard_spec_of
+from rdm_trainer.distributed.pipeline_parallel import pipeline
 from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel, bounds, recomputed_blocks
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.seen_tokens import first_seen, mask_of
@@ -242,6 +244,42 @@ def test_checkpointing_changes_no_gradient() -> None:
             gradients.append([weight.grad for weight in model.parameters()])
         for other in gradients[1:]:
             torch.testing.assert_close(gradients[0], other)
+
+
+@pytest.mark.parametrize("shape", [dataclasses.replace(GPT, layers=6), T5], ids=["gpt", "t5"])
+def test_successive_blocks_are_one_graph_that_changes_no_gradient(
+    shape: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attentions: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        attentions.append(graph.code.count("scaled_dot_product_attention("))
+        return graph.forward
+
+    compile_anything = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **_: compile_anything(function, backend=backend, fullgraph=True)
+    )
+    pipeline._compiled_chain.cache_clear()
+    inputs: Any = torch.randint(0, 50, (2, 8))
+    if shape is T5:
+        inputs = tuple(torch.ones(2, 2, 6).long())
+    target = labels(shape)
+    gradients = []
+    for model in (built(shape), models.build(_compiled(config(shape)), Topology.single())):
+        order: list[nn.Module] = []
+        model.before_layer = order.append
+        model(inputs, target).backward()
+        assert order == model._modules_of(range(len(model.layers)))
+        gradients.append([weight.grad for weight in model.parameters()])
+    torch.testing.assert_close(*gradients)
+    # A decoder's block attends twice. The other graphs are those of norms and the loss.
+    assert [count for count in attentions if count] == ([2, 6] if shape is T5 else [4, 2])
+    pipeline._compiled_chain.cache_clear()
+
+
+def _compiled(job: Config) -> Config:
+    return dataclasses.replace(job, optimisation=dataclasses.replace(job.optimisation, compile=True))
 
 
 @pytest.mark.parametrize("given", [None, 0, 1, 2, 3, 4, 9])
