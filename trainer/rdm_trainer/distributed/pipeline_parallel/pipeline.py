@@ -119,8 +119,14 @@ _JOINED = 4
 def joined_blocks(config: Config, topology: Topology) -> int:
     """Return how many successive blocks are compiled as one graph."""
     # Collectives over tensor ranks are ordered within a block. Replicas reduce gradients when a graph's
-    # backward pass ends, so that the last and largest would be reduced alone. Experts break a graph.
-    is_alone = max(topology.tensor, topology.data) > 1 or config.spec.experts or config.zero_stage == 3
+    # backward pass ends, so that the last and largest would be reduced alone. Experts break a graph. A memory
+    # budget is a block's.
+    is_alone = (
+        max(topology.tensor, topology.data) > 1
+        or config.spec.experts
+        or config.zero_stage == 3
+        or config.parallel.activation_memory_budget < 1
+    )
     return _JOINED if config.optimisation.compile and not is_alone else 1
 
 
