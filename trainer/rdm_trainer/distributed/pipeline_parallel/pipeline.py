@@ -160,9 +160,11 @@ class Maker:
             weight.data = weight.data.to(self._device, self._dtype)
         if self._shard is not None:
             self._shard(module)
-        # PyTorch's own norm takes twice as long as a compiled one.
-        if self._compile and layer.kind.endswith(("Block", "Norm")):
+        if self._compile and is_block(layer.kind):
             module.compile(dynamic=False, **self._options)
+        elif self._compile and layer.kind.endswith("Norm"):
+            # PyTorch's own norm takes longer.
+            module.compile(dynamic=False)
         return module
 
 

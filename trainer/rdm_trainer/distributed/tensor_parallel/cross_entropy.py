@@ -159,7 +159,7 @@ def _scaled(
 ) -> torch.Tensor:
     """Return a gradient times a scale; the scale may exceed fp16's range."""
     if dtype != torch.float16:
-        # PyTorch's own kernel for two types takes four times as long.
+        # PyTorch's own kernel for two types takes longer.
         return (_compiled(_product) if compiled else _product)(gradient, scale, dtype)
     result = torch.empty_like(gradient, dtype=dtype)
     rows = max(1, _PART_ELEMENTS // gradient.shape[1])
