@@ -399,15 +399,13 @@ def _within_budget(config: Config, name: str) -> int:
     outside = line + tokens * _expert_activations(config) if spec.experts else 0
     attentions = 2 if name == "DecoderBlock" else 1
     exchanged = attentions * line if parallel.tensor > 1 else 0
+    key_values = 2 * spec.key_value_size * spec.ranks_of_key_value_head(parallel.tensor) // parallel.tensor
     if parallel.context > 1:
-        key_values = (
-            2 * spec.key_value_size * spec.ranks_of_key_value_head(parallel.tensor) // parallel.tensor
-        )
         exchanged += tokens * parallel.context * key_values * _width(config)
     if parallel.token_shards > 1:
-        # A product's input from all tensor ranks, which replaces this rank's part of it.
-        gathered = (attentions + 1) * tokens * hidden
-        exchanged, whole = exchanged + gathered, whole + gathered
+        # Products are computed again from gathered inputs, unless queries, keys and values are kept.
+        heads = (spec.attention_size // parallel.tensor + key_values) * _width(config)
+        exchanged += tokens * (attentions * max(hidden, heads) + hidden)
     budget = parallel.activation_memory_budget * (whole - line - outside)
     return min(whole, line + outside + exchanged + int(budget))
 

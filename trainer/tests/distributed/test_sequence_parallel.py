@@ -43,6 +43,7 @@ JOBS: dict[int, dict[str, Config]] = {
     },
 }
 SHARDED = {"parallel.sequence_parallel": True}
+COMPILED = {"optimisation.compile": True}
 
 
 def trained(config: Config) -> tuple[list[float], dict[str, torch.Tensor], set[int]]:
@@ -136,8 +137,18 @@ def test_each_rank_drops_other_features_and_checkpointing_repeats_them() -> None
     assert one["checkpointing"][0] == pytest.approx(one["first"][0], abs=1e-5)
 
 
+def without_code(function: Any, **options: Any) -> Any:
+    """Compile a function as one graph for each pass, and generate no code."""
+    options.pop("options", None)
+    return _compile(function, backend="aot_eager_decomp_partition", fullgraph=True, **options)
+
+
+_compile = torch.compile
+
+
 def kept(jobs: Mapping[str, Config]) -> dict[str, int]:
     """Return the bytes that a forward pass of each job keeps for the backward pass, weights left out."""
+    torch.compile = without_code  # type: ignore[assignment]
     found = {}
     for name, job in jobs.items():
         topology = create.create_topology(job)
@@ -166,3 +177,9 @@ def test_a_rank_keeps_less_by_what_the_dry_run_says(experts: int | None, most: f
     assert said["shared"] < most * said["whole"]
     for rank in processes.run(4, kept, jobs):
         assert rank["whole"] - rank["shared"] == pytest.approx(said["whole"] - said["shared"], rel=0.1)
+
+
+def test_a_rank_keeps_no_more_compiled() -> None:
+    job = configure(GPT, {**FOUR, **SHARDED, **ONE_SAMPLE})
+    for rank in processes.run(4, kept, {"eager": job, "compiled": configure(job, COMPILED)}):
+        assert rank["compiled"] <= rank["eager"]

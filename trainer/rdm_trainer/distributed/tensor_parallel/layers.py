@@ -132,7 +132,13 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_states, weight, total, scale = ctx.saved_tensors
         gradient, group = gradients[0], ctx.group
-        gathering = begin_gather(hidden_states, group) if ctx.sequence_parallel else None
+        gathering = None
+        if ctx.sequence_parallel:
+            if torch.compiler.is_compiling():
+                # If its operand did not depend on the gradient, the compiler would merge this gather with the
+                # one of the forward pass, and keep the result.
+                hidden_states = torch.where(gradient.flatten()[0] == 0, hidden_states, hidden_states)
+            gathering = begin_gather(hidden_states, group)
         if scale is None:
             input_gradient = gradient @ weight
         else:
