@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 
 from benchmarks.tables import markdown  # noqa: E402
-from benchmarks.train_throughput import QUICK, SHAPES, Layout, Leg, our_engine  # noqa: E402
+from benchmarks.train_throughput import QUICK, SHAPES, SMALL, Layout, Leg, our_engine  # noqa: E402
 
 BANDWIDTHS = "1.25,5,12.5,25,50,0"
 WAYS = {
@@ -490,7 +490,7 @@ def leg_of(args: argparse.Namespace, way: str, ranks: int) -> Leg:
     reduced = "bf16" if way.endswith("bf16") else "fp32"
     return Leg(
         shape_name=name,
-        shape=(QUICK if args.quick else SHAPES)[name],
+        shape=(QUICK if args.quick else SHAPES | SMALL)[name],
         layout=Layout(f"DP {ranks}", data=ranks),
         accumulation=args.accumulation,
         rounds=1,
