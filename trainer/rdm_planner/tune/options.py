@@ -58,7 +58,7 @@ class TuneOptions:
     @property
     def of_profile(self) -> list[str]:
         """The overrides that a profile depends on. It does not depend on the layout."""
-        kinds = ("engine=", "model.", "optimisation.", "data.")
+        kinds = ("engine=", "model.", "optimisation.", "data.", "parallel.activation_memory_budget=")
         return [override for override in self.overrides if override.startswith(kinds)]
 
     def price_by_gpu(self) -> dict[str, float]:
