@@ -481,7 +481,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write everything measured here")
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.ranks < 2:
+        parser.error(f"--ranks {args.ranks}: a fabric needs at least 2")
+    return args
 
 
 def leg_of(args: argparse.Namespace, way: str, ranks: int) -> Leg:
