@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rdm_core.config.schema import Config
+from rdm_core.config.training import memory_budget_problems
 from rdm_core.cost import flops
 from rdm_core.errors import TrainerError
 from rdm_planner.nodes import NodeKind
@@ -79,7 +80,8 @@ def require_modelled(config: Config) -> None:
     """Reject a job whose speed the cost model does not know.
 
     Raises:
-        TrainerError: It offloads to the host's memory, or replays CUDA graphs.
+        TrainerError: It offloads to the host's memory, replays CUDA graphs, or has a memory budget that no
+            layout can keep.
     """
     if config.optimisation.cuda_graphs:
         raise TrainerError(
@@ -92,6 +94,10 @@ def require_modelled(config: Config) -> None:
                 f"parallel.{key} is {value}, and the cost model does not know how long copies to the host "
                 f"take; measure and search layouts with parallel.{key}=none."
             )
+    # Layouts with checkpointing are measured and searched without a budget.
+    parallel = dataclasses.replace(config.parallel, activation_checkpointing="none")
+    for problem in memory_budget_problems(dataclasses.replace(config, parallel=parallel)):
+        raise TrainerError(problem)
 
 
 def packages_of(engine: str) -> tuple[str, ...]:

@@ -10,7 +10,15 @@ from rdm_core import float8
 from rdm_core.config.schema import Config, ParallelConfig
 from rdm_core.errors import TrainerError, Unfit, as_far_as_it_fits, divisors
 
-__all__ = ["MOST_TRACED", "check", "check_program", "fp8_problems", "has_sound_data", "unsupported"]
+__all__ = [
+    "MOST_TRACED",
+    "check",
+    "check_program",
+    "fp8_problems",
+    "has_sound_data",
+    "memory_budget_problems",
+    "unsupported",
+]
 
 MOST_TRACED = 100
 """The most steps to trace. More would take much memory, and nobody could view so many events."""
@@ -29,7 +37,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _t5,
         _bert,
         _layout,
-        _memory_budget,
+        memory_budget_problems,
         _offloading,
         unsupported,
         fp8_problems,
@@ -333,7 +341,8 @@ def _layout(config: Config) -> Iterator[str]:
         )
 
 
-def _memory_budget(config: Config) -> Iterator[str]:
+def memory_budget_problems(config: Config) -> Iterator[str]:
+    """Yield why blocks cannot keep their activations within a budget."""
     parallel, budget = config.parallel, config.parallel.activation_memory_budget
     if budget == 1:
         return

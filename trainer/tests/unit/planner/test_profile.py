@@ -194,6 +194,26 @@ def test_a_budget_is_measured_and_holds_for_the_layouts_without_checkpointing(tm
         assert not configuration.check(written)
 
 
+@pytest.mark.parametrize(
+    "command", [["profile"], ["tune", "--nodes", "1xH100:4"]], ids=lambda words: words[0]
+)
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("optimisation.compile=false", "0.5 needs optimisation.compile"),
+        ("model.hidden_dropout=0.1", "is not combined with model.hidden_dropout 0.1"),
+    ],
+)
+def test_a_budget_that_no_layout_can_keep_is_refused_before_anything_is_measured(
+    command: list[str], override: str, problem: str
+) -> None:
+    verb, *options = command
+    keys = ["parallel.activation_memory_budget=0.5", override]
+    result = CliRunner().invoke(cli, [verb, str(CONFIG), *options, *keys])
+    assert isinstance(result.exception, TrainerError)
+    assert problem in str(result.exception)
+
+
 def _scaled(factor: float) -> Profile:
     """Return the profile with the native engine, and with other times of layers."""
     layers = {
