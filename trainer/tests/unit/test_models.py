@@ -278,6 +278,27 @@ def test_successive_blocks_are_one_graph_that_changes_no_gradient(
     pipeline._compiled_chain.cache_clear()
 
 
+def test_an_evaluation_joins_no_blocks_that_training_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    joined: list[int] = []
+
+    def chain(functions: Any, states: Any) -> Any:
+        joined.append(len(functions))
+        return pipeline._chain(functions, states)
+
+    monkeypatch.setattr(pipeline, "_compiled_chain", lambda: chain)
+    parallel = {"activation_checkpointing": "full", "activation_checkpointing_blocks": 2}
+    job = _compiled(config(dataclasses.replace(GPT, layers=5), **parallel))
+    model = models.build(job, Topology.single())
+    inputs = torch.randint(0, 50, (2, 8))
+    target = labels(GPT)
+    trained = model(inputs, target)
+    with torch.no_grad():
+        evaluated = model(inputs, target)
+    torch.testing.assert_close(evaluated, trained)
+    assert joined == [3, 3]
+
+
 def _compiled(job: Config) -> Config:
     return dataclasses.replace(job, optimisation=dataclasses.replace(job.optimisation, compile=True))
 

@@ -205,7 +205,7 @@ def run_layers(
     """
     index = 0
     while index < len(layers):
-        is_recomputed = recomputed > 0 and torch.is_grad_enabled() and is_block(layers[index].kind)
+        is_recomputed = recomputed > 0 and is_block(layers[index].kind)
         most = min(interval, recomputed) if is_recomputed else joined
         blocks = itertools.takewhile(lambda layer: is_block(layer.kind), layers[index : index + most])
         group = functions[index : index + max(1, len(list(blocks)))]
@@ -214,9 +214,12 @@ def run_layers(
                 before(function)
         if is_recomputed:
             recomputed -= len(group)
+        if is_recomputed and torch.is_grad_enabled():
             states = checkpoint(_chain, group, states, use_reentrant=False)
         else:
-            states = (_compiled_chain() if len(group) > 1 else _chain)(group, states)
+            # An evaluation takes the graphs of training's blocks: those of a checkpoint are not joined.
+            is_joined = len(group) > 1 and not is_recomputed
+            states = (_compiled_chain() if is_joined else _chain)(group, states)
         index += len(group)
     return states
 
