@@ -6,8 +6,12 @@ virtual stages a stage has several chunks of layers: chunk ``c`` of stage ``s`` 
 others in the model. It takes ``stages`` micro-batches through one chunk, then the same through the next. So
 passes are shorter, and stages wait less at the beginning and the end of a step.
 
+Without virtual stages, each eager forward pass makes a stage's warm-up longer by one pass for each later
+stage. A first stage that takes somewhat longer than the others then does not wait for them: they catch up.
+
 Source: Narayanan et al., "PipeDream-2BW" (2021) and "Efficient Large-Scale Language Model Training on GPU
-Clusters Using Megatron-LM" (2021), section 2.2; the warm-up is Megatron-LM's.
+Clusters Using Megatron-LM" (2021), section 2.2; the warm-up is Megatron-LM's. For eager forward passes,
+Zhuang et al., "On Optimizing the Communication of Model Parallelism" (2023).
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ def forwards(stages: int, chunks: int, micro_batches: int) -> list[Pass]:
 
 
 @functools.cache
-def passes(stage: int, stages: int, chunks: int, micro_batches: int) -> tuple[Pass, ...]:
+def passes(stage: int, stages: int, chunks: int, micro_batches: int, eager: int = 0) -> tuple[Pass, ...]:
     """Return a stage's passes of a step in order.
 
     Args:
@@ -57,17 +61,18 @@ def passes(stage: int, stages: int, chunks: int, micro_batches: int) -> tuple[Pa
         stages: Stages of the pipeline.
         chunks: Chunks of each stage.
         micro_batches: Micro-batches of a step; with several chunks, a multiple of ``stages``.
+        eager: Additional forward passes of the warm-up, for each later stage; 0 with several chunks.
     """
     ahead = forwards(stages, chunks, micro_batches)
     back = [Pass(False, chunks - 1 - one.chunk, one.micro_batch) for one in ahead]
-    warm_up = most_held(stage, stages, chunks, micro_batches) - 1
+    warm_up = most_held(stage, stages, chunks, micro_batches, eager) - 1
     found = ahead[:warm_up]
     for forward, backward in zip(ahead[warm_up:], back, strict=False):
         found += [forward, backward]
     return (*found, *back[len(ahead) - warm_up :])
 
 
-def most_held(stage: int, stages: int, chunks: int, micro_batches: int) -> int:
+def most_held(stage: int, stages: int, chunks: int, micro_batches: int, eager: int = 0) -> int:
     """Return the most forward passes of a stage that wait for their backward passes at the same time.
 
     Args:
@@ -75,9 +80,10 @@ def most_held(stage: int, stages: int, chunks: int, micro_batches: int) -> int:
         stages: Stages of the pipeline.
         chunks: Chunks of each stage.
         micro_batches: Micro-batches of a step.
+        eager: Additional forward passes of the warm-up, for each later stage; 0 with several chunks.
     """
     after = stages - 1 - stage
-    warm_up = after if chunks == 1 else 2 * after + (chunks - 1) * stages
+    warm_up = (1 + eager) * after if chunks == 1 else 2 * after + (chunks - 1) * stages
     return min(warm_up + 1, chunks * micro_batches)
 
 

@@ -327,6 +327,17 @@ def _layout(config: Config) -> Iterator[str]:
             "no stage waits for another; take virtual_pipeline 1."
         )
         return
+    if parallel.eager_forwards and parallel.pipeline == 1:
+        yield (
+            f"parallel.eager_forwards is {parallel.eager_forwards}, but parallel.pipeline is 1, in which no "
+            "stage runs ahead of another; take eager_forwards 0."
+        )
+    if parallel.eager_forwards and parallel.virtual_pipeline > 1:
+        yield (
+            f"parallel.eager_forwards {parallel.eager_forwards} is not combined with "
+            f"parallel.virtual_pipeline {parallel.virtual_pipeline}, in which the first stage also waits for "
+            "the last one; take eager_forwards 0, or virtual_pipeline 1."
+        )
     try:
         bounds = config.stage_bounds()
     except TrainerError as error:
@@ -398,6 +409,7 @@ def unsupported(config: Config) -> Iterator[str]:
             ("sequence_parallel", parallel.sequence_parallel, False),
             ("reduce_dtype", parallel.reduce_dtype, "fp32"),
             ("virtual_pipeline", parallel.virtual_pipeline, 1),
+            ("eager_forwards", parallel.eager_forwards, 0),
         ):
             if value != other:
                 yield (
@@ -599,6 +611,12 @@ def _batch(config: Config, data: int) -> Iterator[str]:
         yield (
             f"optimisation.rampup_batch_size has start {ramp.start} and increment {ramp.increment}; both "
             f"must be multiples of {factors} = {step}."
+        )
+    micro_batches = o.global_batch_size // (o.micro_batch_size * data)
+    if parallel.pipeline > 1 and parallel.eager_forwards > max(1, micro_batches):
+        yield (
+            f"parallel.eager_forwards is {parallel.eager_forwards}, but a step has only {micro_batches} "
+            f"micro-batches; take {max(1, micro_batches)} or fewer."
         )
     if o.global_batch_size % step:
         lower, upper = o.global_batch_size // step * step, -(-o.global_batch_size // step) * step

@@ -21,6 +21,7 @@ PIPELINE = {"parallel.pipeline": 2}
 FOUR = {"parallel.pipeline": 4}
 FOUR_TENSOR = {"parallel.tensor": 4}
 INTERLEAVED = {"engine": "native", "parallel.pipeline": 2, "parallel.virtual_pipeline": 2}
+EAGER = {"parallel.eager_forwards": 1}
 FULL = {"parallel.activation_checkpointing": "full"}
 SOME = {**FULL, "parallel.activation_checkpointing_blocks": 1}
 OFFLOADED = {"parallel.offload_optimizer": "cpu"}
@@ -97,6 +98,7 @@ NATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp 2": PIPELINE,
         "pp 2, checkpointing": {**PIPELINE, **FULL},
         "pp 2, 0-4": {**PIPELINE, **cut("0-4")},
+        "pp 2, eager": {**PIPELINE, **EAGER},
         "interleaved": INTERLEAVED,
         "interleaved, checkpointing of 1": {**INTERLEAVED, **SOME},
         "interleaved, 1-1-2-0": {**INTERLEAVED, **FULL, **cut("1-1-2-0")},
@@ -107,6 +109,7 @@ NATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp 2, dp 2": PIPELINE,
         "interleaved, dp 2": INTERLEAVED,
         "pp 4, 0-2-2-0": {**FOUR, **cut("0-2-2-0")},
+        "pp 4, eager": {**FOUR, **EAGER},
     },
 }
 for world, found in NATIVE_LAYOUTS.items():
@@ -191,7 +194,7 @@ OF_ANY_MODEL = (
     *("dp 2, offloaded", "dp 2, zero 2, offloaded", "dp 2, zero 3, offloaded", "dp 2, all offloaded"),
     *("dp 2, weights offloaded", "tp 2, offloaded", "tp 2, dp 2, all offloaded"),
     *("native, one", "native, checkpointing", "native, dp 2", "native, pp 2, checkpointing"),
-    *("native, tp 2, dp 2", "native, pp 2, dp 2", "native, interleaved, dp 2"),
+    *("native, tp 2, dp 2", "native, pp 2, dp 2", "native, interleaved, dp 2", "native, pp 4, eager"),
 )
 
 

@@ -22,6 +22,7 @@ FINETUNE = "qwen3-8b-finetune.yaml"
 BUDGET = {"parallel__activation_memory_budget": 0.5}
 COMPILED = {"optimisation__compile": True}
 CHUNKS = {"engine": "native", "parallel__pipeline": 2, "parallel__virtual_pipeline": 2, "model__layers": 4}
+EAGER = {"engine": "native", "parallel__pipeline": 2, "parallel__eager_forwards": 1}
 FP8 = {"engine": "native", "optimisation__fp8_recipe": "tensorwise", "model__ffn_hidden_size": 2048}
 GRAPHS = {"engine": "native", "optimisation__cuda_graphs": "true"}
 SOUND: dict[str, Any] = {
@@ -460,6 +461,9 @@ def assert_a_sentence_has(words: str, found: list[str]) -> None:
             for key in ("hidden_dropout", "attention_dropout")
         ),
         ({**CHUNKS, "parallel__pipeline": 1}, "parallel.pipeline is 1, in which no stage"),
+        ({"parallel__eager_forwards": 1}, "eager_forwards 1 needs the native engine"),
+        ({**EAGER, "parallel__pipeline": 1}, "eager_forwards is 1, but parallel.pipeline is 1, in which no"),
+        ({**CHUNKS, "parallel__eager_forwards": 1}, "1 is not combined with parallel.virtual_pipeline 2, in"),
         ({**CHUNKS, "model__layers": 3}, "4 chunks in all, but the model has only 3 blocks"),
         ({**CHUNKS, "parallel__partition": "1-1"}, "is for 2 stages, but parallel.pipeline is 2 and"),
         ({"data__mock": "false"}, "data has no data set"),
@@ -489,6 +493,7 @@ def test_what_does_not_fit_is_one_sentence(changes: dict[str, Any], words: str) 
             None,
             "1 replicas x 2 stages (parallel.virtual",
         ),
+        ({**EAGER, "parallel__eager_forwards": 9}, 2, None, "a step has only 8 micro-batches; take 8 or"),
         ({"parallel__tensor": 2, "parallel__data": 2}, 8, None, "= 4, but the world is 8"),
         ({"parallel__tensor": 2, "parallel__pipeline": 2}, 6, None, "A world of 6 is not a multiple"),
         ({}, 3, None, "global_batch_size 8 is not a multiple of micro_batch_size 1 x 3"),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,25 +14,37 @@ from rdm_core.pipeline_schedule import Pass, bubble, most_held, passes
 from rdm_planner.schedules import BlockingSends, OneForwardOneBackward
 from rdm_trainer.engine_step import engine_step
 
-# Stages, chunks of each, micro-batches.
-Shape = tuple[int, int, int]
+# Stages, chunks of each, micro-batches, eager forward passes.
+Shape = tuple[int, int, int, int]
 
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
     stages, chunks = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     count = draw(st.integers(1, 12))
-    return stages, chunks, count if chunks == 1 else -(-count // stages) * stages
+    if chunks > 1:
+        return stages, chunks, -(-count // stages) * stages, 0
+    return stages, chunks, count, draw(st.integers(0, 5))
 
 
-def times(shape: Shape, forward: int = 100, backward: int = 200, message: int = 0) -> list[int]:
+def times(
+    shape: Shape,
+    forward: int = 100,
+    backward: int = 200,
+    message: int = 0,
+    *,
+    slower: Sequence[int] = (),
+) -> list[int]:
     """Run all stages in their order, each pass when its inputs are there, and return when each stage ends.
+
+    Each pass of stage ``i`` takes ``slower[i]`` longer.
 
     A receive begins just before its pass, and takes as long as a message; sends overlap with the passes. It
     fails if stages deadlock.
     """
-    stages, chunks, count = shape
+    stages, chunks, count, _ = shape
     orders = [passes(stage, *shape) for stage in range(stages)]
+    slower = slower or [0] * stages
     done: dict[tuple[bool, int, int], int] = {}
     now, place = [0] * stages, [0] * stages
     while any(place[stage] < len(orders[stage]) for stage in range(stages)):
@@ -49,7 +63,7 @@ def times(shape: Shape, forward: int = 100, backward: int = 200, message: int = 
                 needed, received = (False, virtual + 1, one.micro_batch), message
             if needed is None or needed in done:
                 begin = max(now[stage], done[needed] if needed else 0) + received
-                now[stage] = begin + (forward if one.is_forward else backward)
+                now[stage] = begin + (forward if one.is_forward else backward) + slower[stage]
                 done[one.is_forward, virtual, one.micro_batch] = now[stage]
                 place[stage] += 1
         assert place != before, f"{shape}: the stages wait for each other at {place}"
@@ -59,7 +73,7 @@ def times(shape: Shape, forward: int = 100, backward: int = 200, message: int = 
 
 @given(shapes())
 def test_each_stage_does_every_pass_once_and_holds_no_more_than_it_may(shape: Shape) -> None:
-    stages, chunks, count = shape
+    stages, chunks, count, _ = shape
     for stage in range(stages):
         every = {Pass(True, chunk, number) for chunk in range(chunks) for number in range(count)}
         held: set[tuple[int, int]] = set()
@@ -80,7 +94,7 @@ def test_each_stage_does_every_pass_once_and_holds_no_more_than_it_may(shape: Sh
 
 @given(shapes())
 def test_neighbours_send_in_the_order_in_which_they_receive(shape: Shape) -> None:
-    stages, chunks, _ = shape
+    stages, chunks, _, _ = shape
     for stage in range(stages):
         other = (stage + 1) % stages
         wrapped = stage == stages - 1
@@ -101,10 +115,24 @@ def test_neighbours_send_in_the_order_in_which_they_receive(shape: Shape) -> Non
 
 @given(shapes())
 def test_the_stages_never_wait_for_each_other_and_no_longer_than_the_bubble(shape: Shape) -> None:
-    stages, chunks, count = shape
+    stages, chunks, count, _ = shape
     compute = 300 * chunks * count
     assert max(times(shape)) == compute + 300 * (stages - 1)
-    assert bubble(*shape) == pytest.approx(1 - compute / max(times(shape)))
+    assert bubble(stages, chunks, count) == pytest.approx(1 - compute / max(times(shape)))
+
+
+@given(shapes(), st.data())
+def test_stages_of_any_speed_complete(shape: Shape, data: st.DataObject) -> None:
+    slower = data.draw(st.lists(st.integers(0, 1000), min_size=shape[0], max_size=shape[0]))
+    alone = [(300 + 2 * more) * shape[1] * shape[2] for more in slower]
+    ends = times(shape, slower=slower)
+    assert all(end >= least for end, least in zip(ends, alone, strict=True))
+
+
+@pytest.mark.parametrize(("eager", "waits"), [(0, 250), (1, 70), (2, 0)])
+def test_a_slower_first_stage_waits_less_the_further_it_runs_ahead(eager: int, waits: int) -> None:
+    # A micro-batch takes the first stage 290, and the second 270.
+    assert times((2, 1, 32, eager), 90, 180, slower=(10, 0))[0] == 32 * 290 + waits
 
 
 @given(st.integers(2, 6), st.integers(1, 12), st.integers(1, 50))
@@ -112,7 +140,7 @@ def test_the_planner_counts_what_stages_wait_for_their_receives(
     stages: int, micro_batches: int, message: int
 ) -> None:
     """A stage receives once per micro-batch at each of its borders, and sends as often."""
-    shape = stages, 1, micro_batches
+    shape = stages, 1, micro_batches, 0
     hidden = engine_step(Config(engine="native")).hidden_sends
     exchanged = [2 * message * ((stage > 0) + (stage < stages - 1)) for stage in range(stages)]
     added = tuple(seconds * (1 - hidden) for seconds in exchanged)

@@ -56,8 +56,15 @@ class NativeEngine(Engine):
         self.sharded = ShardedAdamW(config, model, topology, self.device, _shared(config, topology))
         model.before_layer = self._before_layer
         self.optimiser = self.sharded.optimiser
-        chunks = config.parallel.virtual_pipeline
-        self._stage = Stage(model, topology, self.device, self.accumulation, chunks, self._span)
+        self._stage = Stage(
+            model,
+            topology,
+            self.device,
+            self.accumulation,
+            config.parallel.virtual_pipeline,
+            config.parallel.eager_forwards,
+            self._span,
+        )
         self._graphed: GraphedPasses | None = None
         if config.optimisation.cuda_graphs and self.device.type == "cuda":
             self._graphed = GraphedPasses(model, self.device, self._span)

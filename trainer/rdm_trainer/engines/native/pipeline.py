@@ -43,6 +43,7 @@ class Stage:
         device: Where it computes.
         micro_batches: Micro-batches of a step.
         chunks: Chunks of layers on each stage.
+        eager: Additional forward passes of the warm-up, for each later stage.
         span: Reports the start and the end of an operation to observers.
     """
 
@@ -53,10 +54,11 @@ class Stage:
         device: torch.device,
         micro_batches: int,
         chunks: int,
+        eager: int,
         span: Span,
     ) -> None:
         self._module, self._device = module, device
-        self.micro_batches, self._chunks, self._span = micro_batches, chunks, span
+        self.micro_batches, self._chunks, self._eager, self._span = micro_batches, chunks, eager, span
         self._stage, self._stages = topology.pipeline_rank, topology.pipeline
         self._channels = _channels(topology, device, chunks)
         # Shapes of a chunk's inputs and of the gradients that it receives, known from its first micro-batch.
@@ -75,7 +77,7 @@ class Stage:
         """
         held: dict[tuple[int, int], tuple[Tensors, Any]] = {}
         total = torch.zeros((), device=self._device)
-        for one in passes(self._stage, self._stages, self._chunks, self.micro_batches):
+        for one in passes(self._stage, self._stages, self._chunks, self.micro_batches, self._eager):
             received = self._receive(one)
             key = one.chunk, one.micro_batch
             if one.is_forward:
