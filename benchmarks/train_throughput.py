@@ -63,9 +63,12 @@ class Shape:
         return -(-self.vocabulary // 128) * 128
 
     def partition(self, stages: int) -> str:
-        """Return the blocks of each stage, or of each chunk of the stages."""
-        known = {len(cut.split("-")): cut for cut in self.stages}
-        return known.get(stages, "even")
+        """Return the blocks of each stage, or of each chunk of the stages, where known."""
+        for cut in self.stages:
+            blocks = [int(count) for count in cut.split("-")]
+            if (len(blocks), sum(blocks)) == (stages, self.layers):
+                return cut
+        return "even"
 
 
 SHAPES = {
@@ -73,7 +76,10 @@ SHAPES = {
     "GPT-2 XL 1.5B": Shape(48, 1600, 25, 1024, 16, ("25-23",)),
     "GPT-1.3B": Shape(24, 2048, 16, 2048, 8, ("13-11", "7-6-6-5", "4-3-3-3-3-3-3-2")),
     # As many blocks as fit on one device with the plain loop's; its head takes as long as 2.4 blocks.
-    "Llama-3 8B x 6": Shape(6, 4096, 32, 4096, 2, ("4-2", "2-2-2-0"), vocabulary=128256, groups=8, ffn=14336),
+    # With `--blocks 32` it is the whole model.
+    "Llama-3 8B x 6": Shape(
+        6, 4096, 32, 4096, 2, ("4-2", "2-2-2-0", "17-15", "9-9-8-6"), vocabulary=128256, groups=8, ffn=14336
+    ),
 }
 # Measured only by name: the host takes longer to launch their kernels than a large GPU to run them.
 SMALL = {
@@ -150,6 +156,7 @@ class Leg:
     overrides: dict[str, Any]
     engine: str = "deepspeed"
     profile: str | None = None
+    ours: bool = True  # measure our engine
     rival: str | None = None  # measured instead of our engine
 
     @property
@@ -262,15 +269,18 @@ def measure(leg: Leg) -> dict[str, Any]:
         rival = create_rival(leg, device, held)
         report["about"] = rival.about
         step, loss = rival.step, rival.loss
-    else:
+    elif leg.ours:
         step, batches, loss = our_engine(leg)
         held = hold(leg, device, batches) if leg.plain else []
-    ways[way] = step
-    for _ in range(leg.warm_up):
-        step()
-    synchronise()
-    report[f"{way}_warm_up_s"] = time.perf_counter() - begin
-    report[f"{way}_peak_gib"] = peak()
+    else:
+        held = hold(leg, device, micro_batches(leg))
+    if leg.rival or leg.ours:
+        ways[way] = step
+        for _ in range(leg.warm_up):
+            step()
+        synchronise()
+        report[f"{way}_warm_up_s"] = time.perf_counter() - begin
+        report[f"{way}_peak_gib"] = peak()
     if leg.plain:
         begin = time.perf_counter()
         resident = torch.cuda.memory_allocated() / 2**30 if accelerated else 0.0
@@ -292,7 +302,8 @@ def measure(leg: Leg) -> dict[str, Any]:
             synchronise()
             rates[name].append(tokens / (time.perf_counter() - begin) / leg.layout.world)
     report["tokens_per_second"] = rates
-    report["loss"] = loss()
+    if ways.keys() != {"plain"}:
+        report["loss"] = loss()
     if leg.profile:
         profile(leg, ways)
     return report
@@ -493,7 +504,7 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
             return f"{100 * (max(rates) - min(rates)) / medians[way]:.1f} %"
 
         if layout == "one":
-            if "plain" in medians and "ours" in medians:
+            if {"plain"} <= medians.keys() <= {"ours", "plain"}:
                 singles[name, engine] = medians
             for way in medians:
                 ratio = f"{medians[way] / medians['plain']:.3f}" if "plain" in medians else "-"
@@ -520,7 +531,7 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
                     f"{rate:,.0f}",
                     spread("ours"),
                     mfu(rate),
-                    f"{rate / base['ours']:.3f}" if base else "-",
+                    f"{rate / base['ours']:.3f}" if "ours" in base else "-",
                     f"{rate / base['plain']:.3f}" if base else "-",
                 ]
             )
@@ -546,6 +557,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peak-tflops", type=float, help="of one device; known for some")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--no-plain", action="store_true", help="leave the plain loop out")
+    parser.add_argument("--no-ours", action="store_true", help="leave our engine out on one device")
     parser.add_argument("--masters", action="store_true", help="the plain loop has fp32 master weights too")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=JSON", help="for our engine"
@@ -598,8 +610,6 @@ def legs(args: argparse.Namespace, devices: int, accelerated: bool) -> Iterator[
         shape = replace(
             shapes[name],
             layers=args.blocks or shapes[name].layers,
-            # The shape's stages are for its own number of blocks.
-            stages=() if args.blocks else shapes[name].stages,
             sequence=args.sequence or shapes[name].sequence,
             micro_batch=args.micro_batch or shapes[name].micro_batch,
         )
@@ -638,6 +648,7 @@ def legs(args: argparse.Namespace, devices: int, accelerated: bool) -> Iterator[
                     overrides=overrides,
                     engine=engine,
                     profile=str(args.profile.resolve()) if args.profile else None,
+                    ours=layout.world > 1 or not args.no_ours,
                     rival=rival,
                 )
                 if args.quick:

@@ -11,10 +11,12 @@ from benchmarks import train_throughput
 from benchmarks.train_throughput import Leg
 
 
-def wanted(monkeypatch: pytest.MonkeyPatch, *options: str, accelerated: bool = True) -> list[Leg]:
-    """Return the legs that the options ask for on one device."""
+def wanted(
+    monkeypatch: pytest.MonkeyPatch, *options: str, devices: int = 1, accelerated: bool = True
+) -> list[Leg]:
+    """Return the legs that the options ask for."""
     monkeypatch.setattr("sys.argv", ["train_throughput.py", *options])
-    return list(train_throughput.legs(train_throughput.arguments(), 1, accelerated))
+    return list(train_throughput.legs(train_throughput.arguments(), devices, accelerated))
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -66,6 +68,17 @@ def test_a_shape_can_have_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert (leg.shape_name, leg.shape.layers, leg.shape.hidden) == ("Llama-3 8B x 16", 16, 4096)
     assert leg.configuration()["parallel"]["partition"] == "even"
+
+
+@pytest.mark.parametrize(
+    ("options", "cut"),
+    [((), "4-2"), (("--blocks", "32"), "17-15"), (("--blocks", "16"), "even")],
+)
+def test_a_pipeline_is_cut_as_its_number_of_blocks_needs(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], cut: str
+) -> None:
+    (leg,) = wanted(monkeypatch, "--shapes", "Llama-3 8B x 6", "--layouts", "PP 2", *options, devices=2)
+    assert leg.configuration()["parallel"]["partition"] == cut
 
 
 def test_an_unknown_rival_is_refused(
