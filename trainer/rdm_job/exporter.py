@@ -51,6 +51,8 @@ class _Server(socketserver.ThreadingTCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+    # The kernel drops what comes while more than these wait, and its sender tries again a second later.
+    request_queue_size = socket.SOMAXCONN
 
     def __init__(self, *arguments: Any) -> None:
         self._open: dict[socket.socket, None] = {}
