@@ -23,7 +23,7 @@ from rdm_log.parallel import of_each
 from rdm_log.scan import END, pieces, regular, with_pieces
 from rdm_log.signs import WINDOW_S, Device, Sample, Sign, of_node
 from rdm_log.states import STATES, state_of, states_of
-from rdm_log.summary import NothingToRead, log_files, summarise, unreadable_logs
+from rdm_log.summary import NothingToRead, log_files, newest_run, summarise, unreadable_logs
 from rdm_log.tails import tail, text_lines
 from rdm_log.verdict import Observed, Verdict
 from rdm_log.wording import listed, size_text
@@ -124,7 +124,7 @@ def observe(
     logs = pieces(outputs)
     heads = [_head_of(log) for log in logs[:_HEADS]]
     info = info_of_job([one.info for one in heads])
-    run = next((run for run in reversed(runs) if run["lines"]), None)
+    run = newest_run(runs)
     logged = {**info, **(run["arguments"] if run else {})}
     wanted = _by_logged_names(_settings(conf), logged) if conf else {}
 

@@ -8,7 +8,7 @@ import errno
 import fnmatch
 import glob
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ __all__ = [
     "Summary",
     "check_readable",
     "log_files",
+    "newest_run",
     "plain",
     "progress",
     "summarise",
@@ -72,6 +73,11 @@ class Summary:
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {"files": list(self.files), "restarts": self.restarts, "runs": list(self.runs)}
+
+
+def newest_run(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the newest run of a summary that has steps."""
+    return next((run for run in reversed(runs) if run["lines"]), None)
 
 
 def check_readable(path: Path) -> None:

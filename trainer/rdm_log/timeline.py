@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from rdm_log.heads import head, info_of, info_of_job
 from rdm_log.rank_timers import layout
 from rdm_log.scan import TIMERS, RankTimers, pieces, regular, whole_lines, with_pieces
-from rdm_log.summary import check_readable, summarise
+from rdm_log.summary import check_readable, newest_run, summarise
 
 __all__ = [
     "BLOCK",
@@ -182,8 +182,8 @@ def _info_and_arguments(logs: Sequence[Path]) -> dict[str, str]:
     """Return the job info and the arguments of the last run with steps, from logs with their pieces."""
     files = [piece for log in logs for piece in with_pieces(log)]
     info = info_of_job([info_of(head(log[0])) for log in pieces(files)])
-    runs = summarise(files, needs_steps=False).runs
-    return {**info, **next((run["arguments"] for run in reversed(runs) if run["lines"]), {})}
+    run = newest_run(summarise(files, needs_steps=False).runs)
+    return {**info, **(run["arguments"] if run else {})}
 
 
 def laid_out(timeline: Timeline, logged: Mapping[str, str]) -> Timeline:

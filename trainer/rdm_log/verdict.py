@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rdm_log import states
-from rdm_log.durations import duration
 from rdm_log.errors import Finding
 from rdm_log.lines import DONE
 from rdm_log.peers import RankHeartbeat
 from rdm_log.signs import Sign
-from rdm_log.wording import NAMES_SHOWN, listed
+from rdm_log.summary import newest_run
+from rdm_log.wording import NAMES_SHOWN, duration, listed
 
 __all__ = ["DONE", "EXIT_CODES", "Observed", "Verdict", "Word", "evaluate"]
 
@@ -118,7 +118,7 @@ class Observed:
     @property
     def run(self) -> Mapping[str, Any] | None:
         """The newest run that has steps."""
-        return next((run for run in reversed(self.runs) if run["lines"]), None)
+        return newest_run(self.runs)
 
     @property
     def is_unknown(self) -> bool:

@@ -1,14 +1,26 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How messages write sizes and lists of names."""
+"""How messages write durations, sizes and lists of names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["NAMES_SHOWN", "listed", "size_text"]
+__all__ = ["NAMES_SHOWN", "duration", "listed", "size_text"]
 
 NAMES_SHOWN = 8
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as text, in the unit that suits it.
+
+    >>> duration(172802)
+    '2.0 days'
+    """
+    for size, word in ((86400 * 365.25, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {word}"
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"
 
 
 def listed(names: Iterable[str], limit: int = NAMES_SHOWN, separator: str = ", ") -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What every workload does around its training: lock its directory, join the other ranks, catch signals."""
+"""What workloads do around a training: lock its directory, join other ranks, catch signals, write lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import fcntl
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,17 @@ import torch.distributed as dist
 from rdm_core.errors import TrainerError
 from rdm_trainer import flight_recorder
 
-__all__ = ["Start", "Stop", "alone", "device", "join", "memory", "require_alone", "require_device"]
+__all__ = [
+    "Start",
+    "Stop",
+    "alone",
+    "device",
+    "join",
+    "memory",
+    "require_alone",
+    "require_device",
+    "write_line",
+]
 
 _LOCK = ".training.lock"
 
@@ -207,3 +218,11 @@ class Stop:
         if self.received == number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
+
+
+def write_line(line: str) -> None:
+    """Write a line of the log."""
+    # A full disk under the log must not end a training.
+    with contextlib.suppress(OSError):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()

@@ -12,7 +12,6 @@ import datetime
 import functools
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -179,7 +178,7 @@ class Training:
         self._plain = config.to_dict()
         self._stop = stop
         self._start = start or process.Start(time.monotonic())
-        self._write = write or _print
+        self._write = write or process.write_line
         self._is_first = dist.get_rank() == 0
         self._is_last = dist.get_rank() == dist.get_world_size() - 1
         timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
@@ -605,10 +604,3 @@ class Training:
         self._compute_time.close()
         self.engine.close()
         self._lock.close()
-
-
-def _print(line: str) -> None:
-    # A full disk under the log must not end a training.
-    with contextlib.suppress(OSError):
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()

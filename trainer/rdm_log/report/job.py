@@ -22,7 +22,7 @@ from rdm_log.parallel import of_each
 from rdm_log.report import configuration as settings
 from rdm_log.report.devices import COLUMNS, history, node_of
 from rdm_log.sections import job_info
-from rdm_log.summary import NothingToRead, log_files, summarise
+from rdm_log.summary import NothingToRead, log_files, newest_run, summarise
 from rdm_log.timeline import Span, Timeline, laid_out, read_timers, read_traces, shares, trace_files
 from rdm_log.verdict import Observed, Verdict, evaluate
 from rdm_log.wording import listed
@@ -101,7 +101,7 @@ class Job:
     @property
     def run(self) -> Mapping[str, Any] | None:
         """The newest run that has steps."""
-        return next((run for run in reversed(self.runs) if run["lines"]), None)
+        return newest_run(self.runs)
 
     def verdict(self) -> Verdict:
         """Return the job's verdict."""

@@ -32,7 +32,6 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from rdm_trainer.checkpoint import deepspeed_keys as keys
 from rdm_trainer.checkpoint.boxes import Box
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.fragments import STATES, STEP, shard_boxes, whole_shape
@@ -42,6 +41,13 @@ from rdm_trainer.distributed.parameters import ShardSpec
 
 __all__ = ["Flat", "PartitionReader", "Partitions", "Piece", "describe", "described_files"]
 
+# Keys of DeepSpeed's files, copied because the native engine reads them without DeepSpeed.
+# Source: ``deepspeed/checkpoint/constants.py`` of DeepSpeed 0.19.8.
+_BASE_OPTIMIZER_STATE = "base_optimizer_state"
+_OPTIMIZER_STATE_DICT = "optimizer_state_dict"
+_PARAM_SHAPES = "param_shapes"
+_PARAM_SLICE_MAPPINGS = "param_slice_mappings"
+_SINGLE_PARTITION = "single_partition_of_fp32_groups"
 _OPTIMISER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _FIRST_MODEL = re.compile(r"zero_pp_rank_0_mp_rank_(\d+)_model_states\.pt")
@@ -124,11 +130,11 @@ def _partitioned_optimiser(name: str, content: Mapping[str, Any]) -> Iterator[Pi
     """ZeRO 1 and 2: one flat tensor per group, split over data ranks regardless of parameters."""
     match = _OPTIMISER.fullmatch(name)
     assert match is not None
-    optimiser = (keys.OPTIMIZER_STATE_DICT,)
-    for number, group in enumerate(content[keys.OPTIMIZER_STATE_DICT][keys.PARAM_SLICE_MAPPINGS]):
-        base = (*optimiser, keys.BASE_OPTIMIZER_STATE, "state", number)
+    optimiser = (_OPTIMIZER_STATE_DICT,)
+    for number, group in enumerate(content[_OPTIMIZER_STATE_DICT][_PARAM_SLICE_MAPPINGS]):
+        base = (*optimiser, _BASE_OPTIMIZER_STATE, "state", number)
         flat = {
-            STATES[0]: (*optimiser, keys.SINGLE_PARTITION_OF_FP32_GROUPS, number),
+            STATES[0]: (*optimiser, _SINGLE_PARTITION, number),
             **{state: (*base, state) for state in STATES[1:]},
         }
         for parameter, fragment in group.items():
@@ -150,9 +156,9 @@ def _partitioned_weights(name: str, content: Mapping[str, Any], manifest: Manife
     files = tuple(f"zero_pp_rank_{replica}_mp_rank_{match[1]}_optim_states.pt" for replica in range(replicas))
     if files[0] not in manifest.files:
         files = tuple(f"bf16_{file}" for file in files)
-    optimiser = (keys.OPTIMIZER_STATE_DICT,)
-    for number, group in enumerate(content[keys.PARAM_SHAPES]):
-        base = (*optimiser, keys.OPTIMIZER_STATE_DICT, "state", number)
+    optimiser = (_OPTIMIZER_STATE_DICT,)
+    for number, group in enumerate(content[_PARAM_SHAPES]):
+        base = (*optimiser, _OPTIMIZER_STATE_DICT, "state", number)
         flat = {
             STATES[0]: (*optimiser, "fp32_flat_groups", number),
             **{state: (*base, state) for state in STATES[1:]},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rdm_log.durations import duration
+from rdm_log.wording import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
 import json
 import logging
 import os
 import signal
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -116,7 +114,7 @@ class _Finetuning:
             compute_time=compute_time,
             progress=self._progress,
             stop=stop,
-            write=_print,
+            write=process.write_line,
             answer=self._answers,
         )
         self._trainer = self._make(is_shared, compute_time)
@@ -232,7 +230,7 @@ class _Finetuning:
 
     def _announce(self, line: str) -> None:
         if self._is_first:
-            _print(line)
+            process.write_line(line)
 
     def _note(self, **changes: Any) -> None:
         if self._is_first:
@@ -292,10 +290,3 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", module="(accelerate|peft|transformers|trl)([.]|$)")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch[.]distributed")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-
-def _print(line: str) -> None:
-    # A full disk under the log must not end a training.
-    with contextlib.suppress(OSError):
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
