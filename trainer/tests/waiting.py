@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
-__all__ = ["DEADLINE_S", "wait_until"]
+__all__ = ["DEADLINE_S", "Begun", "Test", "begin", "wait_until"]
+
+Test = Callable[[Any], Iterator[None]]
+"""A test whose processes wait for a limit of the product at the ``yield``, and need nobody meanwhile."""
+Begun = dict[Test, Iterator[None]]
 
 DEADLINE_S = 600.0
 """Longer than anything takes on a busy machine; only what hangs is waited for so long."""
@@ -57,3 +61,19 @@ def wait_until(
             time.sleep(min(max(_LEAST_S, _RESTS * (ended - began)), _MOST_S))
         else:
             pause()
+
+
+def begin(tests: Iterable[Test], make: Callable[[], object]) -> Begun:
+    """Run tests up to their ``yield``, so that others run while they wait.
+
+    Args:
+        tests: The tests.
+        make: Makes the argument of each.
+
+    Returns:
+        The rest of each test.
+    """
+    begun = {test: test(make()) for test in tests}
+    for rest in begun.values():
+        next(rest)
+    return begun

@@ -5,15 +5,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.distributed.members import Members
 from tests.distributed.slurm_cluster import Image, Slurm, running
 
 # Ranks share few cores, so threads of their own would only compete. torch reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Without it, DeepSpeed searches for a GPU first.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[Members]:
+    """The members of a rendezvous."""
+    with Members(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def interface() -> str:
 
 
 class Members:
-    """The members of one job.
+    """The members of one job; all are ended afterwards.
 
     Args:
         folder: Where their output and the secret go.
@@ -54,6 +54,15 @@ class Members:
         assert found, "no port is free for the launcher"
         (self.port,) = found
         (folder / "secret").write_text("a secret of tests, long enough\n")
+
+    def __enter__(self) -> Members:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._running:
+            with process:
+                if process.poll() is None:
+                    process.kill()
 
     def start(
         self,
@@ -115,13 +124,6 @@ class Members:
     def said(self, name: str, text: str) -> None:
         """Wait until a member has written something."""
         wait_until(f"{name} says {text!r}", lambda: self.log(name), lambda log: text in log)
-
-    def end(self) -> None:
-        """End members that still run, and wait for all."""
-        for process in self._running:
-            with process:
-                if process.poll() is None:
-                    process.kill()
 
 
 def codes(*processes: Member) -> list[int]:

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -31,7 +31,7 @@ from typing import Any
 
 from tests.waiting import DEADLINE_S
 
-__all__ = ["TIMEOUT_S", "Command", "RankError", "ask_job", "run"]
+__all__ = ["TIMEOUT_S", "Command", "RankError", "ask_job", "run", "started"]
 
 TIMEOUT_S = 1500.0
 """Ranks of a launch that have not answered after these seconds are ended."""
@@ -57,6 +57,13 @@ def run(world: int, target: Callable[..., Any], *arguments: Any) -> list[Any]:
     Raises:
         RankError: A rank raised, or did not answer within ``TIMEOUT_S``.
     """
+    with started(world, target, *arguments) as results:
+        return results()
+
+
+@contextlib.contextmanager
+def started(world: int, target: Callable[..., Any], *arguments: Any) -> Iterator[Callable[[], list[Any]]]:
+    """Start what :func:`run` runs; what is provided waits for it, and returns its results."""
     _start_server()
     with tempfile.TemporaryDirectory() as directory:
         pipes, processes = [], []
@@ -70,7 +77,7 @@ def run(world: int, target: Callable[..., Any], *arguments: Any) -> list[Any]:
             pipes.append(receiver)
             processes.append(process)
         try:
-            return _answers(pipes)
+            yield lambda: _answers(pipes)
         finally:
             for process in processes:
                 process.kill()

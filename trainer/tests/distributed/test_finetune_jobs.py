@@ -85,20 +85,19 @@ def test_a_rank_that_is_killed_costs_a_restart_and_no_loss(
 
 
 def test_members_of_a_rendezvous_have_the_losses_of_one_process(
-    tiny: tuple[dict[str, Any], dict[int, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: tuple[dict[str, Any], dict[int, float]],
+    members: Members,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config, expected = tiny
     for name, value in config["launcher"]["env"].items():
         monkeypatch.setenv(name, value)
     (tmp_path / "tune.yaml").write_text(json.dumps({**config, "zero": {"stage": 2}}))
     command = ["finetune", str(tmp_path / "tune.yaml")]
-    members = Members(tmp_path)
-    try:
-        launcher = members.start("n0", command, "--gpus-per-node", "2", count=2)
-        worker = members.start("n1", command, "--gpus-per-node", "2")
-        assert codes(launcher, worker) == [0, 0], members.log("n0") + members.log("n1")
-    finally:
-        members.end()
+    launcher = members.start("n0", command, "--gpus-per-node", "2", count=2)
+    worker = members.start("n1", command, "--gpus-per-node", "2")
+    assert codes(launcher, worker) == [0, 0], members.log("n0") + members.log("n1")
     job = tmp_path / "jobs/test"
     assert losses(job) == pytest.approx(expected, rel=1e-3)
     assert (job / "model/model.safetensors").is_file()

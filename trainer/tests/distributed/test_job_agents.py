@@ -30,7 +30,7 @@ from rdm_job.job_key import job_key
 from rdm_job.root_cause import SETTLE_S
 from tests.distributed.doors import open_doors
 from tests.distributed.nodes import PROGRAM, Nodes, running
-from tests.waiting import wait_until
+from tests.waiting import Begun, Test, begin, wait_until
 
 SOON_S = 120.0
 """The time within which a fault ends a job everywhere: ten times the silence that agents tolerate."""
@@ -40,6 +40,69 @@ SOON_S = 120.0
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
     with running(Nodes(tmp_path)) as made:
         yield made
+
+
+def a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes) -> Iterator[None]:
+    cases = {"n2": ("n1", "n2 has not been heard"), "n1": ("n2", "nothing from the master n1")}
+    jobs = {lost: f"lost-{lost}" for lost in cases}
+    for job in jobs.values():
+        nodes.run(job)
+    agents = {lost: nodes.agent_of(lost, job) for lost, job in jobs.items()}
+    began = time.time()
+    for agent in agents.values():
+        # To the other side, a frozen agent looks like a cut cable.
+        os.kill(agent, signal.SIGSTOP)
+    yield
+    for lost, (other, words) in cases.items():
+        state = nodes.ended(jobs[lost], other)
+        assert state["ended"] - began < SOON_S
+        assert state["state"] == "failed"
+        assert words in state["reason"]
+        os.kill(agents[lost], signal.SIGKILL)
+    for lost, job in jobs.items():
+        # Without their agent, processes end.
+        left = functools.partial(nodes.left, job)
+        wait_until("no process of the job is left", left, lambda found: not found)
+        assert "is gone" in nodes.ended(job, lost)["reason"]
+        assert nodes.ask(lost, "revive")["revived"] == [], "a job without restarts does not come back"
+
+
+def a_restart_waits_for_a_node_that_comes_back(nodes: Nodes) -> Iterator[None]:
+    frozen, restarted = jobs = ("back-frozen", "back-restarted")
+    for job in jobs:
+        nodes.run(job, "launcher.max_restarts=1")
+    agents = {job: nodes.agent_of("n2", job) for job in jobs}
+    os.kill(agents[frozen], signal.SIGSTOP)
+    os.kill(agents[restarted], signal.SIGKILL)
+    nodes.end(0, "lose 0")
+    yield
+    for job in jobs:
+        look = JobDirectory(nodes.folder / "n1" / job, "n1").read_state
+        lost = wait_until(f"n2 is lost to {job}", look, lambda state: state.nodes["n2"] == "lost")
+        assert not lost.has_ended
+    os.kill(agents[frozen], signal.SIGCONT)
+    # The container does this when it has been restarted.
+    assert nodes.ask("n2", "revive")["revived"] == [restarted]
+    for job in jobs:
+        nodes.wait_for_attempt(job, 1)
+    nodes.end(0)
+    nodes.end(1)
+    for job in jobs:
+        state = nodes.ended(job)
+        assert (state["state"], state["restarts"]) == ("finished", 1)
+        assert [(failure["node"], failure["rank"]) for failure in state["failures"]] == [("n2", None)]
+        assert nodes.ended(job, "n2")["state"] == "finished"
+        assert nodes.left(job) == []
+
+
+SILENCES = (a_restart_waits_for_a_node_that_comes_back, a_lost_agent_ends_the_job_on_the_other_node)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
+    """The tests of silent agents, which begin before all others."""
+    with contextlib.ExitStack() as stack:
+        yield begin(SILENCES, lambda: stack.enter_context(running(Nodes(tmp_path_factory.mktemp("silent")))))
 
 
 # Other tests below end jobs under torchrun, too.
@@ -233,6 +296,11 @@ def test_an_error_is_shown_with_its_last_lines_and_a_restart_goes_on(nodes: Node
     assert any("the sky is falling" in line for line in failure["lines"])
 
 
+@pytest.mark.parametrize("test", SILENCES, ids=lambda test: test.__name__)
+def test_silence(begun: Begun, test: Test) -> None:
+    next(begun[test], None)
+
+
 def metric(place: str, name: str) -> dict[str, str]:
     """Wait until an agent exports a metric, and return the labels of its first value."""
 
@@ -343,59 +411,6 @@ def test_two_users_of_the_same_hosts_are_not_in_each_others_way() -> None:
         assert one.left(job) == []
         assert other.left(job) == theirs
         assert other.ask("n1", "state", job)["job"]["state"] == "running"
-
-
-def test_a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes) -> None:
-    cases = {"n2": ("n1", "n2 has not been heard"), "n1": ("n2", "nothing from the master n1")}
-    # At the same time, because most of the test is waiting.
-    jobs = {lost: f"lost-{lost}" for lost in cases}
-    for job in jobs.values():
-        nodes.run(job)
-    agents = {lost: nodes.agent_of(lost, job) for lost, job in jobs.items()}
-    began = time.time()
-    for agent in agents.values():
-        # To the other side, a frozen agent looks like a cut cable.
-        os.kill(agent, signal.SIGSTOP)
-    for lost, (other, words) in cases.items():
-        state = nodes.ended(jobs[lost], other)
-        assert state["ended"] - began < SOON_S
-        assert state["state"] == "failed"
-        assert words in state["reason"]
-        os.kill(agents[lost], signal.SIGKILL)
-    for lost, job in jobs.items():
-        # Without their agent, processes end.
-        left = functools.partial(nodes.left, job)
-        wait_until("no process of the job is left", left, lambda found: not found)
-        assert "is gone" in nodes.ended(job, lost)["reason"]
-        assert nodes.ask(lost, "revive")["revived"] == [], "a job without restarts does not come back"
-
-
-def test_a_restart_waits_for_a_node_that_comes_back(nodes: Nodes) -> None:
-    # At the same time, because most of the test is waiting.
-    frozen, restarted = jobs = ("back-frozen", "back-restarted")
-    for job in jobs:
-        nodes.run(job, "launcher.max_restarts=1")
-    agents = {job: nodes.agent_of("n2", job) for job in jobs}
-    os.kill(agents[frozen], signal.SIGSTOP)
-    os.kill(agents[restarted], signal.SIGKILL)
-    nodes.end(0, "lose 0")
-    for job in jobs:
-        look = JobDirectory(nodes.folder / "n1" / job, "n1").read_state
-        lost = wait_until(f"n2 is lost to {job}", look, lambda state: state.nodes["n2"] == "lost")
-        assert not lost.has_ended
-    os.kill(agents[frozen], signal.SIGCONT)
-    # The container does this when it has been restarted.
-    assert nodes.ask("n2", "revive")["revived"] == [restarted]
-    for job in jobs:
-        nodes.wait_for_attempt(job, 1)
-    nodes.end(0)
-    nodes.end(1)
-    for job in jobs:
-        state = nodes.ended(job)
-        assert (state["state"], state["restarts"]) == ("finished", 1)
-        assert [(failure["node"], failure["rank"]) for failure in state["failures"]] == [("n2", None)]
-        assert nodes.ended(job, "n2")["state"] == "finished"
-        assert nodes.left(job) == []
 
 
 def test_a_job_whose_master_was_restarted_keeps_its_failures_and_counts_on(nodes: Nodes) -> None:

@@ -10,8 +10,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from rdm_log.report.write import write
 from tests.distributed.members import Members, codes, interface
 from tests.distributed.processes import Command, ask_job
 from tests.tiny import CONFIG, LOSSES
-from tests.waiting import wait_until
+from tests.waiting import Begun, Test, begin, wait_until
 
 SAY_RANK = 'echo "$NODE_RANK of $NNODES at $MASTER_ADDR" && env | grep -c ^RDZV_SECRET'
 
@@ -35,14 +35,6 @@ dist.all_reduce(sum_of_ranks)
 print(f"{dist.get_world_size()} ranks, sum {sum_of_ranks.item():g}", flush=True)
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def members(tmp_path: Path) -> Iterator[Members]:
-    """A job's members; all are ended afterwards."""
-    made = Members(tmp_path)
-    yield made
-    made.end()
 
 
 def test_members_that_come_in_any_order_have_their_ranks_by_name_and_no_secret(members: Members) -> None:
@@ -186,15 +178,6 @@ def test_a_worker_that_dies_during_the_exchange_is_replaced_and_nobody_starts_wi
     assert started == [1, 1, 1]
 
 
-def test_a_worker_that_dies_after_the_start_ends_the_job(members: Members) -> None:
-    launcher = members.start("n0", ["sleep", "1000"], "--lost-after", "5", count=2)
-    worker = members.start("n1", ["sleep", "1000"])
-    members.said("n1", "All 2 members start")
-    worker.send_signal(signal.SIGKILL)
-    assert codes(launcher) == [1]
-    assert "n1 has not been heard of for" in members.log("n0")
-
-
 def test_a_launcher_that_is_killed_and_started_again_finds_all(members: Members) -> None:
     launcher = members.start("n0", ["true"], count=3)
     worker = members.start("n1", ["true"])
@@ -204,31 +187,6 @@ def test_a_launcher_that_is_killed_and_started_again_finds_all(members: Members)
     again = members.start("n0", ["true"], count=3)
     last = members.start("n2", ["true"])
     assert codes(again, worker, last) == [0, 0, 0]
-
-
-def test_who_does_not_know_the_secret_takes_no_part(members: Members, tmp_path: Path) -> None:
-    (tmp_path / "other").write_text("another secret, just as long\n")
-    launcher = members.start("n0", ["true"], count=2)
-    members.said("n0", "waits for 1 members")
-    stranger = members.start("n1", ["touch", str(tmp_path / "ran")], "--timeout", "20", secret="other")
-    assert codes(stranger) == [1]
-    assert "does not know this job and its secret" in members.log("n1")
-    # It tries every second, but is reported once.
-    assert members.log("n0").count("Somebody at 127.0.0.1 has another secret or RDZV_ID") == 1
-    assert not (tmp_path / "ran").exists()
-    worker = members.start("n2", ["true"])
-    assert codes(launcher, worker) == [0, 0]
-
-
-def test_a_deadline_says_how_many_are_missing_and_who_came(members: Members) -> None:
-    worker = members.start("n1", ["true"])
-    members.said("n1", "looks for the launcher")
-    # Long enough that the worker, which tries every second, has come, however busy the machine is.
-    launcher = members.start("n0", ["true"], "--timeout", "30", count=4)
-    assert codes(launcher, worker) == [1, 1]
-    for name in ("n0", "n1"):
-        assert "2 of 4 members have not come" in members.log(name)
-        assert "n1 (" in members.log(name)
 
 
 def test_one_too_many_is_told_so(members: Members, tmp_path: Path) -> None:
@@ -257,75 +215,6 @@ def test_a_job_goes_on_when_nobody_reads_its_errors(members: Members, tmp_path: 
     assert (tmp_path / "ran-0").exists()
 
 
-class Line:
-    """A connection to the launcher that can be cut: nothing passes then, and neither end notices.
-
-    Args:
-        port: The launcher's port.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._to, self._open = ("127.0.0.1", port), threading.Event()
-        self._open.set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self, until: Callable[[], object]) -> None:
-        """Let nothing pass until ``until`` returns."""
-        self._open.clear()
-        until()
-        self._open.set()
-
-    def close(self) -> None:
-        """Take no more connections."""
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._to)
-                for source, sink in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
-
-    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while block := source.recv(65536):
-                self._open.wait()
-                sink.sendall(block)
-            self._open.wait()
-            sink.shutdown(socket.SHUT_WR)
-
-
-def _seconds(count: float) -> Callable[[], object]:
-    until = time.monotonic() + count
-    return lambda: wait_until(f"{count:g} s are over", lambda: time.monotonic() > until)
-
-
-def test_a_network_cut_of_20_s_ends_nothing(members: Members, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    command = ["sh", "-c", f"while ! test -e {go}; do sleep 0.2; done; echo rank $NODE_RANK has ended"]
-
-    def ends_unheard(go: Path) -> None:
-        go.touch()
-        members.said("n1", "rank 1 has ended")
-
-    launcher = members.start("n0", command, count=3)
-    members.said("n0", "waits for 2 members")
-    with closing(Line(members.port)) as line:
-        first = members.start("n1", command, port=line.port)
-        members.said("n0", "n1 (")
-        # Before the start, its rank becomes free meanwhile.
-        line.cut(lambda: members.said("n0", "has gone"))
-        second = members.start("n2", command)
-        members.said("n1", "All 3 members start")
-        line.cut(_seconds(20))
-        # It ends while nothing passes; the launcher learns of it later.
-        line.cut(lambda: ends_unheard(go))
-        assert codes(launcher, first, second) == [0, 0, 0], members.log("n0")
-
-
 def test_nothing_of_a_command_is_left_whatever_session_it_is_in(members: Members, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     command = ["sh", "-c", f"setsid sleep 1000 & echo $! >> {pids}; exit $((NODE_RANK * 3))"]
@@ -333,31 +222,6 @@ def test_nothing_of_a_command_is_left_whatever_session_it_is_in(members: Members
     worker = members.start("n1", command)
     assert codes(launcher, worker) == [3, 3]
     assert not any(alive(int(line)) for line in pids.read_text().split())
-
-
-def test_a_command_does_not_outlive_its_member(members: Members, tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    # Longer than a busy machine needs until the worker, which counts as lost otherwise, runs the command.
-    launcher = members.start("n0", ["sleep", "1000"], "--lost-after", "20", count=2)
-    worker = members.start("n1", ["sh", "-c", f"echo $$ > {pid}; exec sleep 1000"])
-    members.said("n1", "All 2 members start")
-    wait_until("the command runs", pid.exists)
-    number = int(wait_until("its number is there", pid.read_text))
-    worker.send_signal(signal.SIGKILL)
-    wait_until("the command is gone", lambda: not alive(number))
-    assert codes(launcher) == [1]
-
-
-def test_a_launcher_that_is_started_again_during_the_job_ends_it(members: Members) -> None:
-    launcher = members.start("n0", ["sleep", "1000"], count=2)
-    worker = members.start("n1", ["sleep", "1000"])
-    members.said("n1", "All 2 members start")
-    launcher.send_signal(signal.SIGKILL)
-    launcher.wait()
-    again = members.start("n0", ["sleep", "1000"], "--timeout", "20", count=2)
-    assert codes(worker) == [1]
-    assert "The launcher was started again" in members.log("n1")
-    assert codes(again) == [1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -430,3 +294,145 @@ def test_bad_input_is_one_sentence(options: list[str], problem: str) -> None:
     assert said.returncode == 3
     assert problem in errors
     assert errors.count("Error: ") == 1
+
+
+class Line:
+    """A connection to the launcher that can be cut: nothing passes then, and neither end notices.
+
+    Args:
+        port: The launcher's port.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._to, self._open = ("127.0.0.1", port), threading.Event()
+        self._open.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """Let nothing pass meanwhile."""
+        self._open.clear()
+        yield
+        self._open.set()
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._to)
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while block := source.recv(65536):
+                self._open.wait()
+                sink.sendall(block)
+            self._open.wait()
+            sink.shutdown(socket.SHUT_WR)
+
+
+def who_does_not_know_the_secret_takes_no_part(members: Members) -> Iterator[None]:
+    ran = members.folder / "ran"
+    (members.folder / "other").write_text("another secret, just as long\n")
+    launcher = members.start("n0", ["true"], "--timeout", "3600", count=2)
+    members.said("n0", "waits for 1 members")
+    stranger = members.start("n1", ["touch", str(ran)], "--timeout", "20", secret="other")
+    yield
+    assert codes(stranger) == [1]
+    assert "does not know this job and its secret" in members.log("n1")
+    # It tries every second, but is reported once.
+    assert members.log("n0").count("Somebody at 127.0.0.1 has another secret or RDZV_ID") == 1
+    assert not ran.exists()
+    worker = members.start("n2", ["true"])
+    assert codes(launcher, worker) == [0, 0]
+
+
+def a_deadline_says_how_many_are_missing_and_who_came(members: Members) -> Iterator[None]:
+    worker = members.start("n1", ["true"])
+    members.said("n1", "looks for the launcher")
+    # Long enough that the worker, which tries every second, has come, however busy the machine is.
+    launcher = members.start("n0", ["true"], "--timeout", "30", count=4)
+    yield
+    assert codes(launcher, worker) == [1, 1]
+    for name in ("n0", "n1"):
+        assert "2 of 4 members have not come" in members.log(name)
+        assert "n1 (" in members.log(name)
+
+
+def a_worker_that_dies_after_the_start_ends_its_command_and_the_job(members: Members) -> Iterator[None]:
+    pid = members.folder / "pid"
+    # Longer than a busy machine needs until the worker, which counts as lost otherwise, runs the command.
+    launcher = members.start("n0", ["sleep", "1000"], "--lost-after", "20", count=2)
+    worker = members.start("n1", ["sh", "-c", f"echo $$ > {pid}; exec sleep 1000"])
+    members.said("n1", "All 2 members start")
+    wait_until("the command runs", pid.exists)
+    number = int(wait_until("its number is there", pid.read_text))
+    worker.send_signal(signal.SIGKILL)
+    yield
+    wait_until("the command is gone", lambda: not alive(number))
+    assert codes(launcher) == [1]
+    assert "n1 has not been heard of for" in members.log("n0")
+
+
+def a_launcher_that_is_started_again_during_the_job_ends_it(members: Members) -> Iterator[None]:
+    launcher = members.start("n0", ["sleep", "1000"], count=2)
+    worker = members.start("n1", ["sleep", "1000"])
+    members.said("n1", "All 2 members start")
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    again = members.start("n0", ["sleep", "1000"], "--timeout", "20", count=2)
+    yield
+    assert codes(worker) == [1]
+    assert "The launcher was started again" in members.log("n1")
+    assert codes(again) == [1]
+
+
+def a_network_cut_of_20_s_ends_nothing(members: Members) -> Iterator[None]:
+    go = members.folder / "go"
+    command = ["sh", "-c", f"while ! test -e {go}; do sleep 0.2; done; echo rank $NODE_RANK has ended"]
+    launcher = members.start("n0", command, "--timeout", "3600", count=3)
+    members.said("n0", "waits for 2 members")
+    with closing(Line(members.port)) as line:
+        first = members.start("n1", command, port=line.port)
+        members.said("n0", "n1 (")
+        with line.cut():
+            yield
+            # Before the start, its rank becomes free meanwhile.
+            members.said("n0", "has gone")
+        second = members.start("n2", command)
+        members.said("n1", "All 3 members start")
+        with line.cut():
+            time.sleep(20.0)
+        with line.cut():
+            # It ends while nothing passes; the launcher learns of it later.
+            go.touch()
+            members.said("n1", "rank 1 has ended")
+        assert codes(launcher, first, second) == [0, 0, 0], members.log("n0")
+
+
+LIMITS = (
+    a_network_cut_of_20_s_ends_nothing,
+    who_does_not_know_the_secret_takes_no_part,
+    a_deadline_says_how_many_are_missing_and_who_came,
+    a_worker_that_dies_after_the_start_ends_its_command_and_the_job,
+    a_launcher_that_is_started_again_during_the_job_ends_it,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
+    """The tests of limits, which begin before all others."""
+    with ExitStack() as stack:
+        yield begin(LIMITS, lambda: stack.enter_context(Members(tmp_path_factory.mktemp("limit"))))
+
+
+@pytest.mark.parametrize("test", LIMITS, ids=lambda test: test.__name__)
+def test_limits(begun: Begun, test: Test) -> None:
+    next(begun[test], None)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,6 @@ setsid {sys.executable} -m rdm_trainer rendezvous -- {{{{ COMMAND | map("quote")
   > {{{{ SPEC_DIR | quote }}}}/worker-{{{{ NODE_RANK }}}}.log 2>&1 < /dev/null &
 echo worker {{{{ NODE_RANK }}}} is $!
 """
-
-
-@pytest.fixture
-def members(tmp_path: Path) -> Iterator[Members]:
-    """A job's members; all are ended afterwards."""
-    made = Members(tmp_path)
-    yield made
-    made.end()
 
 
 @pytest.fixture

@@ -180,6 +180,6 @@ def test_a_rank_keeps_less_by_what_the_dry_run_says(experts: int | None, most: f
 
 
 def test_a_rank_keeps_no_more_compiled() -> None:
-    job = configure(GPT, {**FOUR, **SHARDED, **ONE_SAMPLE})
-    for rank in processes.run(4, kept, {"eager": job, "compiled": configure(job, COMPILED)}):
+    job = configure(GPT, {**TENSOR, **SHARDED, **ONE_SAMPLE})
+    for rank in processes.run(2, kept, {"eager": job, "compiled": configure(job, COMPILED)}):
         assert rank["compiled"] <= rank["eager"]

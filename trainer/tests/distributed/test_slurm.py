@@ -301,31 +301,29 @@ def test_agents_run_through_stand_ins_of_enroot_and_pyxis(
     assert slurm.reaches(runtime, "finished", "failed")["state"] == "finished"
 
 
-def test_an_agent_that_is_killed_costs_a_restart_on_nodes_that_slurm_gives(slurm: Slurm) -> None:
-    slurm.submit("again", "launcher.slurm.nodelist=t3", "launcher.max_restarts=1")
-    slurm.begins("again", "rank 0 of 1 on t3")
-    slurm.kill_agent("again", "t3")
-    told = wait_until("it has begun again", lambda: slurm.state("again"), lambda one: one["restarts"] == 1)
-    assert "Slurm put it back into the queue" in told["failures"][-1]["reason"]
-    slurm.reaches("again", "running")
-    slurm.kill_agent("again", "t3")
-    assert slurm.reaches("again", "failed", "finished")["state"] == "failed"
-
-
-def test_what_is_told_of_its_time_limit_saves_and_goes_on_as_often_as_it_may(slurm: Slurm) -> None:
-    jobs = {"ends": "t2", "returns": "t3"}
-    for restarts, (job, node) in enumerate(jobs.items()):
-        slurm.submit(job, f"launcher.max_restarts={restarts}", f"launcher.slurm.nodelist={node}", RANKS)
-    for job, node in jobs.items():
+def test_who_is_killed_or_told_of_the_time_limit_begins_again_as_often_as_it_may(slurm: Slurm) -> None:
+    # At the same time, because Slurm holds back what it requeues until its credential has expired.
+    jobs = {"killed": ("t3", 1, ()), "ends": ("t2", 0, (RANKS,)), "returns": ("t3", 1, (RANKS,))}
+    for job, (node, restarts, step) in jobs.items():
+        slurm.submit(job, f"launcher.max_restarts={restarts}", f"launcher.slurm.nodelist={node}", *step)
+    for job, (node, *_) in jobs.items():
         slurm.begins(job, f"rank 0 of 1 on {node}")
-    for job in jobs:
+    slurm.kill_agent("killed", "t3")
+    for job in ("ends", "returns"):
         # What `#SBATCH --signal` makes Slurm do, without waiting for minutes.
         slurm.slurm("scancel", "--batch", "--signal=USR1", slurm.number(job))
     told = slurm.reaches("ends", "stopped", "failed")
     assert told["reason"] == "It saved and ended before its time limit, and no restarts are left: resume it."
-    again = wait_until("it was put back", lambda: slurm.state("returns"), lambda one: one["restarts"] == 1)
-    assert again["state"] != "stopped"
-    slurm.reaches("returns", "running")
+    again = {
+        job: wait_until(f"{job} was put back", lambda: slurm.state(job), lambda one: one["restarts"] == 1)  # noqa: B023
+        for job in ("killed", "returns")
+    }
+    assert "Slurm put it back into the queue" in again["killed"]["failures"][-1]["reason"]
+    assert again["returns"]["state"] != "stopped"
+    for job in again:
+        slurm.reaches(job, "running")
+    slurm.kill_agent("killed", "t3")
+    assert slurm.reaches("killed", "failed", "finished")["state"] == "failed"
     slurm.let_end("returns")
     assert slurm.reaches("returns", "finished", "failed")["state"] == "finished"
 
