@@ -43,7 +43,7 @@ class Step:
         grad_norm: Before clipping; None where the optimiser does not report it.
         skipped: Steps since the last line whose gradients overflowed.
         nan: Steps since the last line whose loss was not a number.
-        throughput: Our additions, by name, in their order: see ``throughput_fields`` in train.py.
+        throughput: Our additions, by name, in their order: see ``Tracker.throughput``.
     """
 
     iteration: int
