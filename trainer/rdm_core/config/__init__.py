@@ -2,8 +2,9 @@
 """A job's configuration: one YAML file, read into checked frozen dataclasses. No torch here.
 
 :mod:`~rdm_core.config.job` has the keys of every job, :mod:`~rdm_core.config.schema` those of a training, and
-:mod:`~rdm_core.config.workloads` all kinds of jobs. :mod:`~rdm_core.config.read` reads YAML and overrides,
-and :mod:`~rdm_core.config.checks` checks what must hold between keys.
+:mod:`~rdm_core.config.workloads` all kinds of jobs. :mod:`~rdm_core.config.read` reads a configuration and
+its overrides, with :mod:`~rdm_core.config.yaml_text` for YAML and :mod:`~rdm_core.config.convert` for types.
+:mod:`~rdm_core.config.checks` checks what must hold between keys.
 """
 
 from __future__ import annotations

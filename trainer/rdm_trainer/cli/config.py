@@ -61,9 +61,9 @@ def import_(settings: Path) -> None:
     is said on standard error:
     rdm-trainer config import _00_conf.sh > job.yaml
     """
-    from rdm_core.config import read, shell, tdpp
+    from rdm_core.config import shell, tdpp, yaml_text
 
-    imported = tdpp.job_of(shell.variables(read.text_of(settings), str(settings)), str(settings))
-    click.echo(read.to_yaml(imported.job).strip())
+    imported = tdpp.job_of(shell.variables(yaml_text.text_of(settings), str(settings)), str(settings))
+    click.echo(yaml_text.to_yaml(imported.job).strip())
     for note in imported.notes:
         click.echo(note, err=True)
