@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rdm_job.processes import usage_with_children
-from rdm_log.signs import Device, Sample
+from rdm_log.samples import Device, Sample
 
 __all__ = ["measure"]
 

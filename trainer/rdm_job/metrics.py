@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from rdm_job.protocol import State
-from rdm_log.signs import Device, Sample
+from rdm_log.samples import Device, Sample
 from rdm_log.verdict import EXIT_CODES
 
 __all__ = ["of_job", "of_node"]

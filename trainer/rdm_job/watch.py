@@ -30,7 +30,7 @@ from rdm_job.protocol import Request
 from rdm_job.rotation import end_of, lines_from, rotate
 from rdm_job.thinning import thin
 from rdm_job.versions import versions
-from rdm_log import peers, rank_timers, signs
+from rdm_log import peers, rank_timers, samples, signs
 from rdm_log.errors import Findings
 from rdm_log.figures import Sample
 from rdm_log.heads import HEAD, info_of, vocabulary_of
@@ -84,7 +84,7 @@ class Watch:
         # Empty without accelerators: then there is nothing to watch.
         self._unwatched = self._note = self._sampler.missing
         self._versions = _versions(directory.resolved)
-        self._samples: deque[signs.Sample] = deque(maxlen=int(signs.WINDOW_S / SAMPLE_S))
+        self._samples: deque[samples.Sample] = deque(maxlen=int(signs.WINDOW_S / SAMPLE_S))
         address = next(node.address for node in request.nodes if node.name == request.node)
         self._outlet = Outlet(config.logging, file_of(directory.path, request.node), address)
         self.gpu: list[str] = []
@@ -220,7 +220,7 @@ class Watch:
         if self._outlet.is_open:
             self._publish_metrics(sample)
 
-    def _devices(self, process: int | None) -> tuple[signs.Device, ...]:
+    def _devices(self, process: int | None) -> tuple[samples.Device, ...]:
         """Return the job's GPUs: of those that its processes see, one per process.
 
         A launcher may set the variables for visible devices itself, so the environment of a process counts.
@@ -238,7 +238,7 @@ class Watch:
             return seen
         return (*own, *(one for one in others if not ours.isdisjoint(one.processes)))
 
-    def _publish_metrics(self, sample: signs.Sample) -> None:
+    def _publish_metrics(self, sample: samples.Sample) -> None:
         text = metrics.of_node(self._request.name, self._request.node, sample)
         if self._is_master:
             text = metrics.of_job(self._directory.read_state()) + text

@@ -20,8 +20,9 @@ from rdm_log import rank_timers
 from rdm_log.errors import Finding, Findings
 from rdm_log.heads import ARGUMENT_OF, head, info_of, info_of_job, vocabulary_of
 from rdm_log.parallel import of_each
+from rdm_log.samples import Device, Sample
 from rdm_log.scan import END, pieces, regular, with_pieces
-from rdm_log.signs import WINDOW_S, Device, Sample, Sign, of_node
+from rdm_log.signs import WINDOW_S, Sign, of_node
 from rdm_log.states import STATES, state_of, states_of
 from rdm_log.summary import NothingToRead, log_files, newest_run, summarise, unreadable_logs
 from rdm_log.tails import tail, text_lines

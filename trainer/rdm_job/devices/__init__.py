@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from rdm_job.devices import amd, nvidia
 from rdm_job.devices.visible import lists_of
 from rdm_job.processes import usage
-from rdm_log.signs import Device
+from rdm_log.samples import Device
 
 __all__ = ["Sampler", "count", "line", "name"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rdm_job.devices.amd_smi import Library
 from rdm_job.devices.visible import Lists, chosen
-from rdm_log.signs import Device
+from rdm_log.samples import Device
 
 __all__ = ["Reader", "count"]
 

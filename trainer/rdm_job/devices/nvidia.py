@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rdm_job.devices.visible import Lists, chosen
-from rdm_log.signs import Device
+from rdm_log.samples import Device
 
 __all__ = ["Reader", "count"]
 

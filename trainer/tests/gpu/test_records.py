@@ -24,7 +24,7 @@ from rdm_job.health import Health
 from rdm_job.protocol import Node, Offer, Request, State
 from rdm_job.watch import Watch
 from rdm_log.report.devices import history
-from rdm_log.signs import Device, Sample
+from rdm_log.samples import Device, Sample
 from tests.waiting import wait_until
 
 GIB = 1 << 30

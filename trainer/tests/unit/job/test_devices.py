@@ -20,7 +20,7 @@ import pytest
 
 from rdm_job.devices import Sampler, amd, count, line, nvidia
 from rdm_job.devices.visible import chosen, lists_of
-from rdm_log.signs import Device
+from rdm_log.samples import Device
 
 # The form that existing monitoring tools parse.
 LINE = re.compile(r"\[\d+\] .{16,} \| (\d{2,3}'C, )? {0,2}\d{1,3} % \| +\d+ / +\d+ MB \|")

@@ -23,7 +23,7 @@ from rdm_job.health import Health, newest_progress, of_state
 from rdm_job.measure import measure
 from rdm_job.protocol import Failure
 from rdm_job.watch import Watch
-from rdm_log import signs
+from rdm_log import samples, signs
 from tests.unit.job.two_nodes import REQUEST, STATE, config
 
 LINE = (
@@ -541,7 +541,7 @@ def test_a_checkpoint_of_all_nodes_must_fit_on_a_disk_that_they_share(
         lock.close()
     watch.begin()
     free = int(0.7 * whole)
-    watch._samples.append(signs.Sample(time=1.0, disk_free=free))
+    watch._samples.append(samples.Sample(time=1.0, disk_free=free))
     watch.update([])
     named = [sign["kind"] for sign in watch.report()["signs"]]
     assert named == (["disk"] if is_shared else [])

@@ -20,7 +20,7 @@ from rdm_job import exporter, network
 from rdm_job.exporter import Exporter
 from rdm_job.metrics import of_job, of_node
 from rdm_job.protocol import State
-from rdm_log.signs import Device, Sample
+from rdm_log.samples import Device, Sample
 from tests.waiting import wait_until
 
 DASHBOARD = Path(__file__).resolve().parents[4] / "docs/grafana-dashboard.json"

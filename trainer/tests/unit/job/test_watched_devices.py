@@ -27,7 +27,7 @@ from rdm_job.directory import JobDirectory
 from rdm_job.health import Health
 from rdm_job.protocol import Node, Offer, Request, State
 from rdm_job.watch import Watch
-from rdm_log.signs import Device
+from rdm_log.samples import Device
 
 MIB = 1024 * 1024
 REQUEST = Request(

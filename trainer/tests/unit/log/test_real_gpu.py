@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 
 from rdm_job.devices import line
-from rdm_log.signs import Sample, Sign, of_node
+from rdm_log.samples import Sample
+from rdm_log.signs import Sign, of_node
 from rdm_log.verdict import Observed, evaluate
 
 LINES = (Path(__file__).parent / "corpus" / "h100.gpu.jsonl").read_text().splitlines()

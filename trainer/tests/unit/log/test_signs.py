@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_log.signs import Device, Sample, held_back, of_node
+from rdm_log.samples import Device, Sample
+from rdm_log.signs import held_back, of_node
 
 GIB = 1024**3
 GPU = Device(3, "NVIDIA A10", 60, 98, 20 * GIB, 24 * GIB, clocks={"sm": 1200}, ecc={"uncorrected": 0})

@@ -23,7 +23,8 @@ from rdm_log.lines import Step
 from rdm_log.observe import check_state, observe, of_json, to_json
 from rdm_log.report.job import collect
 from rdm_log.runs import runs
-from rdm_log.signs import Device, Sample, Sign
+from rdm_log.samples import Device, Sample
+from rdm_log.signs import Sign
 from rdm_log.summary import NothingToRead, plain, summarise
 from rdm_log.verdict import EXIT_CODES, Observed, evaluate
 from rdm_trainer import cli
