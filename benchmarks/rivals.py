@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Other trainers of the same models, for benchmarks/train_throughput.py, on one device.
+"""Other trainers of the same models, for benchmarks/train_throughput.py.
 
 Each is built from its own parts as its own training program builds it: its model, mixed precision, fusions or
 compiler, gradient buffers, clipping and optimizer. Left out are what its program does besides (data loading,
@@ -14,7 +14,7 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from benchmarks.plain_loop import attention_kernels
@@ -28,10 +28,13 @@ class Training(NamedTuple):
     Attributes:
         shape: one of train_throughput.py: a GPT, or a Llama if it has groups.
         batches: micro-batches (tokens, labels) on the device, both int64 [batch, sequence], used in turn.
-        accumulation: micro-batches in a step.
+        accumulation: micro-batches in a step of one data-parallel rank.
         device: the device of the training.
         mixed: train in bf16 with fp32 master weights; fp32 alone otherwise.
         compiled: let the trainer compile what it compiles by itself.
+        tensor: tensor-parallel ranks.
+        data: data-parallel ranks.
+        stages: blocks of each pipeline stage.
     """
 
     shape: Any
@@ -40,6 +43,9 @@ class Training(NamedTuple):
     device: torch.device
     mixed: bool
     compiled: bool
+    tensor: int
+    data: int
+    stages: Sequence[int]
 
 
 class SDPA(nn.Module):
@@ -65,8 +71,9 @@ class MegatronCore:
     """Megatron-core with its local layers, which need neither TransformerEngine nor Apex.
 
     Their own attention materialises the scores, too many for these shapes: PyTorch's takes its place.
-    The optimizer is that of `pretrain_gpt.py --bf16` without `--use-distributed-optimizer`, which has
-    nothing to shard on one device.
+    The optimizer is that of `pretrain_gpt.py --bf16`, over data-parallel ranks with
+    `--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather`. Pipelines are 1F1B.
+    Sequence parallelism needs the norms of TransformerEngine or Apex.
     """
 
     def __init__(self, training: Training) -> None:
@@ -84,13 +91,22 @@ class MegatronCore:
         from megatron.core.transformer import TransformerConfig
         from megatron.core.transformer.module import Float16Module
 
-        shape, batches, accumulation, device, mixed, compiled = training
+        shape, batches, accumulation, device, mixed, compiled, tensor, data, stages = training
+        self.shared, shards = tensor * data, data > 1
         self.about = (
             f"megatron-core {version('megatron-core')}: local layers, scaled_dot_product_attention as core "
             "attention, fused bias, activation, residual and cross-entropy (torch.compile), Float16Module, "
-            "DistributedDataParallel with fp32 gradients, Float16OptimizerWithFloat16Params around AdamW"
+            f"DistributedDataParallel with fp32 gradients{', overlapped' * shards}, "
+            f"{'DistributedOptimizer' if shards else 'Float16OptimizerWithFloat16Params'} around AdamW"
         )
-        parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tensor,
+            pipeline_model_parallel_size=len(stages),
+            create_gloo_process_groups=False,
+        )
+        cut = [["decoder"] * blocks for blocks in stages]
+        cut[0].insert(0, "embedding")
+        cut[-1].append("loss")
         model_parallel_cuda_manual_seed(1234)
         llama = bool(shape.groups)
         dtype = torch.bfloat16 if mixed else torch.float32
@@ -112,6 +128,10 @@ class MegatronCore:
             bf16=mixed,
             params_dtype=dtype,
             pipeline_dtype=dtype,
+            tensor_model_parallel_size=tensor,
+            pipeline_model_parallel_size=len(stages),
+            pipeline_model_parallel_layout=cut if len(stages) > 1 else None,
+            deallocate_pipeline_outputs=True,
         )
         layer = get_gpt_layer_local_spec(normalization=config.normalization)
         layer.submodules.self_attention.submodules.core_attention = SDPA
@@ -123,11 +143,20 @@ class MegatronCore:
             share_embeddings_and_output_weights=not llama,
             position_embedding_type="rope" if llama else "learned_absolute",
             rotary_base=500000,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
         ).to(device)
         if mixed:
             model = Float16Module(config, model)
         self.model = DistributedDataParallel(
-            config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model
+            config,
+            DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=shards,
+                overlap_param_gather=shards,
+                use_distributed_optimizer=shards,
+            ),
+            model,
         )
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
@@ -140,6 +169,8 @@ class MegatronCore:
                 clip_grad=CLIP,
                 bf16=mixed,
                 params_dtype=dtype,
+                use_distributed_optimizer=shards,
+                overlap_param_gather=shards,
             ),
             [self.model],
             use_gloo_process_groups=False,
@@ -184,8 +215,11 @@ class MegatronCore:
         self.optimizer.step()
 
     def loss(self) -> float:
-        """Return the mean loss of the last step."""
-        return float(torch.stack(self.losses).mean())
+        """Return the mean loss of the last step; every rank calls this."""
+        # Only the last stage has losses.
+        mean = torch.stack(self.losses).mean() if self.losses else torch.zeros((), device=self.device)
+        distributed.all_reduce(mean)
+        return float(mean) / self.shared
 
 
 class TorchTitan:
@@ -198,7 +232,7 @@ class TorchTitan:
         from torchtitan.distributed import ParallelDims, utils
         from torchtitan.models.llama3 import Transformer, TransformerModelArgs, parallelize_llama
 
-        shape, batches, accumulation, device, mixed, compiled = training
+        shape, batches, accumulation, device, mixed, compiled, *_ = training
         self.about = (
             f"torchtitan {version('torchtitan')}: Llama 3, fp32 weights under bf16 autocast (its choice for "
             "one device), blocks and loss compiled, fused AdamW"

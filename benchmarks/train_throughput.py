@@ -7,7 +7,8 @@ both have the same clocks and the same load; the figures are medians over the ro
 devices, data, tensor and pipeline parallelism and their products follow, each with the same number of tokens
 per step and device, and are compared with our figures and the plain loop's on one device.
 `--engine deepspeed,native` measures both engines, one after the other, each with a plain loop of its own;
-`--rivals megatron-core,torchtitan` then measures those likewise on one device, where they are installed.
+`--rivals megatron-core,torchtitan` then measures those likewise, where they are installed: megatron-core in
+the same layouts, torchtitan on one device.
 
 `--set parallel.virtual_pipeline=2` interleaves the pipelines of the native engine.
 
@@ -23,6 +24,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import socket
 import statistics
 import subprocess
@@ -31,6 +33,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +81,15 @@ SHAPES = {
     # As many blocks as fit on one device with the plain loop's; its head takes as long as 2.4 blocks.
     # With `--blocks 32` it is the whole model.
     "Llama-3 8B x 6": Shape(
-        6, 4096, 32, 4096, 2, ("4-2", "2-2-2-0", "17-15", "9-9-8-6"), vocabulary=128256, groups=8, ffn=14336
+        6,
+        4096,
+        32,
+        4096,
+        2,
+        ("4-2", "2-2-2-0", "17-15", "9-9-8-6", "5-5-4-4-4-4-4-2"),
+        vocabulary=128256,
+        groups=8,
+        ffn=14336,
     ),
 }
 # Measured only by name: the host takes longer to launch their kernels than a large GPU to run them.
@@ -101,41 +112,42 @@ class Layout:
     pipeline: int = 1
     data: int = 1
     context: int = 1
-    larger: int = 1  # factor of the micro-batch of one device
-    smaller: int = 1  # divisor of it; there are as many times more micro-batches
+
+    @classmethod
+    def parse(cls, name: str) -> Layout:
+        """Return the layout of a name such as `TP 2 PP 2 DP 2`, or `one`.
+
+        Raises:
+            ValueError: It is no such name.
+        """
+        axes = {"TP": "tensor", "PP": "pipeline", "DP": "data", "CP": "context"}
+        found = re.findall(r"(TP|PP|DP|CP) ([1-9]\d*)", name)
+        degrees = {axes[axis]: int(degree) for axis, degree in found}
+        written = " ".join(f"{axis} {degree}" for axis, degree in found)
+        if name != (written or "one") or len(degrees) < len(found):
+            raise ValueError(f"{name!r} is no layout such as 'one', 'DP 2' or 'TP 2 PP 2 DP 2'")
+        return cls(name, **degrees)
 
     @property
     def world(self) -> int:
         """The number of processes, one for each device."""
         return self.tensor * self.pipeline * self.data * self.context
 
+    @property
+    def larger(self) -> int:
+        """Factor of one device's micro-batch: a device computes its part of each micro-batch."""
+        return self.tensor
 
-# With tensor parallelism a device computes half of each micro-batch, so it gets larger ones. A pipeline gets
-# smaller and more ones, because its devices idle for (stages - 1) of (micro-batches + stages - 1) slots.
-LAYOUTS = {
-    layout.name: layout
-    for layout in (
-        Layout("one"),
-        Layout("DP 2", data=2),
-        Layout("TP 2", tensor=2, larger=2),
-        Layout("PP 2", pipeline=2, smaller=2),
-        Layout("CP 2", context=2),
-        Layout("DP 4", data=4),
-        Layout("TP 4", tensor=4, larger=4),
-        Layout("PP 4", pipeline=4),
-        Layout("CP 4", context=4),
-        Layout("TP 2 CP 2", tensor=2, context=2, larger=2),
-        Layout("TP 2 DP 2", tensor=2, data=2, larger=2),
-        Layout("TP 2 PP 2", tensor=2, pipeline=2, larger=2, smaller=2),
-        Layout("PP 2 DP 2", pipeline=2, data=2, smaller=2),
-        Layout("DP 8", data=8),
-        Layout("TP 8", tensor=8, larger=8),
-        Layout("PP 8", pipeline=8),
-        Layout("TP 4 DP 2", tensor=4, data=2, larger=4),
-        Layout("TP 2 PP 2 DP 2", tensor=2, pipeline=2, data=2, larger=2, smaller=2),
-        Layout("PP 4 DP 2", pipeline=4, data=2),
-    )
-}
+    @property
+    def smaller(self) -> int:
+        """Divisor of it; there are as many times more micro-batches, for a smaller bubble."""
+        return 2 if self.pipeline == 2 else 1
+
+
+LAYOUTS = (
+    "one,DP 2,TP 2,PP 2,CP 2,DP 4,TP 4,PP 4,CP 4,TP 2 CP 2,TP 2 DP 2,TP 2 PP 2,PP 2 DP 2,DP 8,TP 8,PP 8,"
+    "TP 4 DP 2,TP 4 PP 2,TP 2 DP 4,TP 2 PP 4,PP 4 DP 2,PP 2 DP 4,TP 2 PP 2 DP 2"
+)
 
 
 @dataclass(frozen=True)
@@ -265,7 +277,10 @@ def measure(leg: Leg) -> dict[str, Any]:
     else:
         dist.init_process_group("gloo")
     if leg.rival:
-        held = hold(leg, device, micro_batches(leg))
+        layout = leg.layout
+        # Its ranks count tensor first, then data, then pipeline, as ours do.
+        data_rank = dist.get_rank() // layout.tensor % layout.data
+        held = hold(leg, device, micro_batches(leg, data_rank, layout.data))
         rival = create_rival(leg, device, held)
         report["about"] = rival.about
         step, loss = rival.step, rival.loss
@@ -356,8 +371,23 @@ def create_rival(leg: Leg, device: Any, held: list[tuple[Any, Any]]) -> Any:
     """Return the rival on a device, with the micro-batches of a step."""
     from benchmarks.rivals import RIVALS as TRAINERS
     from benchmarks.rivals import Training
+    from rdm_core.partition import stage_bounds
 
-    training = Training(leg.shape, held, leg.accumulation, device, leg.precision == "bf16", leg.compiled)
+    layout = leg.layout
+    bounds = stage_bounds(
+        ["Block"] * leg.shape.layers, None, leg.shape.partition(layout.pipeline), layout.pipeline
+    )
+    training = Training(
+        shape=leg.shape,
+        batches=held,
+        accumulation=leg.micro_batches,
+        device=device,
+        mixed=leg.precision == "bf16",
+        compiled=leg.compiled,
+        tensor=layout.tensor,
+        data=layout.data,
+        stages=[end - begin for begin, end in pairwise(bounds)],
+    )
     return TRAINERS[str(leg.rival)](training)
 
 
@@ -416,6 +446,9 @@ def run_leg(leg: Leg, directory: Path) -> dict[str, Any]:
     environment = dict(os.environ)
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(leg.layout.world)}
     environment.setdefault("OMP_NUM_THREADS", "1")
+    if leg.rival == "megatron-core" and leg.layout.tensor > 1:
+        # As its training program demands: a collective then starts before the kernels that should hide it.
+        environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     processes = []
     with contextlib.ExitStack() as logs:
         for rank in range(leg.layout.world):
@@ -521,15 +554,15 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
                     ]
                 )
         else:
-            rate = medians["ours"]
+            ((way, rate),) = medians.items()
             base = singles.get((name, engine), {})
             two_rows.append(
                 [
                     name,
-                    f"{layout}, {engine}",
+                    f"{layout}, {engine if way == 'ours' else way}",
                     result["micro_batches"],
                     f"{rate:,.0f}",
-                    spread("ours"),
+                    spread(way),
                     mfu(rate),
                     f"{rate / base['ours']:.3f}" if "ours" in base else "-",
                     f"{rate / base['plain']:.3f}" if base else "-",
@@ -544,7 +577,7 @@ def arguments() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--shapes", help="names, separated by commas; all")
-    parser.add_argument("--layouts", default=",".join(LAYOUTS), help="of those with as many devices; all")
+    parser.add_argument("--layouts", default=LAYOUTS, help="those for which there are devices; all up to 8")
     parser.add_argument("--engine", default="deepspeed", help="deepspeed, native, or both with a comma")
     parser.add_argument("--rivals", default="", help=f"measured as well: {', '.join(RIVALS)}")
     parser.add_argument("--accumulation", type=int, default=8, help="micro-batches in a step on one device")
@@ -569,6 +602,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    try:
+        args.layouts = [Layout.parse(name) for name in args.layouts.split(",")]
+    except ValueError as error:
+        parser.error(f"--layouts: {error}")
     args.rivals = [name for name in args.rivals.split(",") if name]
     for name in args.rivals:
         if name not in RIVALS:
@@ -585,12 +622,16 @@ def missing(rival: str) -> str | None:
     return None
 
 
-def unfit(rival: str, shape: Shape, accelerated: bool) -> str | None:
-    """Return why an installed rival cannot train a shape on this machine, if so."""
+def unfit(rival: str, shape: Shape, layout: Layout, accelerated: bool) -> str | None:
+    """Return why an installed rival cannot train a shape in a layout on this machine, if so."""
     if rival == "megatron-core" and not accelerated:
         return "megatron-core trains on GPUs only"
     if rival == "torchtitan" and not shape.groups:
         return "torchtitan has no GPT with learned positions; a Llama's shape works"
+    if rival == "torchtitan" and layout.world > 1:
+        return "torchtitan is measured on one device only"
+    if rival == "megatron-core" and layout.context > 1:
+        return "megatron-core's context parallelism needs Transformer Engine"
     return None
 
 
@@ -615,21 +656,20 @@ def legs(args: argparse.Namespace, devices: int, accelerated: bool) -> Iterator[
         )
         if args.blocks:
             name = f"{name.partition(' x ')[0]} x {args.blocks}"
-        for layout_name in args.layouts.split(","):
-            layout = LAYOUTS[layout_name]
+        for layout in args.layouts:
             if layout.world > devices:
                 continue
             if shape.heads % layout.tensor:
                 print(
-                    f"{name}, {layout_name}: left out, {layout.tensor} cannot divide {shape.heads} heads",
+                    f"{name}, {layout.name}: left out, {layout.tensor} cannot divide {shape.heads} heads",
                     flush=True,
                 )
                 continue
             measured: list[tuple[str, str | None]] = [(engine, None) for engine in args.engine.split(",")]
-            for rival in rivals if layout.world == 1 else ():
-                reason = unfit(rival, shape, accelerated)
+            for rival in rivals:
+                reason = unfit(rival, shape, layout, accelerated)
                 if reason:
-                    print(f"{name}: left out, {reason}.", flush=True)
+                    print(f"{name}, {layout.name}: left out, {reason}.", flush=True)
                 else:
                     measured.append((measured[0][0], rival))
             for engine, rival in measured:

@@ -8,7 +8,7 @@ import importlib.metadata
 import pytest
 
 from benchmarks import train_throughput
-from benchmarks.train_throughput import Leg
+from benchmarks.train_throughput import Layout, Leg
 
 
 def wanted(
@@ -57,9 +57,63 @@ def test_rivals_follow_the_engines_on_one_device(
         ("tiny Llama", "torchtitan"),
     ]
     assert all(leg.plain for leg in legs)
-    assert capsys.readouterr().out.startswith("tiny: left out, torchtitan has no GPT")
+    assert capsys.readouterr().out.startswith("tiny, one: left out, torchtitan has no GPT")
     assert wanted(monkeypatch, *options, "--layouts", "DP 2") == []
     assert {leg.rival for leg in wanted(monkeypatch, *options, accelerated=False)} == {None, "torchtitan"}
+
+
+def test_megatron_core_follows_in_the_layouts_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed(monkeypatch, "megatron-core", "torchtitan")
+    options = ("--quick", "--shapes", "tiny Llama", "--rivals", "megatron-core,torchtitan")
+    legs = wanted(monkeypatch, *options, "--layouts", "TP 2 PP 2 DP 2,CP 2,TP 8", devices=8)
+    assert [(leg.layout.name, leg.rival) for leg in legs] == [
+        ("TP 2 PP 2 DP 2", None),
+        ("TP 2 PP 2 DP 2", "megatron-core"),
+        ("CP 2", None),
+    ]
+    assert [line.partition(": left out, ")[::2] for line in capsys.readouterr().out.splitlines()] == [
+        ("tiny Llama, TP 2 PP 2 DP 2", "torchtitan is measured on one device only."),
+        ("tiny Llama, CP 2", "megatron-core's context parallelism needs Transformer Engine."),
+        ("tiny Llama, CP 2", "torchtitan is measured on one device only."),
+        ("tiny Llama, TP 8", "8 cannot divide 4 heads"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "micro_batches"),
+    [
+        ("one", (1, 1, 1, 1), (8, 8)),
+        ("DP 8", (1, 1, 8, 1), (8, 8)),
+        ("TP 4", (4, 1, 1, 1), (32, 8)),
+        ("PP 2", (1, 2, 1, 1), (4, 32)),
+        ("PP 4", (1, 4, 1, 1), (8, 32)),
+        ("TP 2 PP 2 DP 2", (2, 2, 2, 1), (8, 32)),
+        ("TP 2 CP 2", (2, 1, 1, 2), (16, 8)),
+    ],
+)
+def test_a_layout_is_read_from_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    degrees: tuple[int, int, int, int],
+    micro_batches: tuple[int, int],
+) -> None:
+    layout = Layout.parse(name)
+    assert (layout.name, layout.tensor, layout.pipeline, layout.data, layout.context) == (name, *degrees)
+    (leg,) = wanted(monkeypatch, "--shapes", "GPT-1.3B", "--layouts", name, devices=8)
+    assert (leg.micro_batch, leg.micro_batches) == micro_batches
+    # A step has as many tokens for each device as on one, except those that share its sequences.
+    assert leg.global_batch * layout.context == 64 * layout.world
+
+
+@pytest.mark.parametrize("name", ["", "TP", "TP 0", "TP2", "TP 2 TP 2", "TP 2  PP 2", "EP 2", "one TP 2"])
+def test_what_is_no_layout_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        wanted(monkeypatch, "--layouts", f"one,{name}")
+    assert f"--layouts: {name!r} is no layout such as" in capsys.readouterr().err
 
 
 def test_a_shape_can_have_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,3 +165,28 @@ def test_the_table_has_a_rival_beside_its_plain_loop() -> None:
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells == ["tiny", "megatron-core", "4 x 8", "900", "0.0 %", "90.0", "0.900", "3"]
     assert lines[-1] == report["about"] != lines[-3]
+
+
+def test_the_table_of_layouts_compares_a_rival_with_one_device() -> None:
+    base = {"shape": vars(train_throughput.QUICK["tiny"]), "shape_name": "tiny", "engine": "native"}
+    results = [
+        {
+            "leg": {**base, "layout": {"name": layout}, "accumulation": 8},
+            "micro_batches": "8 x 8",
+            "flops_per_token": 1e9,
+            "report": {"tokens_per_second": rates, "ours_peak_gib": 1.0, "plain_peak_gib": 1.0},
+        }
+        for layout, rates in (
+            ("one", {"ours": [800.0], "plain": [1000.0]}),
+            ("TP 2", {"ours": [720.0]}),
+            ("TP 2", {"megatron-core": [600.0]}),
+        )
+    ]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in train_throughput.tables(results, 1.0).splitlines()[-2:]
+    ]
+    assert rows == [
+        ["tiny", "TP 2, native", "8 x 8", "720", "0.0 %", "72.0", "0.900", "0.720"],
+        ["tiny", "TP 2, megatron-core", "8 x 8", "600", "0.0 %", "60.0", "0.750", "0.600"],
+    ]

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The benchmarks of a resume and of the all-reduce: layouts to ranks, and what their tables compare."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from benchmarks import all_reduce, resume
+from benchmarks.train_throughput import Layout
+
+
+def cells(table: str) -> list[list[str]]:
+    """Return the rows of a Markdown table, without heading and rule."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+@pytest.mark.parametrize("name", ["TP 8", "PP 4 DP 2", "TP 2 PP 2 DP 2"])
+def test_both_layouts_train_the_same_samples(name: str) -> None:
+    args = argparse.Namespace(shape="Llama-3 8B x 6", blocks=16, sequence=None, samples=8, engine="native")
+    configuration = resume.leg_of(args, Layout.parse(name)).configuration()
+    assert configuration["model"]["layers"] == 16
+    assert configuration["optimisation"]["micro_batch_size"] == 1
+    assert configuration["optimisation"]["global_batch_size"] == 8
+    assert configuration["parallel"]["partition"] == "even"
+
+
+def test_losses_continue_within_the_rounding_of_bf16() -> None:
+    assert resume.continues([10.0, 8.0], [10.03, 7.98])
+    assert not resume.continues([10.0, 8.0], [10.0, 8.04])
+    assert not resume.continues([10.0, 8.0], [10.0, float("nan")])
+
+
+def test_the_tables_of_a_resume() -> None:
+    memory = {"host_before": 2**30, "host_peak": 2**31, "device_before": 2**32, "device_peak": 2**33}
+    saved: dict[str, Any] = {"before": [12.0], "save": {"seconds": 10.0, **memory}, "losses": [8.0]}
+    loaded: dict[str, Any] = {
+        "load": {"seconds": 5.0, "host_before": 2**30, "host_peak": 2**30},
+        "losses": [8.008],
+    }
+    measured, losses = resume.tables(("TP 2", "PP 2"), saved, loaded, 20 * 10**9).split("\n\n")
+    assert cells(measured) == [
+        ["save", "TP 2", "20.0", "10.0", "2.00", "1.0", "2.0", "4.0", "8.0"],
+        ["load", "PP 2", "20.0", "5.0", "4.00", "1.0", "1.0", "-", "-"],
+    ]
+    first, last = cells(losses)
+    assert first == ["1", "12.0000", "", ""]
+    assert last == [str(1 + resume.STEPS), "8.0000", "8.0080", "+0.100 %"]
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    found = [{"bytes": 2**30, "seconds": {"verify": [2.0, 1.0, 4.0], "loop": [2.0], "graph": [1.0]}}]
+    assert cells(all_reduce.table(found, 8)) == [["1024", "0.9", "0.9", "1.9", "1.000", "0.500"]]
