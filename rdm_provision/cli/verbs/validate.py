@@ -108,4 +108,6 @@ def show(console: Console, found: Mapping[str, Any]) -> None:
     line = f"Mean absolute error {found['mean_absolute_error']:.1%} over {found['layouts']} layouts"
     if found["rank_correlation"] is not None:
         line += f", rank correlation {found['rank_correlation']:.2f}"
-    console.print(f"{line}.")
+    excess = found["winner_excess"]
+    winner = f"took {excess:.1%} longer than the fastest" if excess else "was the fastest"
+    console.print(f"{line}. The one predicted as the fastest {winner} of them.")

@@ -31,8 +31,10 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         rows: ``predicted`` and ``measured`` seconds of each layout; ``measured`` is None if it did not run.
 
     Returns:
-        The number of ``layouts`` that ran; ``mean_absolute_error``, relative to the measured time; and
-        ``rank_correlation``. The latter two are None if too few ran.
+        The number of ``layouts`` that ran; ``mean_absolute_error``, relative to the measured time;
+        ``rank_correlation``; and ``winner_excess``, how much longer the step of the one that was predicted
+        as the fastest took than the fastest step, relative to that. All but the first are None if too few
+        ran.
     """
     ran = [(float(row["predicted"]), float(row["measured"])) for row in rows if row["measured"]]
     predicted, measured = [one for one, _ in ran], [one for _, one in ran]
@@ -41,6 +43,7 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "layouts": len(ran),
         "mean_absolute_error": statistics.mean(errors) if errors else None,
         "rank_correlation": rank_correlation(predicted, measured),
+        "winner_excess": min(ran)[1] / min(measured) - 1 if ran else None,
     }
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The benchmark of training also works without an accelerator."""
+"""The benchmarks of training and of a resume also work without an accelerator."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,20 @@ def test_quick_look(tmp_path: Path, layouts: str) -> None:
     assert "| native " in result.stdout
     assert [set(two["tokens_per_second"]) for two in spread] == [{"ours"}] * 2 * ("DP 2" in layouts)
     assert ("| DP 2, native " in result.stdout) == ("DP 2" in layouts)
+
+
+@pytest.mark.long
+def test_a_resume_in_another_layout(tmp_path: Path) -> None:
+    program = str(ROOT / "benchmarks" / "resume.py")
+    result = subprocess.run(
+        [sys.executable, program, "--shape", "tiny Llama", "--from", "TP 2", "--to", "PP 2 DP 2"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    # It fails if the losses do not continue.
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert "| load | PP 2 DP 2 |" in result.stdout
+    assert list(tmp_path.rglob("*.distcp")) == []

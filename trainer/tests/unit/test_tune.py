@@ -881,6 +881,10 @@ def test_ranks_that_are_equal_share_a_place() -> None:
     found = compared([{"predicted": 1.1, "measured": 1.0}, {"predicted": 1.0, "measured": None}])
     assert found["layouts"] == 1
     assert found["mean_absolute_error"] == pytest.approx(0.1)
+    assert found["winner_excess"] == 0
+    found = compared([{"predicted": 1.1, "measured": 1.0}, {"predicted": 1.0, "measured": 1.02}])
+    assert found["winner_excess"] == pytest.approx(0.02)
+    assert compared([{"predicted": 1.0, "measured": None}])["winner_excess"] is None
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (4, 2), (4, 9)])

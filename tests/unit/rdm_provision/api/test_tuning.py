@@ -452,6 +452,7 @@ def test_layouts_are_run_and_what_they_took_is_kept(
     assert len({row["rank"] for row in rows}) == len(rows) == 4
     assert [row["measured"] for row in rows] == pytest.approx([0.6, 0.7, 0.8, 0.9])
     assert found["rank_correlation"] == pytest.approx(1.0)
+    assert found["winner_excess"] == 0
     errors = [abs(row["predicted"] / row["measured"] - 1) for row in rows]
     assert found["mean_absolute_error"] == pytest.approx(sum(errors) / 4)
     assert len(pruned) == 4
@@ -468,8 +469,9 @@ def test_other_layouts_are_run_when_the_file_has_the_winner_s_keys(
     from rdm_core.config import check
 
     inventory = make_inventory("node1", "node2", rdm_slots=1, rdm_gpu="A10", hosts={"node2": SLOW})
-    code, _, err = call("tune", job, "-i", inventory, "--write", "--validate", "1", "--inter", "1")
+    code, out, err = call("tune", job, "-i", inventory, "--write", "--validate", "1", "--inter", "1")
     assert code == 0, err
+    assert "The one predicted as the fastest was the fastest of them." in " ".join(out.split())
     assert len(pruned) == 2
     assert yaml.safe_load(job.read_text())["parallel"]["partition"] != "even"
     tried = [tuning.load(job, words) for _, words in nodes.runs]
