@@ -144,6 +144,7 @@ def _shared(config: Config, tensor: int) -> Config:
         sequence_parallel=False,
         pipeline=1,
         virtual_pipeline=1,
+        eager_forwards=0,
         expert=1,
         context=1,
     )

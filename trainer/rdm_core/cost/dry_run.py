@@ -9,6 +9,7 @@ probabilities.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Memory:
     @property
     def total(self) -> int:
         """The sum of all components."""
-        return sum(dataclasses.astuple(self))
+        return sum(vars(self).values())
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,9 @@ def dry_run(config: Config, world_size: int) -> Report:
     virtual = list(itertools.pairwise(bounds))
     for index in range(parallel.pipeline):
         layers = [layer for ends in virtual[index :: parallel.pipeline] for layer in sizes[slice(*ends)]]
-        in_flight = most_held(index, parallel.pipeline, parallel.virtual_pipeline, accumulation)
+        in_flight = most_held(
+            index, parallel.pipeline, parallel.virtual_pipeline, accumulation, parallel.eager_forwards
+        )
         stages.append(
             Stage(
                 index=index,
@@ -222,7 +225,8 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
         weights = gathered + (0 if offloads else weights)
     activations = _activations(config, layers, in_flight)
     logits = _logits(config) if last else 0
-    buffers = _RUNTIME_BYTES + sum(_fp8_copies(config, layer.name) for layer in layers)
+    counts = collections.Counter(layer.name for layer in layers)
+    buffers = _RUNTIME_BYTES + sum(count * _fp8_copies(config, name) for name, count in counts.items())
     if parallel.offload_optimizer != "none" and config.zero_stage < 3:
         # DeepSpeed has a buffer for any weight's gradient; the word embedding is taken as the largest weight.
         spec = config.spec
@@ -352,8 +356,8 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
     line = spec.hidden_size * _width(config) // parallel.token_shards
     kept = 0
     blocks = [layer.name for layer in layers if layer.name.endswith("Block")]
-    whole = [_block_activations(config, name) for name in blocks]
-    within = [_within_budget(config, name) for name in blocks]
+    whole = {name: _block_activations(config, name) for name in set(blocks)}
+    within = {name: _within_budget(config, name) for name in whole}
     recomputed = parallel.recomputed(len(blocks))
     for layer in layers:
         if not layer.name.endswith("Block"):
@@ -365,13 +369,13 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
             kept += _tokens(config, layer.name) * line * lines
     interval = parallel.activation_checkpointing_interval
     kept += sum(_tokens(config, name) * line for name in blocks[:recomputed:interval])
-    kept += sum(within[recomputed:])
+    kept += sum(within[name] for name in blocks[recomputed:])
     # The backward pass of a checkpoint computes its blocks' activations again, when those of the blocks after
     # it are freed already. All chunks are assumed to be equally large.
-    again = min(interval, recomputed) * max(whole, default=0)
-    done = sum(whole[recomputed : len(blocks) // parallel.virtual_pipeline])
+    again = min(interval, recomputed) * max(whole.values(), default=0)
+    done = sum(whole[name] for name in blocks[recomputed : len(blocks) // parallel.virtual_pipeline])
     # What exceeds a budget is computed again for one block at a time.
-    exceeding = [total - part for total, part in zip(whole, within, strict=True)]
+    exceeding = [whole[name] - within[name] for name in whole]
     return samples * (kept * in_flight // parallel.virtual_pipeline + max(0, again - done, *exceeding))
 
 

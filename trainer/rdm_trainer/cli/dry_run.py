@@ -120,6 +120,7 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
     cut = f", partition {parallel.partition}" if report.pipeline > 1 else ""
     context = f" x context {report.context}" if report.context > 1 else ""
     virtual = f" ({parallel.virtual_pipeline} chunks each)" if parallel.virtual_pipeline > 1 else ""
+    virtual += f" (eager forwards {parallel.eager_forwards})" if parallel.eager_forwards else ""
     tensor = f"{report.tensor}{' (sequence parallel)' if parallel.sequence_parallel else ''}"
     axes = f"tensor {tensor}{context} x pipeline {report.pipeline}{virtual} x data {report.data}"
     plural = "s" if report.world_size > 1 else ""
@@ -281,6 +282,7 @@ def _alternatives(job: Config, report: Report, accelerator: Accelerator) -> Iter
     """Try what would need less, on as many GPUs; return what helps."""
     parallel, optimisation = job.parallel, job.optimisation
     tries: list[dict[str, Any]] = [
+        {"parallel.eager_forwards": 0},
         _recomputed(job, report, accelerator),
         {"optimisation.micro_batch_size": max(1, optimisation.micro_batch_size // 2)},
         {"parallel.zero_stage": 1 if parallel.zero_stage == 0 else parallel.zero_stage},

@@ -162,6 +162,15 @@ def test_dry_run_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture
         assert run(capsys, "dry-run", XL, "--gpu", "A10", *batch, *keys)[0] == expected
 
 
+def test_dry_run_counts_eager_forwards(capsys: pytest.CaptureFixture[str]) -> None:
+    layout = [f"parallel.{key}" for key in ("pipeline=4", "partition=even", "data=8", "eager_forwards=2")]
+    batch = ["optimisation.global_batch_size=1024", "optimisation.micro_batch_size=8"]
+    code, out, _ = run(capsys, "dry-run", XL, "--gpu", "A100-40", "engine=native", *layout, *batch)
+    assert "pipeline 4 (eager forwards 2)" in " ".join(out.split())
+    assert code == 1
+    assert re.search(r"parallel.eager_forwards=0: .* GiB, fits", out)
+
+
 def test_dry_run_takes_a_budget_for_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     budget = "parallel.activation_memory_budget=0.5"
     assert "by the budget of 0.5;" in run(capsys, "dry-run", XL, budget)[1]

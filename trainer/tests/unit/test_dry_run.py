@@ -221,6 +221,21 @@ def test_chunks_make_the_bubble_smaller_and_keep_more_activations() -> None:
     assert sum(stage.parameters for stage in one.stages) == sum(stage.parameters for stage in two.stages)
 
 
+def test_eager_forwards_keep_more_micro_batches() -> None:
+    changes = ["engine=native", "parallel.pipeline=4", "parallel.partition=even"]
+    plain, eager = (report("gpt2-xl", *changes, f"parallel.eager_forwards={count}") for count in (0, 2))
+    assert [stage.in_flight for stage in plain.stages] == [4, 3, 2, 1]
+    assert [stage.in_flight for stage in eager.stages] == [10, 7, 4, 1]
+    kept = [[stage.memory.activations for stage in found.stages] for found in (plain, eager)]
+    assert [more / less for less, more in zip(*kept, strict=True)] == pytest.approx([10 / 4, 7 / 3, 2, 1])
+    # Stages that are alike wait as long.
+    assert eager.bubble == plain.bubble
+    few = report("gpt2-xl", *changes, "parallel.eager_forwards=2", "optimisation.global_batch_size=16")
+    assert [stage.in_flight for stage in few.stages] == [
+        min(few.accumulation, most) for most in (10, 7, 4, 1)
+    ]
+
+
 def test_checkpointing_trades_activations_for_flops() -> None:
     plain = report("gpt-5b")
     full = report("gpt-5b", "parallel.activation_checkpointing=full")
