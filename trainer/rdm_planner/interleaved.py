@@ -78,11 +78,11 @@ _Pass = tuple[int, int, int, int]
 
 
 @functools.lru_cache(maxsize=64)
-def _order(stages: int, chunks: int, micro_batches: int) -> tuple[_Pass, ...]:
+def _order(stages: int, chunks: int, micro_batches: int, eager: int = 0) -> tuple[_Pass, ...]:
     """Return the passes of all stages, each after the pass it waits for."""
     last = stages * chunks - 1
     numbers = [[0] * micro_batches for _ in range(2 * last + 2)]
-    waiting = [iter(passes(stage, stages, chunks, micro_batches)) for stage in range(stages)]
+    waiting = [iter(passes(stage, stages, chunks, micro_batches, eager)) for stage in range(stages)]
     first = [next(order, None) for order in waiting]
     found: list[_Pass] = []
     ready = list(range(stages))
@@ -115,16 +115,19 @@ def _simulated(stages: int, order: Sequence[_Pass], work: Sequence[float]) -> li
     return ends[1:]
 
 
-def timeline(work: Sequence[tuple[float, float]], stages: int, micro_batches: int) -> list[Timed]:
+def timeline(
+    work: Sequence[tuple[float, float]], stages: int, micro_batches: int, eager: int = 0
+) -> list[Timed]:
     """Return the passes of a step, ordered by when they begin.
 
     Args:
         work: Seconds of the forward and the backward pass of each virtual stage.
         stages: Stages of the pipeline.
         micro_batches: Micro-batches of the step; with several chunks, a multiple of the stages.
+        eager: Additional forward passes of the warm-up, for each later stage.
     """
     flat = list(itertools.chain(*work))
-    order = _order(stages, len(work) // stages, micro_batches)
+    order = _order(stages, len(work) // stages, micro_batches, eager)
     ends = _simulated(stages, order, flat)
     found = [
         Timed(stage, which // 2 // stages, micro_batch, which % 2 == 0, end - flat[which], end)

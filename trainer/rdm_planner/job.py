@@ -35,7 +35,7 @@ from rdm_planner.interleaved import Interleaved, InterleavedProblem, chunk_block
 from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.nodes import NodeKind
 from rdm_planner.partition import Problem
-from rdm_planner.schedules import BlockingSends, OneForwardOneBackward
+from rdm_planner.schedules import BlockingSends, EagerOneForwardOneBackward, OneForwardOneBackward
 from rdm_planner.search import ideal_sums, slowdowns
 from rdm_planner.times import LayerWork, Link, PublishedPeaks, Times
 
@@ -45,6 +45,7 @@ _BITS = 8
 _MOST_MICRO_BATCH = 64
 _BOTH = ("none", "full")
 _ROUNDED = 8
+_MOST_EAGER = 2
 _LEAST_TOKENS = 8192
 """Least tokens of a sample on a context rank, unless the degree is fixed: a step was measured with 16,384."""
 
@@ -69,6 +70,7 @@ def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None
             sequence_parallel=config.parallel.sequence_parallel and layout.tensor > 1,
             pipeline=layout.pipeline,
             virtual_pipeline=layout.virtual_pipeline,
+            eager_forwards=layout.eager_forwards,
             data=data,
             expert=layout.expert,
             context=layout.context,
@@ -185,6 +187,7 @@ class Job:
             :func:`rdm_planner.interleaved.degrees`.
         context_degrees: The values of ``parallel.context`` to try; None tries those that leave a rank enough
             tokens.
+        eager_forwards: The value of ``parallel.eager_forwards``; None tries up to 2 with the native engine.
     """
 
     config: Config
@@ -195,9 +198,11 @@ class Job:
     expert_degrees: Sequence[int] | None = None
     virtual_degrees: Sequence[int] | None = None
     context_degrees: Sequence[int] | None = None
+    eager_forwards: int | None = None
 
     def __post_init__(self) -> None:
         self._shaped: dict[Layout, _Shaped] = {}
+        self._memory: dict[Layout, tuple[_Bytes, _Lines]] = {}
         self._sums: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
         self._schedules: dict[tuple[Layout, str, _Exchanges], OneForwardOneBackward | Interleaved] = {}
         self._slowdowns: dict[tuple[object, ...], dict[str, tuple[float, float]]] = {}
@@ -214,6 +219,10 @@ class Job:
         if layout not in self._shaped:
             self._shaped[layout] = _Shaped(self, layout)
         return self._shaped[layout]
+
+    def memory(self, layout: Layout) -> tuple[_Bytes, _Lines]:
+        """Return the known memory of a layout, which its eager forward passes share."""
+        return self._memory.setdefault(dataclasses.replace(layout, eager_forwards=0), ({}, {}))
 
     def units(self, config: Config) -> list[tuple[LayerSize, ...]]:
         """Return the units that a cut counts, for a tensor degree."""
@@ -268,11 +277,14 @@ class Job:
             both, backward = self.sums(layout, gpu, exchanges)
             micro_batches, forward = layout.accumulation(self.batch), 1 - backward[-1] / both[-1]
             stages, chunks = layout.pipeline, layout.virtual_pipeline
-            self._schedules[key] = (
-                Interleaved(stages, chunks, micro_batches, forward)
-                if chunks > 1
-                else OneForwardOneBackward(stages, micro_batches, forward=forward)
-            )
+            if chunks > 1:
+                self._schedules[key] = Interleaved(stages, chunks, micro_batches, forward)
+            elif self.config.engine == "native":
+                self._schedules[key] = EagerOneForwardOneBackward(
+                    stages, micro_batches, forward=forward, eager=layout.eager_forwards
+                )
+            else:
+                self._schedules[key] = OneForwardOneBackward(stages, micro_batches, forward=forward)
         return self._schedules[key]
 
     def slowdowns(
@@ -380,7 +392,15 @@ class Job:
                     for expert in self._expert_degrees(tensor, data * context):
                         for chunks in self._virtual_degrees(stages):
                             yield Layout(
-                                tensor, data, stages, least, False, self._least_zero, expert, chunks, context
+                                tensor,
+                                data,
+                                stages,
+                                least,
+                                zero_stage=self._least_zero,
+                                expert=expert,
+                                virtual_pipeline=chunks,
+                                context=context,
+                                eager_forwards=self.eager_forwards or 0,
                             )
 
     def least_micro_batch(self, tensor: int, context: int) -> int:
@@ -455,10 +475,21 @@ class Job:
         share = math.gcd(self.batch, *((ramp.start, ramp.increment) if ramp else ())) // layout.data
         for size in range(min(share, _MOST_MICRO_BATCH), 0, -1):
             if share % (size * group) == 0 and size % layout.micro_batch == 0:
-                for saved in self.checkpointing:
-                    yield dataclasses.replace(
-                        layout, micro_batch=size, checkpointing=saved == "full", zero_stage=zero
-                    )
+                sized = dataclasses.replace(layout, micro_batch=size, zero_stage=zero)
+                for saved, eager in itertools.product(self.checkpointing, self._eager_forwards(sized)):
+                    yield dataclasses.replace(sized, checkpointing=saved == "full", eager_forwards=eager)
+
+    def _eager_forwards(self, layout: Layout) -> list[int]:
+        """Return the fixed number of eager forward passes, or else those that let the first stage hold more.
+
+        With several chunks on a stage, stages that run further ahead wait for each other.
+        """
+        stages, micro_batches = layout.pipeline, layout.accumulation(self.batch)
+        if (fixed := self.eager_forwards) is not None:
+            return [fixed] if fixed <= max(1, micro_batches) else []
+        most = _MOST_EAGER if self.config.engine == "native" and layout.virtual_pipeline == 1 else 0
+        held = {most_held(0, stages, 1, micro_batches, eager): eager for eager in range(most, -1, -1)}
+        return sorted(held.values())
 
 
 class _Held(NamedTuple):
@@ -468,6 +499,12 @@ class _Held(NamedTuple):
     experts: list[int]
     tied: list[int]
     counts: list[tuple[int, ...]]
+
+
+# A stage's bytes by its units: constant, and per micro-batch in flight.
+_Bytes = dict[tuple[object, ...], tuple[int, int]]
+# The same by the ends of the model that it has: constant and per micro-batch; per block; per both.
+_Lines = dict[tuple[bool, bool], tuple[tuple[float, float], float, float]]
 
 
 class _Shaped:
@@ -494,8 +531,7 @@ class _Shaped:
             and parallel.activation_checkpointing_interval == 1
             and parallel.activation_checkpointing_blocks is None
         )
-        self._memory: dict[tuple[object, ...], int] = {}
-        self._lines: dict[tuple[bool, bool], tuple[tuple[float, float], float, float]] = {}
+        self._memory, self._lines = job.memory(layout)
 
     def own(self, begin: int, end: int) -> tuple[int, int]:
         """Return the parameters of a rank of a stage: non-expert ones, and those of experts.
@@ -514,21 +550,25 @@ class _Shaped:
         return self.layout.micro_batch * tokens * model.hidden_size * _width(self.job) * _BITS
 
     def _in_flight(self, stage: int) -> int:
-        return most_held(stage, self.layout.pipeline, self.chunks, self.micro_batches)
+        layout = self.layout
+        return most_held(stage, layout.pipeline, self.chunks, self.micro_batches, layout.eager_forwards)
 
     def memory(self, stage: int, begin: int, end: int) -> int:
         """Return the bytes that a rank of a stage with these units holds."""
-        in_flight = self._in_flight(stage)
         is_last = stage == self.layout.pipeline - 1
         ends = (begin == 0, end == len(self.units))
-        key: tuple[object, ...] = (in_flight, is_last, *ends, end - begin)
+        key: tuple[object, ...] = (is_last, *ends, end - begin)
         if not self._is_uniform:
-            key = (in_flight, is_last, self._counts[begin], self._counts[end])
+            key = (is_last, self._counts[begin], self._counts[end])
         if key not in self._memory:
             layers = list(itertools.chain(*self.units[begin:end]))
-            found = stage_memory(self.job, layers, self.layout.data, in_flight, last=is_last)
-            self._memory[key] = found.total
-        return self._memory[key]
+            once, twice = (
+                stage_memory(self.job, layers, self.layout.data, count * self.chunks, last=is_last).total
+                for count in (1, 2)
+            )
+            self._memory[key] = 2 * once - twice, twice - once
+        constant, by_micro_batch = self._memory[key]
+        return constant + by_micro_batch * self._in_flight(stage) // self.chunks
 
     def most_memory(self, stage: int, begin: int, end: int) -> float:
         """Return an upper bound on :meth:`memory`, a few bytes above it, in less time.

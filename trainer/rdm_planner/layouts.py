@@ -23,6 +23,7 @@ class Layout:
         expert: Replicas that share the experts of each layer.
         virtual_pipeline: Chunks of layers on each stage.
         context: GPUs that share each sample's tokens.
+        eager_forwards: Additional forward passes of the warm-up, for each later stage.
     """
 
     tensor: int
@@ -34,6 +35,7 @@ class Layout:
     expert: int = 1
     virtual_pipeline: int = 1
     context: int = 1
+    eager_forwards: int = 0
 
     @property
     def replicas(self) -> int:

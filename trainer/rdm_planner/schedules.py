@@ -8,13 +8,21 @@ from a single stage, one from the first stages. The bounds are paths through the
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["BlockingSends", "Chosen", "OneForwardOneBackward", "Path", "Schedule"]
+__all__ = [
+    "BlockingSends",
+    "Chosen",
+    "EagerOneForwardOneBackward",
+    "OneForwardOneBackward",
+    "Path",
+    "Schedule",
+]
 
 # The share of the forward pass in a stage's time if the backward pass takes twice as long.
 _FORWARD = 1 / 3
@@ -198,6 +206,10 @@ class OneForwardOneBackward:
                 gradient[i] = arrived
             backward[i] = end
 
+    def _ahead(self, stage: int) -> int:
+        """Return a stage's forward passes in the warm-up of a step with enough micro-batches."""
+        return self.stages - 1 - stage
+
     def paths(self, stage: int) -> list[Path]:
         """See :class:`Schedule`."""
         return self._paths[stage]
@@ -218,7 +230,7 @@ class OneForwardOneBackward:
         if p == 1:
             return [Path(float(m), 0.0, 0.0)]
         is_last = stage == p - 1
-        warm = p - 1 - stage
+        warm = self._ahead(stage)
         # Delays from a stage's forward to its backward pass, the reverse, and between two forward passes.
         to_backward = self.last_send if stage == p - 2 else 0.0
         to_forward = self.last_send if is_last else 0.0
@@ -271,7 +283,8 @@ class OneForwardOneBackward:
         """See :class:`Schedule`.
 
         These are the paths of :meth:`paths`, but a trip may turn back at any stage. A trip of stage i that
-        turns at stage r waits for r - i fewer micro-batches, and for the stages between instead.
+        turns at stage r waits for fewer micro-batches, as many as r computes before its first backward pass,
+        and for the stages between instead.
         """
         p, m = self.stages, self.micro_batches
         if p == 1:
@@ -281,7 +294,7 @@ class OneForwardOneBackward:
         f, g = time * self.forward, time * (1 - self.forward)
         total = chosen.total + time
         # Micro-batches that pass this stage before the first returns to it, and return after the last passed.
-        turns = min(left, m)
+        turns = min(self._ahead(stage) + 1, m)
         # The last two stages wait for the last stage's gradients.
         wait = self._wait if m > 1 else 0.0
         send_down = self.last_send if left == 1 or (left == 2 and m > 1) else 0.0
@@ -290,9 +303,9 @@ class OneForwardOneBackward:
         down = total + after + self.last_send
         back = down + wait
         base = chosen.total + (self.first_send if stage else 0.0)
-        if m > left:
+        if m > turns:
             # Sends in the steady phase; those at its ends belong to the trips.
-            base += (m - left) * time + ((m - left - 1) * self.last_send if left <= 2 else 0.0)
+            base += (m - turns) * time + ((m - turns - 1) * self.last_send if left <= 2 else 0.0)
         # For each stage: the time between the trips at the start and at the end; its forward and backward
         # times; the total of the stages up to it; lower bounds on both trips.
         own = (base, f, g, total - (0.0 if stage else self.first_send), turns * f, turns * g)
@@ -311,13 +324,80 @@ class OneForwardOneBackward:
                     start = seconds
                 if (seconds := backward + back - until) > finish:
                     finish = seconds
-            if index > p - m:
+            if m > self._ahead(index) + 1:
                 seconds = between + start + finish
             else:
                 seconds = between + max(start + m * backward, m * forward + finish)
             if seconds > bound:
                 bound = seconds
         return Chosen(tuple(stages), total, bound)
+
+
+@dataclass(frozen=True)
+class EagerOneForwardOneBackward(OneForwardOneBackward):
+    """1F1B whose stages run further ahead, as the native engine does; sends take no time.
+
+    Stage s of p computes w = (1 + e) (p - 1 - s) forward passes, and then a forward and a backward pass in
+    turn (:mod:`rdm_core.pipeline_schedule`). The inherited bounds hold for any such w that no later stage
+    exceeds and that is 0 for the last stage. They are paths through these passes, each of which waits for the
+    one before it:
+
+    - The first micro-batch's trip: forward through the stages from s to the last one, which turns at once
+      (w = 0), and back to the first backward pass of s.
+    - A trip that turns at a stage r behind s: forward passes 0 to w_r on s, of micro-batch w_r on the stages
+      to r, where backward pass 0 follows, and back to s. These are passes of s before its first backward
+      pass, because w_r is at most w_s.
+    - In between, stage s alternates m - 1 - w_s times, from its first backward to its last forward pass.
+    - The trips at the end, in the same way: from the last forward pass of s to r, whose last forward pass is
+      followed by backward pass m - 1 - w_r, back to s, and backward passes m - 1 - w_r to m - 1 there.
+
+    Source: Zhuang et al., "On Optimizing the Communication of Model Parallelism" (MLSys 2023), section 4.
+
+    Args:
+        eager: Additional forward passes e of the warm-up, for each later stage.
+    """
+
+    eager: int = 0
+
+    def _ahead(self, stage: int) -> int:
+        return (1 + self.eager) * super()._ahead(stage)
+
+    def ends(self, times: Sequence[float]) -> list[float]:
+        """See :class:`Schedule`; it simulates micro-batches only until the pipeline is regular.
+
+        In round j a stage computes forward pass j + w, and backward pass j once its warm-up is over. So its
+        input was sent 1 + e rounds before, and its gradient in the same round.
+        """
+        p, m, behind = self.stages, self.micro_batches, 1 + self.eager
+        work = [
+            (time * self.forward, time * (1 - self.forward), self._ahead(i)) for i, time in enumerate(times)
+        ]
+        free = [0.0] * p
+        # When the stages' forward passes of the last rounds ended.
+        sent = collections.deque([[0.0] * p] * behind, behind)
+        j, seen = -self._ahead(0), [0.0] * p * (1 + behind)
+        while j < m:
+            inputs, outputs, gradient = sent[0], [0.0] * p, 0.0
+            for i in range(p - 1, -1, -1):
+                f, g, ahead = work[i]
+                if 0 <= j + ahead < m:
+                    arrived = inputs[i - 1] if i else 0.0
+                    free[i] = outputs[i] = max(free[i], arrived) + f
+                if j >= 0:
+                    free[i] = gradient = max(free[i], gradient) + g
+            sent.append(outputs)
+            j += 1
+            more = m - self._ahead(0) - j
+            if j > 0 and more > 0:
+                # Once regular, the pipeline stays so until the first stage runs out of forward passes.
+                state = [*free, *itertools.chain(*sent)]
+                step = state[0] - seen[0]
+                if _regular(state, seen, step):
+                    free = [time + more * step for time in free]
+                    sent = collections.deque([[time + more * step for time in one] for one in sent], behind)
+                    j += more
+                seen = state
+        return free
 
 
 @dataclass(frozen=True)

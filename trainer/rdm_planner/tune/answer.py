@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,10 @@ from rdm_planner.interleaved import chunk_blocks
 from rdm_planner.job import Job, TrainerModel, blocks_of, published_peaks, with_layout
 from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.nodes import NodeKind, order_count, tried_orders
+from rdm_planner.partition import best_cut
 from rdm_planner.profile import require_modelled
 from rdm_planner.report import Point
-from rdm_planner.search import search
+from rdm_planner.search import Found, search
 from rdm_planner.tune.fleet import Fleet
 from rdm_planner.tune.options import TuneOptions
 
@@ -35,6 +37,8 @@ _SEARCHED = (
     "optimisation.micro_batch_size",
     "launcher.nodelist",
 )
+_LEAST_GAIN = 1e-3
+"""The share of a step below which another layout is not called faster, nor eager forward passes proposed."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Answer:
         degrees = f"tensor {best['tensor']}, data {best['data']}, pipeline {best['pipeline']}"
         degrees += f", context {best['context']}" if best["context"] > 1 else ""
         degrees += f", virtual {best['virtual_pipeline']}" if best["virtual_pipeline"] > 1 else ""
+        degrees += f", eager forwards {best['eager_forwards']}" if best["eager_forwards"] else ""
         degrees += f", expert {best['expert']}" if self.job.spec.experts else ""
         cut = f" ({best['partition']})" if best["pipeline"] > 1 else ""
         more = ", activation checkpointing" if best["checkpointing"] else ""
@@ -102,7 +107,7 @@ class Answer:
                     f"{source} has no time of {lost}, which noise has hidden. On an idle host, measure it "
                     f"again: {self.fleet.measure}"
                 )
-        if self.bound < best * (1 - 1e-6):
+        if self.bound < best * (1 - _LEAST_GAIN):
             found.append(
                 f"Not proved: the search for cuts was cut short, and one of {self.bound:.3f} s can exist."
             )
@@ -155,6 +160,7 @@ def read_job(options: TuneOptions) -> Config:
         job.parallel,
         zero_stage=job.parallel.zero_stage if "parallel.zero_stage" in held else 1,
         virtual_pipeline=job.parallel.virtual_pipeline if "parallel.virtual_pipeline" in held else 1,
+        eager_forwards=job.parallel.eager_forwards if "parallel.eager_forwards" in held else 0,
         context=job.parallel.context if "parallel.context" in held else 1,
     )
     for problem in unsupported(dataclasses.replace(job, parallel=parallel)):
@@ -215,6 +221,8 @@ def answer(
         described.expert_degrees = [job.parallel.expert]
     if "parallel.context" in held:
         described.context_degrees = [job.parallel.context]
+    if "parallel.eager_forwards" in held:
+        described.eager_forwards = job.parallel.eager_forwards
     if "parallel.virtual_pipeline" in held:
         if job.spec.kind == "t5" and job.parallel.virtual_pipeline > 1:
             raise TrainerError(
@@ -222,12 +230,12 @@ def answer(
                 "blocks are of two kinds, is searched for it; leave it out."
             )
         described.virtual_degrees = [job.parallel.virtual_pipeline]
-    elif len(set(nodes)) > 1:
+    elif described.eager_forwards or len(set(nodes)) > 1:
         # With nodes of several kinds, searching all their orders would take many times as long.
         described.virtual_degrees = [1]
     models = _models(described, nodes)
     # Keep the best micro-batch for each choice of degrees. On a tie the largest wins, as it comes first.
-    found = search(models, keep=keep or options.top, alike=_degrees, progress=progress)
+    found = _search(models, keep or options.top, progress)
     if not found.layouts:
         raise TrainerError(_no_layout(job, models[0]))
     if not found.best:
@@ -260,11 +268,34 @@ def _degrees(layout: Layout) -> tuple[int, ...]:
     return layout.tensor, layout.data, layout.pipeline, layout.expert, layout.context
 
 
+def _search(
+    models: Sequence[TrainerModel],
+    keep: int,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Found:
+    """Return the fastest layouts, with as few eager forward passes as make them fast."""
+    found = search(models, keep=keep, alike=_degrees, progress=progress)
+    by_order = {tuple(node.gpu for node in model.nodes): model for model in models}
+    best = (_with_fewest(by_order[estimate.nodes], estimate) for estimate in found.best)
+    return dataclasses.replace(found, best=tuple(sorted(best, key=operator.attrgetter("seconds"))))
+
+
+def _with_fewest(model: TrainerModel, estimate: Estimate) -> Estimate:
+    """Return a layout with the fewest eager forward passes that cost no time: they need memory."""
+    most = estimate.layout.eager_forwards if model.job.eager_forwards is None else 0
+    for eager in range(most):
+        layout = dataclasses.replace(estimate.layout, eager_forwards=eager)
+        limit = estimate.seconds * (1 + _LEAST_GAIN)
+        if cut := best_cut(model.problem(layout), below=limit, tries=[estimate.cut]):
+            return dataclasses.replace(model.estimate(layout, cut.layers), bound=cut.bound)
+    return estimate
+
+
 def _front(described: Job, nodes: list[NodeKind], prices: dict[str, float]) -> list[Point]:
     """Return the subsets of the nodes that no other subset beats in time and cost."""
 
     def fastest(some: Sequence[NodeKind]) -> Estimate | None:
-        found = search(_models(described, some), keep=1)
+        found = _search(_models(described, some), 1)
         return found.best[0] if found.best else None
 
     return report.pareto_front(report.subsets(nodes), fastest, prices)
@@ -340,6 +371,8 @@ def _row(
         overrides.append(f"parallel.expert={layout.expert}")
     if job.engine == "native" or job.parallel.virtual_pipeline > 1:
         overrides.append(f"parallel.virtual_pipeline={layout.virtual_pipeline}")
+    if max(layout.eager_forwards, job.parallel.eager_forwards) > 0:
+        overrides.append(f"parallel.eager_forwards={layout.eager_forwards}")
     if max(layout.context, job.parallel.context) > 1:
         overrides.append(f"parallel.context={layout.context}")
     if job.parallel.data is not None:
@@ -359,6 +392,7 @@ def _row(
         "data": layout.data,
         "pipeline": layout.pipeline,
         "virtual_pipeline": layout.virtual_pipeline,
+        "eager_forwards": layout.eager_forwards,
         "expert": layout.expert,
         "context": layout.context,
         "micro_batch": layout.micro_batch,

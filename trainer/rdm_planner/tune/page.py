@@ -34,7 +34,7 @@ _COLOURS = {
 }
 _COLUMNS = (
     *("step s", "tokens/s", "MFU %", "tensor", "data", "pipeline", "virtual", "expert", "context"),
-    *("micro-batch", "ZeRO", "checkpointing", "GiB", "bubble %", "partition"),
+    *("micro-batch", "ZeRO", "eager forwards", "checkpointing", "GiB", "bubble %", "partition"),
 )
 
 
@@ -96,6 +96,7 @@ def _tiles(answer: Answer) -> list[tuple[str, str, str]]:
     best = answer.rows[0]
     degrees = f"{best['tensor']} x {best['data']} x {best['pipeline']}"
     more = f", virtual {best['virtual_pipeline']}" if best["virtual_pipeline"] > 1 else ""
+    more += f", eager forwards {best['eager_forwards']}" if best["eager_forwards"] else ""
     more += f", expert {best['expert']}" if answer.job.spec.experts else ""
     more += f", context {best['context']}" if best["context"] > 1 else ""
     placed = ", ".join(best["placement"] or best["nodes"])
@@ -118,7 +119,7 @@ def _diagram(answer: Answer) -> dict[str, Any]:
     # All chunks are drawn with the same size.
     times = [seconds / chunks for seconds in best.stage_seconds] * chunks
     work = [(best.forward_share * seconds, (1 - best.forward_share) * seconds) for seconds in times]
-    passes = timeline(work, stages, shown)
+    passes = timeline(work, stages, shown, best.layout.eager_forwards)
     scale = (_WIDTH - _LEFT) / max(one.end for one in passes)
     blocks = [int(count) for count in str(answer.rows[0]["partition"]).split("-")]
     return {
@@ -201,7 +202,7 @@ def _cells(row: Any) -> list[tuple[Any, str]]:
         (row["seconds"], f"{row['seconds']:.3f}"),
         (row["tokens_per_second"], f"{row['tokens_per_second']:,.0f}"),
         ("" if mfu is None else mfu, "" if mfu is None else f"{100 * mfu:.1f}"),
-        *((row[name], str(row[name])) for name in (*degrees, "micro_batch", "zero_stage")),
+        *((row[name], str(row[name])) for name in (*degrees, "micro_batch", "zero_stage", "eager_forwards")),
         (int(row["checkpointing"]), "full" if row["checkpointing"] else ""),
         (row["memory_gib"], f"{row['memory_gib']:.1f}"),
         (bubble, f"{100 * bubble:.0f}"),

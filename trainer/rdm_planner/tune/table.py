@@ -69,9 +69,11 @@ def _source(console: Console, answer: Answer) -> None:
 def _layouts(answer: Answer) -> Table:
     table = Table(box=None, padding=(0, 1))
     degrees = _degrees(answer)
-    names = ["", "step s", "tokens/s", "MFU", *degrees, "micro", "zero", "ckpt", "GiB"]
+    has_eager = any(row["eager_forwards"] for row in answer.rows)
     has_prices = answer.rows[0]["price"] is not None
-    for name in [*names, *(["price"] if has_prices else [])]:
+    names = ["", "step s", "tokens/s", "MFU", *degrees, "micro", "zero", "ckpt"]
+    names += [*(["eager"] if has_eager else []), "GiB", *(["price"] if has_prices else [])]
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for number, row in enumerate(answer.rows, 1):
         table.add_row(
@@ -81,6 +83,7 @@ def _layouts(answer: Answer) -> Table:
             "" if row["mfu"] is None else f"{row['mfu']:.1%}",
             *(str(row[name]) for name in (*degrees.values(), "micro_batch", "zero_stage")),
             "full" if row["checkpointing"] else "",
+            *([str(row["eager_forwards"])] if has_eager else []),
             f"{row['memory_gib']:.1f}",
             *([f"{1000 * row['price']:,.2f}"] if has_prices else []),
         )

@@ -74,11 +74,15 @@ def test_the_layers_forwards_are_a_third_of_a_sample(name: str) -> None:
 def test_memory_is_the_dry_runs_and_the_trainer_takes_the_layout(name: str, overrides: list[str]) -> None:
     model = _model(name, H100, A10, overrides=overrides)
     found = search(
-        [model], keep=20, alike=lambda one: (one.tensor, one.data, one.pipeline, one.expert, one.context)
+        [model],
+        keep=40,
+        alike=lambda one: (one.tensor, one.data, one.pipeline, one.eager_forwards, one.expert, one.context),
     )
     assert len({estimate.layout.pipeline for estimate in found.best}) > 1
+    is_native = model.job.config.engine == "native"
+    assert is_native is (len({estimate.layout.eager_forwards for estimate in found.best}) > 1)
     spec = model.job.config.spec
-    is_long = model.job.config.engine == "native" and spec.seq_length >= 16384
+    is_long = is_native and spec.seq_length >= 16384
     assert is_long is (len({estimate.layout.context for estimate in found.best}) > 1)
     has_experts = spec.experts > 0
     assert has_experts is (len({estimate.layout.expert for estimate in found.best}) > 1)
@@ -526,6 +530,71 @@ def test_chunks_make_the_bubble_smaller_and_send_more() -> None:
     assert one.parts["pipeline sends"] < two.parts["pipeline sends"] < four.parts["pipeline sends"]
     # A stage holds more micro-batches, each through a part of its layers.
     assert one.memory_gib < two.memory_gib
+
+
+def test_eager_forwards_hide_a_bubble_behind_a_slower_first_stage_and_hold_more() -> None:
+    node = NodeKind("H100", gpus=2, inter=400e9, intra=3600e9, memory_gib=79.1)
+    batch = ["optimisation.global_batch_size=256", "engine=native"]
+    model = _model("gpt-1.3b", node, overrides=batch)
+    found = []
+    for eager in (0, 1, 2):
+        layout = Layout(1, 1, 2, 8, zero_stage=1, eager_forwards=eager)
+        cut = best_cut(model.problem(layout))
+        assert cut is not None
+        assert cut.is_proved
+        found.append(model.estimate(layout, cut.layers))
+    assert {estimate.cut for estimate in found} == {(14, 12)}
+    # A micro-batch takes the first stage longer than the second, and one more is enough for that.
+    assert found[0].stage_seconds[0] > 1.005 * found[0].stage_seconds[1]
+    none, one, two = (estimate.parts["bubble"] for estimate in found)
+    assert none > 2 * one == pytest.approx(2 * two)
+    held = [estimate.stage_memory_gib for estimate in found]
+    assert held[2][0] - held[1][0] == pytest.approx(held[1][0] - held[0][0])
+    assert held[0][0] < held[1][0]
+    assert held[0][1] == held[1][1] == held[2][1]
+
+
+def test_eager_forwards_are_searched_as_by_trying_all() -> None:
+    small = NodeKind("A10", gpus=4, inter=100e9, intra=400e9, memory_gib=9.0)
+    overrides = ["engine=native", "model.layers=7", "optimisation.global_batch_size=32"]
+    model = _model("gpt2-xl", small, overrides=overrides, virtual_degrees=[1])
+    every: dict[int, float] = {}
+    for layout in model.layouts():
+        problem = model.problem(layout)
+        assert layout.eager_forwards == 0 or layout.pipeline > 1
+        for cut in _cuts(9, layout.pipeline):
+            if problem.holds(cut):
+                seconds = problem.seconds(cut)
+                every[layout.eager_forwards] = min(every.get(layout.eager_forwards, seconds), seconds)
+    found = search([model], keep=3, alike=lambda one: one.eager_forwards)
+    assert {one.layout.eager_forwards: one.seconds for one in found.best} == pytest.approx(every)
+    held = _model("gpt2-xl", small, overrides=overrides, virtual_degrees=[1], eager_forwards=1)
+    assert search([held], keep=1).best[0].seconds == pytest.approx(every[1])
+
+
+def test_eager_forwards_are_shown_written_and_held(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text((CONFIGS / "gpt2-xl.yaml").read_text("utf-8"), "utf-8")
+    fabric = ["--nodes", "8xA10:4", "--inter", "40", "--intra", "128"]
+    nodes = [*fabric, "engine=native"]
+    code, output = _tune(str(path), *nodes, "--write")
+    assert code == 0
+    assert re.search(r" ckpt +eager +GiB", output)
+    tuned = configuration.load(path)
+    assert tuned.parallel.eager_forwards == 1
+    assert not configuration.check(tuned, 32)
+    searched = json.loads(_tune(str(path), *nodes, "--json")[1])["best"]
+    # No row has more of them than gain something.
+    assert {row["eager_forwards"] for row in searched} == {0, 1, 2}
+    held = json.loads(_tune(str(path), *nodes, "parallel.eager_forwards=3", "--json")[1])["best"]
+    assert {(row["eager_forwards"], row["virtual_pipeline"]) for row in held} == {(3, 1)}
+    none = json.loads(_tune(str(path), *nodes, "parallel.eager_forwards=0", "--json")[1])["best"]
+    assert none[0]["seconds"] > 1.05 * searched[0]["seconds"]
+    # DeepSpeed has none: those of the file are taken back.
+    code, output = _tune(str(path), *fabric, "engine=deepspeed", "--write")
+    assert code == 0
+    assert " eager " not in output
+    assert configuration.load(path).parallel.eager_forwards == 0
 
 
 def test_some_blocks_that_compute_again_cost_between_none_and_all() -> None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A pipeline's step, slow and obvious: the reference for ``rdm_planner.schedules``."""
+"""A pipeline's step, slow and obvious: the references for ``rdm_planner``'s schedules."""
 
 from __future__ import annotations
+
+from rdm_core.pipeline_schedule import Pass, passes
 
 
 def simulate(times: list[float], boundary: list[float], m: int) -> list[float]:
@@ -70,3 +72,32 @@ def simulate(times: list[float], boundary: list[float], m: int) -> list[float]:
                 qe[i][j] = max(be[i][j], qr[i - 1][j]) + sb[i]
                 ge[i - 1][j] = qe[i][j]
     return [be[i][m - 1] for i in range(p)]
+
+
+def by_hand(
+    work: list[tuple[float, float]], stages: int, micro_batches: int, eager: int = 0
+) -> dict[tuple[int, Pass], float]:
+    """Return when each pass ends: each stage in turn executes what it can, until nothing is left."""
+    chunks = len(work) // stages
+    left = {stage: list(passes(stage, stages, chunks, micro_batches, eager)) for stage in range(stages)}
+    free = [0.0] * stages
+    ends: dict[tuple[int, Pass], float] = {}
+
+    def input_of(stage: int, one: Pass) -> tuple[int, Pass] | None:
+        virtual = one.chunk * stages + stage
+        if not one.is_forward and virtual == len(work) - 1:
+            return stage, one._replace(is_forward=True)
+        source = virtual - 1 if one.is_forward else virtual + 1
+        return None if source < 0 else (source % stages, one._replace(chunk=source // stages))
+
+    while any(left.values()):
+        for stage, order in left.items():
+            while order:
+                source = input_of(stage, order[0])
+                if source is not None and source not in ends:
+                    break
+                one = order.pop(0)
+                begin = max(free[stage], 0.0 if source is None else ends[source])
+                free[stage] = begin + work[one.chunk * stages + stage][not one.is_forward]
+                ends[stage, one] = free[stage]
+    return ends

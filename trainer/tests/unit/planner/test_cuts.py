@@ -13,7 +13,12 @@ from rdm_planner.fasop.model import FasopModel, rotations
 from rdm_planner.fasop.shapes import A10, A100, CASES, SHAPES
 from rdm_planner.nodes import tried_orders
 from rdm_planner.partition import Problem, best_cut
-from rdm_planner.schedules import BlockingSends, OneForwardOneBackward, Schedule
+from rdm_planner.schedules import (
+    BlockingSends,
+    EagerOneForwardOneBackward,
+    OneForwardOneBackward,
+    Schedule,
+)
 from rdm_planner.search import floor, search
 
 
@@ -33,9 +38,14 @@ def _problems(draw: st.DrawFn) -> Problem:
     held = draw(st.lists(st.integers(1, 5), min_size=layers, max_size=layers))
     limits = draw(st.lists(st.integers(3, 40), min_size=stages, max_size=stages))
     rates = draw(st.lists(st.floats(0, 0.3), min_size=stages, max_size=stages))
+    micro_batches = draw(st.integers(1, 12))
     schedule: Schedule = OneForwardOneBackward(
-        stages, draw(st.integers(1, 12)), draw(st.floats(0, 0.2)), draw(st.floats(0, 0.2))
+        stages, micro_batches, draw(st.floats(0, 0.2)), draw(st.floats(0, 0.2))
     )
+    if draw(st.booleans()):
+        schedule = EagerOneForwardOneBackward(
+            stages, micro_batches, forward=draw(st.floats(0.2, 0.5)), eager=draw(st.integers(0, 3))
+        )
     if sends := draw(st.none() | st.lists(seconds, min_size=stages, max_size=stages)):
         schedule = BlockingSends(schedule, tuple(sends))
     return Problem(

@@ -10,52 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdm_core.pipeline_schedule import Pass, bubble, passes
+from rdm_core.pipeline_schedule import Pass, bubble
 from rdm_planner.interleaved import Interleaved, InterleavedProblem, chunk_blocks, degrees, timeline
 from rdm_planner.schedules import BlockingSends
+from tests.unit.planner.simulation import by_hand
 
 SIZES = st.tuples(st.integers(2, 4), st.integers(1, 3), st.integers(1, 4))
-
-
-def by_hand(
-    work: list[tuple[float, float]], stages: int, micro_batches: int
-) -> dict[tuple[int, Pass], float]:
-    """Return when each pass ends: each stage in turn executes what it can, until nothing is left."""
-    chunks = len(work) // stages
-    left = {stage: list(passes(stage, stages, chunks, micro_batches)) for stage in range(stages)}
-    free = [0.0] * stages
-    ends: dict[tuple[int, Pass], float] = {}
-
-    def input_of(stage: int, one: Pass) -> tuple[int, Pass] | None:
-        virtual = one.chunk * stages + stage
-        if not one.is_forward and virtual == len(work) - 1:
-            return stage, one._replace(is_forward=True)
-        source = virtual - 1 if one.is_forward else virtual + 1
-        return None if source < 0 else (source % stages, one._replace(chunk=source // stages))
-
-    while any(left.values()):
-        for stage, order in left.items():
-            while order:
-                source = input_of(stage, order[0])
-                if source is not None and source not in ends:
-                    break
-                one = order.pop(0)
-                begin = max(free[stage], 0.0 if source is None else ends[source])
-                free[stage] = begin + work[one.chunk * stages + stage][not one.is_forward]
-                ends[stage, one] = free[stage]
-    return ends
 
 
 @settings(max_examples=60, deadline=None)
 @given(SIZES, st.data())
 def test_a_step_takes_what_the_engines_passes_take(size: tuple[int, int, int], data: st.DataObject) -> None:
     stages, chunks, groups = size
+    eager = data.draw(st.integers(0, 3)) if chunks == 1 else 0
     seconds = st.floats(0.1, 2.0)
     work = data.draw(
         st.lists(st.tuples(seconds, seconds), min_size=stages * chunks, max_size=stages * chunks)
     )
-    expected = by_hand(work, stages, groups * stages)
-    found = timeline(work, stages, groups * stages)
+    expected = by_hand(work, stages, groups * stages, eager)
+    found = timeline(work, stages, groups * stages, eager)
     ends = {(one.stage, Pass(one.is_forward, one.chunk, one.micro_batch)): one.end for one in found}
     assert ends == pytest.approx(expected)
     assert all(one.begin <= after.begin for one, after in itertools.pairwise(found))

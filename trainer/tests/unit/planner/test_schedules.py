@@ -5,8 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdm_planner.schedules import BlockingSends, Chosen, OneForwardOneBackward, Schedule
-from tests.unit.planner.simulation import simulate
+from rdm_planner.schedules import (
+    BlockingSends,
+    Chosen,
+    EagerOneForwardOneBackward,
+    OneForwardOneBackward,
+    Schedule,
+)
+from tests.unit.planner.simulation import by_hand, simulate
 
 _SECONDS = st.floats(0.001, 1.0) | st.sampled_from([0.1, 0.2])
 
@@ -34,6 +40,43 @@ def test_a_step_ends_when_the_obvious_simulation_says(
                 1 + 1e-9
             )
     assert _bounds(schedule, times)[-1] <= ends[0] * (1 + 1e-9)
+
+
+@given(
+    times=st.lists(_SECONDS, min_size=1, max_size=8),
+    micro_batches=st.integers(1, 60),
+    eager=st.integers(0, 4),
+    forward=st.floats(0.1, 0.9),
+)
+@settings(deadline=None)
+def test_stages_that_run_ahead_take_what_the_engines_passes_take(
+    times: list[float], micro_batches: int, eager: int, forward: float
+) -> None:
+    stages = len(times)
+    schedule = EagerOneForwardOneBackward(stages, micro_batches, forward=forward, eager=eager)
+    work = [(time * forward, time * (1 - forward)) for time in times]
+    expected = [0.0] * stages
+    for (stage, _), end in by_hand(work, stages, micro_batches, eager).items():
+        expected[stage] = max(expected[stage], end)
+    ends = schedule.ends(times)
+    assert ends == pytest.approx(expected, rel=1e-9)
+    for stage in range(stages):
+        before, after = sum(times[:stage]), sum(times[stage + 1 :])
+        for path in schedule.paths(stage):
+            bound = path.before * before + path.own * times[stage] + path.after * after + path.seconds
+            assert bound <= ends[0] * (1 + 1e-9)
+    assert _bounds(schedule, times)[-1] <= ends[0] * (1 + 1e-9)
+    if not eager:
+        assert ends[0] == pytest.approx(
+            OneForwardOneBackward(stages, micro_batches, forward=forward).ends(times)[0]
+        )
+
+
+def test_a_first_stage_that_runs_ahead_never_waits() -> None:
+    # GPT-1.3B in two stages of 13 and 11 blocks, with a head as long as 1.4 of them.
+    times = [13.0, 12.4]
+    steps = [EagerOneForwardOneBackward(2, 32, eager=eager).ends(times)[0] for eager in range(4)]
+    assert [25.4 * 32 / 2 / step for step in steps] == pytest.approx([0.950, 0.968, 0.977, 0.977], abs=5e-4)
 
 
 def _bounds(schedule: Schedule, times: list[float]) -> list[float]:
