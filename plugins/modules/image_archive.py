@@ -81,6 +81,7 @@ options:
   copy:
     description:
       - Where the archive was copied to. Set by the action plugin for an archive on the controller.
+      - Required if O(remove_copy=true).
     type: path
   remove_copy:
     description: Whether to remove O(copy) once the engine has its images. Set by the action plugin.
@@ -566,7 +567,7 @@ def _for_others(params: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
     return read if params["file"] and not params["index"] else {}
 
 
-@as_module(ARGUMENT_SPEC)
+@as_module(ARGUMENT_SPEC, required_if=[["remove_copy", True, ["copy"]]])
 def main(module: AnsibleModule) -> dict[str, Any]:
     """Inspect, load or remove the images, and return the module's result."""
     state = module.params["state"]

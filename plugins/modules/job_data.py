@@ -65,9 +65,10 @@ options:
   file:
     description: Path of the one file to store. Set by the action plugin.
     type: str
-    default: ""
   copy:
-    description: The copy of that file, or of these, on the node. Set by the action plugin.
+    description:
+      - The copy of that file, or of these, on the node. Set by the action plugin.
+      - Required with O(file), and if O(remove_copy=true).
     type: path
   remove_copy:
     description: Whether to remove O(copy) once all is stored. Set by the action plugin.
@@ -139,7 +140,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "hashed": {"type": "dict", "default": {}},
     "brought": {"type": "dict", "default": {}},
     "parts": {"type": "dict", "default": {}},
-    "file": {"type": "str", "default": ""},
+    "file": {"type": "str"},
     "copy": {"type": "path"},
     "remove_copy": {"type": "bool", "default": False},
     "digest": {"type": "str", "default": ""},
@@ -261,7 +262,7 @@ def digest(stream: Any, length: int = sys.maxsize) -> str:
     return state.hexdigest()
 
 
-@as_module(ARGUMENT_SPEC)
+@as_module(ARGUMENT_SPEC, required_by={"file": ["copy"]}, required_if=[["remove_copy", True, ["copy"]]])
 def main(module: AnsibleModule) -> Dict[str, Any]:
     """Compare the directory or store a file, and return the module's result."""
     params = module.params

@@ -23,7 +23,7 @@ def echo(module: Any) -> Dict[str, Any]:
 
 
 def as_module(
-    arguments: Dict[str, Any], check_mode: bool = True
+    arguments: Dict[str, Any], check_mode: bool = True, **rules: Any
 ) -> Callable[[Callable[[AnsibleModule], Dict[str, Any]]], Callable[[], None]]:
     """Make a function the `main` of a module, which ends with its result or fails with one sentence.
 
@@ -32,11 +32,12 @@ def as_module(
     Args:
         arguments: the module's argument_spec.
         check_mode: whether it supports check mode; else Ansible skips it there.
+        rules: between its arguments, such as required_if.
     """
 
     def decorate(run: Callable[[AnsibleModule], Dict[str, Any]]) -> Callable[[], None]:
         def main() -> None:
-            module = AnsibleModule(argument_spec=arguments, supports_check_mode=check_mode)
+            module = AnsibleModule(arguments, supports_check_mode=check_mode, **rules)
             try:
                 result = run(module)
             except NodeError as error:

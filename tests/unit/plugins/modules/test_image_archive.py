@@ -17,6 +17,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index
 from ansible_collections.rdm.provision.plugins.modules import image_archive
 
 from tests.image_archives import MadeImage, layer, put, saved
+from tests.unit.plugins.modules.running import Failed, run_module
 
 
 def test_where_an_archive_and_the_cache_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -72,3 +73,8 @@ def test_of_a_plain_archive_another_node_has_found_only_the_digest(tmp_path: Pat
     params = {"path": path, "remote_src": True, "sha256": 64 * "1", "state": "inspected", "read": True}
     known = {"file": file_identity(path), "index": claimed.to_json(), "cache_dir": str(tmp_path / "cache")}
     assert image_archive.archive_index({**params, **known}) == own._replace(sha256=64 * "1")
+
+
+def test_removing_a_copy_is_refused_without_one() -> None:
+    with pytest.raises(Failed, match=r"remove_copy .* copy$"):
+        run_module(image_archive, {"path": "/x", "remove_copy": True})

@@ -63,6 +63,12 @@ def test_a_copy_is_removed_with_its_list_of_pieces_once_it_is_stored(jobs: Path,
     assert [(jobs / "data" / name).read_bytes() for name in "ab"] == [b"to", b"kens"]
 
 
+@pytest.mark.parametrize("given", [{"remove_copy": True}, {"file": "text"}])
+def test_what_needs_a_copy_is_refused_without_one(jobs: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(Failed, match=f"{next(iter(given))}.*copy$"):
+        run_module(job_data, {"source": "/x", "directory": str(jobs), **given})
+
+
 def test_a_link_instead_of_a_file_is_replaced_and_not_followed(
     jobs: Path, copy: Path, tmp_path: Path
 ) -> None:
