@@ -230,19 +230,26 @@ def _wrong(entry: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _wrong_key(entry: Mapping[str, Any], options: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return reason and hint of the first key that is unknown or has a value of another type."""
+def _wrong_key(entry: Mapping[str, Any], options: Mapping[str, Any], above: str = "") -> list[str]:
+    """Return reason and hint of the first key that is unknown or has a value of another type.
+
+    Args:
+        entry: or a mapping in it.
+        options: of the argument_specs, by key.
+        above: the keys above that mapping, such as `build.`.
+    """
     for key, value in entry.items():
+        name = f"{above}{key}"
         if key not in options:
-            return [f"has the key {key}, which means nothing there", f"choose one of {', '.join(options)}"]
+            return [f"has the key {name}, which means nothing there", f"choose one of {', '.join(options)}"]
         option = options[key]
         if isinstance(value, dict) and "options" in option:
-            if wrong := _wrong_key(value, option["options"]):
+            if wrong := _wrong_key(value, option["options"], f"{name}."):
                 return wrong
         elif value is not None and ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
             # A mapping may hold secrets, such as arguments of a build.
             shown = "" if option["type"] == "dict" else f" {value!r}"
-            return [f"has a wrong value of {key}{shown}", value_hint(option)]
+            return [f"has a wrong value of {name}{shown}", value_hint(option)]
     return []
 
 

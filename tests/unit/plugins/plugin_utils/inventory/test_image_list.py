@@ -88,11 +88,11 @@ def test_image_that_is_not_listed_is_refused() -> None:
         ({**PULLED, "pull": "never"}, "has a wrong value of pull 'never': choose not_present, always"),
         (
             {**BUILT, "build": {"path": "/srv/c", "arg": {}}},
-            "has the key arg, which means nothing there: choose",
+            "c:1 in images_list has the key build.arg, which means nothing there: choose one of path, docker",
         ),
         (
             {**BUILT, "build": {"path": "/srv/c", "args": "secret"}},
-            "has a wrong value of args: give it a dict as",
+            "has a wrong value of build.args: give it a dict as",
         ),
     ],
 )
