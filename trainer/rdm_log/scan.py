@@ -317,11 +317,12 @@ class RankTimers:
 @functools.lru_cache(maxsize=256)
 def _rank_timer(tag: bytes, moments: bool) -> re.Pattern[bytes]:
     # At least two spaces: lists of moments have one, and there are many of them.
-    more = rb"| .{1,80}? (start|end) time lst:(.*+)" if moments else b""
+    # A log may end within a line: a time with both of its decimals is whole, a list's last moment may be cut.
+    more = rb"| .{1,80}? (start|end) time lst:(.*)(?=\n| [^ \n]*\Z)" if moments else b""
     return re.compile(
         rb"\n"
         + re.escape(tag)
-        + rb"(?: {2,}+(?:rank +(\d{1,9}): +(\d+\.?\d*)|([A-Za-z][\w ./-]{0,80}+):)[ \t]*+"
+        + rb"(?: {2,}+(?:rank +(\d{1,9}): +(\d+\.?\d*)|([A-Za-z][\w ./-]{0,80}+):)[ \t]*+(?=\n|(?<=\.\d\d)\Z)"
         + more
-        + rb")(?=\n)"
+        + rb")"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -183,6 +184,29 @@ def test_timers_that_are_being_written_are_not_the_last_ones(tmp_path: Path) -> 
     assert read_timers(log).spans == {}
     log.write_text("")
     assert read_timers(log).spans == {}
+
+
+def test_a_log_that_ends_within_a_line_is_read_up_to_what_may_be_cut(tmp_path: Path) -> None:
+    """As one does whose process was killed."""
+    text = timers(2, 100.0)
+    times = re.sub(r"(?m)^ \w.*\n", "", text)
+    spans, milliseconds = _spans(tmp_path, text), _read(tmp_path, times).times
+    for cut in range(len(text)):
+        assert _spans(tmp_path, text[:cut]) <= spans
+        for rank, each in _read(tmp_path, times[:cut]).times.items():
+            assert each.items() <= milliseconds[rank].items()
+    assert len(_spans(tmp_path, text[:-1])) == len(spans) - 1
+    assert _read(tmp_path, times[:-1]).times == milliseconds
+
+
+def _spans(directory: Path, text: str) -> set[tuple[object, ...]]:
+    return {(rank, *span[:4]) for rank, spans in _read(directory, text).spans.items() for span in spans}
+
+
+def _read(directory: Path, text: str) -> Timeline:
+    log = directory / "n1.out"
+    log.write_text(text)
+    return read_timers(log)
 
 
 @pytest.mark.parametrize("tag", ["n1: ", "[default7]:", " 3: ", "[1,7]<stdout>:"])
