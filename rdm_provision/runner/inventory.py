@@ -24,6 +24,9 @@ _LIMIT_S = 300.0
 """Seconds that an inventory may take, such as one that queries a cloud or a database."""
 _PLANNED = Path(__file__).with_name("_planned_inventory.py")
 _INVENTORY_SUFFIXES = (".yml", ".yaml", ".json", ".ini", ".toml")
+_GROUP = "(master|workers|login)"
+# Ansible goes on without them. In other groups they may be a user's YAML anchors.
+_SKIPPED = re.compile(rf"Skipping (?:(?:unexpected )?key \((.+?)\) in group \({_GROUP}\)|'{_GROUP}' as)")
 
 
 def find_inventory(start: Path | None = None) -> Path:
@@ -114,6 +117,12 @@ def _read(path: Path, vault: str, program: Sequence[str]) -> tuple[dict[str, Any
         # Ansible would go on without the nodes of this file. Other files in the folder do not matter.
         if file.is_file() and (file.suffix in _INVENTORY_SUFFIXES or file.stem == "hosts"):
             raise InventoryError(f"{path} cannot be read: {_parse_error(file, complaints)}")
+    if skipped := _SKIPPED.search(" ".join(plain(done.stderr).split())):
+        key, group, scalar = skipped.groups()
+        what = f"the group {group} has the key {key}" if key else f"the group {scalar} is no dictionary"
+        raise InventoryError(
+            f"{path} cannot be read: {what}", hint="a group has the keys hosts, children and vars"
+        )
     output = done.stdout.strip()
     listing, end = json.JSONDecoder().raw_decode(output)
     return listing, output[end:].strip()
@@ -170,12 +179,14 @@ def _parse_error(file: Path, complaints: str) -> str:
         plugin = "yaml" if file.suffix in (".yml", ".yaml", ".json") else "ini"
         message, origin = output.get(plugin, (message, ""))
     message = message.removeprefix("Failed to parse inventory: ")
+    # Ansible names its own class of the value.
+    what = "a list" if "List'>" in message else "a single value" if "Str'>" in message else "no dictionary"
     if "invalid structure" in message:
-        # Ansible names its own class of the value.
-        what = (
-            "a list" if "List'>" in message else "a single value" if "Str'>" in message else "no dictionary"
-        )
         message = f"it is {what}, and an inventory has groups, such as master: {{hosts: {{node1: }}}}"
+    if found := re.match(r'Invalid "(\w+)" entry for "(.+)" group', message):
+        message = f"{found[1]} of the group {found[2]} is {what}, not a dictionary such as {{node1: }}"
+    if message.startswith("Invalid data from file"):
+        message = "the variables of a host are no dictionary"
     if "values to unpack" in message:
         message = "a line is neither a [group], a host nor a variable"
     where = origin if re.search(r":\d+:\d+$", origin) else str(file)

@@ -54,6 +54,18 @@ BROKEN = {
         ["hosts.yml:", "cannot be read"],
     ),
     "group that is none": ("hosts.yml", "all: {children: {master: a}}\n", ["hosts.yml", "master"]),
+    "group that is a value": (
+        "hosts.yml",
+        "master: n1\nworkers: {hosts: {a: }}\n",
+        ["master is no dictionary"],
+    ),
+    "misspelt key": ("hosts.yml", "workers: {host: {a: }}\n", ["the group workers has the key host"]),
+    "hosts as a list": ("hosts.yml", "master: {hosts: [a]}\n", ["hosts of the group master is a list"]),
+    "host that is a value": (
+        "hosts.yml",
+        "master: {hosts: {a: 5}}\n",
+        ["variables of a host are no dictionary"],
+    ),
     "a list": ("hosts.yml", "- a\n- b\n", ["hosts.yml", "it is a list", "master: {hosts: "]),
     "ini": ("hosts.ini", "[master\nnode1\n", ["hosts.ini", "neither"]),
     "variables": ("group_vars/all.yml", "a: b: c\n", ["group_vars/all.yml:1:5"]),
