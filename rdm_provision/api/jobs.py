@@ -207,14 +207,14 @@ class JobVerbs:
         if from_nodes:
             extra["job_data_from"] = list(from_nodes)
             if not Path(directory).is_absolute() or ".." in Path(directory).parts:
-                raise InputError(f"{directory} is a directory on nodes: give its path from / on, without ..")
+                raise InputError(f"{directory} is a directory of nodes: give its absolute path, without ..")
         elif not Path(directory).is_dir():
             hint = "correct its path, or name the nodes that have it, with --from"
             raise InputError(f"there is no directory {directory} on this machine", hint=hint)
         if to:
             extra["job_data_to"] = to
             if Path(to).is_absolute() or ".." in Path(to).parts:
-                raise InputError(f"{to} is a directory below /jobs/data: give its path there, such as gpt")
+                raise InputError(f"{to} is not below /jobs/data: give a path there, such as gpt")
         keep = frozenset({DATA_MODULE} if check else ())
         return self._run("data", "job_data", run_options, check=check, keep=keep, extra=extra)
 

@@ -667,11 +667,11 @@ def test_train_keeps_others_from_the_cluster_only_until_it_watches(
         (
             "bring_data",
             {"directory": "ckpt", "from_nodes": ["n1"]},
-            "ckpt is a directory on nodes: give its path from",
+            "ckpt is a directory of nodes: give its absolute path",
         ),
         ("bring_data", {"directory": "/tmp/..", "from_nodes": ["n1"]}, "without .."),
-        ("bring_data", {"directory": "/", "to": "/gpt"}, "/gpt is a directory below /jobs/data"),
-        ("bring_data", {"directory": "/", "to": "../gpt"}, "../gpt is a directory below /jobs/data"),
+        ("bring_data", {"directory": "/", "to": "/gpt"}, "/gpt is not below /jobs/data"),
+        ("bring_data", {"directory": "/", "to": "../gpt"}, "../gpt is not below /jobs/data"),
     ],
 )
 def test_what_makes_no_sense_is_bad_input(
