@@ -95,7 +95,9 @@ class ActionModule(Decision):
         try:
             return Wanted(path.read_text(encoding="utf-8"), str(path), *given)
         except (OSError, UnicodeError) as error:
-            reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+            reason = (
+                f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is not text in UTF-8"
+            )
             raise PreconditionFailed(
                 [Problem(None, str(path), reason, "give the path of a YAML file")]
             ) from None

@@ -107,10 +107,7 @@ class JobDirectory:
         """Return the message that no job has a name, with similar names or the last jobs."""
         known = [job.path.name for job in cls.all()]
         near = difflib.get_close_matches(name, known)
-        if near:
-            there = f"did you mean {' or '.join(near)}?"
-        else:
-            there = f"there are {', '.join(known[-5:])}." if known else "there is none."
+        there = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known[-5:]) or 'none'}."
         return f"There is no job {name!r} on this node; {there}"
 
     @classmethod

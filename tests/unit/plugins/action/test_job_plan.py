@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +62,12 @@ def test_what_is_put_off_is_refused_with_an_unknown_accelerator() -> None:
 def test_what_nobody_takes_up_later_is_refused_at_once() -> None:
     refused = decide([], stage="inventory", put_off=False)
     assert [problem["value"] for problem in refused["problems"]] == ["'nonsense'"]
+
+
+def test_a_configuration_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "gpt.yaml").write_bytes(b"\xff")
+    refused = decide([], stage="inventory", put_off=True, config=str(tmp_path / "gpt.yaml"))
+    assert [problem["reason"] for problem in refused["problems"]] == ["is not text in UTF-8"]
 
 
 def test_what_only_nodes_say_is_refused_by_them() -> None:

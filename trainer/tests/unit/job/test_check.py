@@ -97,12 +97,13 @@ def test_a_misspelt_job_to_resume_is_reported_with_the_nearest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    assert JobDirectory.missing("x") == "There is no job 'x' on this node; it has none."
     for name in ("gpt-1121-081512", "t5"):
         JobDirectory(tmp_path / name).make(Request(name, "n1", (Node("n1", "127.0.0.1", 4),)))
     request = Request("gpt-1121-08151", "n1", (Node("n1", "127.0.0.1", 4),), resume=True)
     problems = [problem for problem in check(request)["problems"] if "no job" in problem]
     assert problems == ["There is no job 'gpt-1121-08151' on this node; did you mean gpt-1121-081512?"]
-    assert JobDirectory.missing("x") == "There is no job 'x' on this node; there are gpt-1121-081512, t5."
+    assert JobDirectory.missing("x") == "There is no job 'x' on this node; it has gpt-1121-081512, t5."
 
 
 @pytest.mark.parametrize(
