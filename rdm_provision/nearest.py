@@ -17,6 +17,9 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
 
     >>> did_you_mean("gtp-1", ["gpt-1", "t5"], "")
     'did you mean gpt-1?'
+    >>> did_you_mean("gpt", ["gpt-1129-122958", "t5"], "")
+    'did you mean gpt-1129-122958?'
     """
-    close = difflib.get_close_matches(name, list(known), n=3)
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=3) or [one for one in names if one.startswith(name)][:3]
     return f"did you mean {' or '.join(close)}?" if close else otherwise

@@ -156,7 +156,7 @@ known:
   returned: for V(past), V(state), V(stop), V(logs), V(sections) and V(report)
   type: bool
 near:
-  description: Jobs of this node whose names are spelt nearly like O(name).
+  description: Jobs of this node whose names are spelt nearly like O(name), or begin with it.
   returned: when it is not known
   type: list
   elements: str
@@ -532,13 +532,17 @@ def _is_here(directory: str, name: str, environment: Dict[str, Any]) -> bool:
 
 
 def _near(directory: str, name: str) -> List[str]:
-    """Return jobs with a similar name. The directory may contain other entries, too."""
+    """Return jobs with a similar name, or the last ones that begin with it.
+
+    The directory may contain other entries, too.
+    """
     try:
         neighbours = [one for one in os.listdir(directory) if _NAME.fullmatch(one) and one != name]
     except OSError:
         return []
     found = [one for one in neighbours if os.path.isfile(os.path.join(directory, one, "job.json"))]
-    return difflib.get_close_matches(name, found)
+    # A job's name is that of its configuration and a time.
+    return difflib.get_close_matches(name, found) or sorted(one for one in found if one.startswith(name))[-3:]
 
 
 def _half_removed(directory: str) -> bool:

@@ -306,6 +306,7 @@ def test_a_node_names_the_jobs_that_may_have_been_meant(agent: Any, tmp_path: Pa
             (jobs / name / file).touch()
     for verb in ("state", "logs", "sections", "report", "stop"):
         assert run(verb, agent, name="tniy-1")["near"] == ["tiny-1"]
+        assert run(verb, agent, name="t")["near"] == ["tiny-1"], "it begins so"
         assert run(verb, agent, name="xyz")["near"] == []
 
 
