@@ -89,7 +89,7 @@ class Agent:
         self.directory.write_state(self.state)
         try:
             self.part.prepare()
-            if self.part.is_master:
+            if self.part.request.is_master:
                 Master(self).run()
             else:
                 Worker(self).run()
@@ -438,9 +438,9 @@ class Master:
         if not self._launchers_done() or self._done():
             return None
         states = [state for report in self._reports.values() for state in report["ranks"].values()]
-        master = self._agent.part.node
+        master, world = self._agent.part.node, self._agent.part.request.world_size
         reason = (
-            f"The launcher on {master} ended, but only {states.count('done')} of {self._world} processes "
+            f"The launcher on {master} ended, but only {states.count('done')} of {world} processes "
             "have said that they are done."
         )
         return Failure(master, None, reason, tuple(self._reports[master]["lines"]))
@@ -457,10 +457,6 @@ class Master:
             nodes={**self._agent.state.nodes, failure.node: "failed", **dict.fromkeys(lost, "lost")},
         )
 
-    @property
-    def _world(self) -> int:
-        return sum(node.slots for node in self._agent.part.request.nodes)
-
     def _launchers_done(self) -> bool:
         """Return whether all launchers have exited with code 0."""
         nodes = [node.name for node in self._agent.part.request.nodes]
@@ -473,7 +469,7 @@ class Master:
         A launcher that still runs LAUNCHER_S after its processes hangs, and counts as ended.
         """
         ranks = [state for report in self._reports.values() for state in report["ranks"].values()]
-        if ranks != ["done"] * self._world:
+        if ranks != ["done"] * self._agent.part.request.world_size:
             self._processes_done_at = None
             return False
         if self._processes_done_at is None:

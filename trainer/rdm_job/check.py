@@ -68,21 +68,19 @@ def check(request: Request) -> dict[str, Any]:
         problems += [problem for problem in error.problems if problem not in problems]
     else:
         request = with_slots(request, config)
-        mine = next(node for node in request.nodes if node.name == request.node)
-        world = sum(node.slots for node in request.nodes)
-        problems += _configuration(request, config, world, mine)
-        problems += _devices(request, mine, facts["devices"])
-        problems += _disk(config, mine, world, facts)
-        if request.node == request.master.name:
+        problems += _configuration(request, config)
+        problems += _devices(request, facts["devices"])
+        problems += _disk(request, config, facts)
+        if request.is_master:
             offer, found = _offer(request, config)
             problems += found
-        problems += _metrics(mine, config)
+        problems += _metrics(request.own, config)
         problems += _launcher(request, config)
     return {"ok": not problems, "problems": problems, "facts": facts, **({"offer": offer} if offer else {})}
 
 
 def _address_and_key(request: Request) -> Iterator[str]:
-    address = next(node.address for node in request.nodes if node.name == request.node)
+    address = request.own.address
     if network.interface_of(address) is None and not address.startswith("127."):
         yield f"No interface of the {here()} has the address {address}."
     try:
@@ -91,8 +89,8 @@ def _address_and_key(request: Request) -> Iterator[str]:
         yield f"The cluster's key {error.filename} cannot be read: {error.strerror}."
 
 
-def _configuration(request: Request, config: JobConfig, world: int, mine: Node) -> Iterator[str]:
-    yield from configuration.check(config, world, mine.slots)
+def _configuration(request: Request, config: JobConfig) -> Iterator[str]:
+    yield from configuration.check(config, request.world_size, request.own.slots)
     yield from as_far_as_it_fits(missing_files(config))
     yield from as_far_as_it_fits(inspection.problems(*written(request), config))
 
@@ -107,20 +105,19 @@ def _other_problems(request: Request, rest: JobConfig | None) -> list[str]:
         request = with_slots(request, rest)
     except Unfit:
         return configuration.check(rest)
-    mine = next(node for node in request.nodes if node.name == request.node)
-    world = sum(node.slots for node in request.nodes)
-    return list(_configuration(request, rest, world, mine))
+    return list(_configuration(request, rest))
 
 
-def _devices(request: Request, mine: Node, found: int | None) -> Iterator[str]:
-    if found is not None and found < mine.slots:
+def _devices(request: Request, found: int | None) -> Iterator[str]:
+    slots = request.own.slots
+    if found is not None and found < slots:
         yield (
-            f"The {here()} sees {found} {request.accelerator} devices, but {mine.slots} processes are to "
+            f"The {here()} sees {found} {request.accelerator} devices, but {slots} processes are to "
             "run here; lower launcher.devices_per_node or repair the node."
         )
 
 
-def _disk(config: JobConfig, mine: Node, world: int, facts: dict[str, Any]) -> Iterator[str]:
+def _disk(request: Request, config: JobConfig, facts: dict[str, Any]) -> Iterator[str]:
     try:
         free = shutil.disk_usage(jobs_root()).free
     except OSError:
@@ -128,7 +125,7 @@ def _disk(config: JobConfig, mine: Node, world: int, facts: dict[str, Any]) -> I
     facts["disk_free"] = free
     # Two checkpoints exist for a moment: the old one is deleted when the new one is complete.
     _, size = workload_of(config).checkpoints(config)
-    needed = 2 * size * mine.slots // world
+    needed = 2 * size * request.own.slots // request.world_size
     if free < needed:
         yield (
             f"{jobs_root()} has {size_text(free)} free, and two checkpoints' part of this node take "
@@ -169,7 +166,7 @@ def _launcher(request: Request, config: JobConfig) -> Iterator[str]:
     if missing:
         needed = " and ".join(missing)
         yield f"The launcher {kind} needs {needed}, which the {here()} does not have; {_hint_for(missing)}."
-    elif launcher.uses_ssh and request.node == request.master.name and len(request.nodes) > 1:
+    elif launcher.uses_ssh and request.is_master and len(request.nodes) > 1:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             yield from filter(None, pool.map(_ssh, request.nodes))
 

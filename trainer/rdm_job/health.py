@@ -173,7 +173,6 @@ def observed(
         since.append(step_s)
     is_ours = workload_of(config).reports_progress
     padded = next((watch["vocabulary"] for watch in watches.values() if watch["vocabulary"]), None)
-    last = state.failures[-1] if state.failures else None
     phase = next((str(watch["phase"]) for watch in watches.values() if watch["phase"]), "")
     signs = [Sign.of(one) for watch in watches.values() for one in watch["signs"]]
     if phase == "saving":
@@ -182,7 +181,7 @@ def observed(
     return Observed(
         state=state.state,
         reason=state.reason,
-        failure=Sign("failure", state.reason or last.reason, last.node, last.rank) if last else None,
+        failure=_failure_of(state),
         runs=[run] if run else [],
         findings=findings,
         requested=requested,
@@ -226,16 +225,20 @@ def _unwatched(watches: Mapping[str, Mapping[str, Any]]) -> Iterator[Sign]:
         yield Sign("unwatched", f"On {where}: {why}", is_note=True)
 
 
+def _failure_of(state: State) -> Sign | None:
+    """Return the newest failure, with the reason why the job ended."""
+    last = state.failures[-1] if state.failures else None
+    return Sign("failure", state.reason or last.reason, last.node, last.rank) if last else None
+
+
 def of_state(state: State) -> dict[str, Any]:
     """Return the verdict on a job without agents: it waits in a queue, or has ended."""
-    last = state.failures[-1] if state.failures else None
-    failure = Sign("failure", state.reason or last.reason, last.node, last.rank) if last else None
     run = _run_of(state.progress)
     found = evaluate(
         Observed(
             state=state.state,
             reason=state.reason,
-            failure=failure if state.has_ended else None,
+            failure=_failure_of(state) if state.has_ended else None,
             runs=[run] if run["last_iteration"] and state.has_ended else [],
         )
     )

@@ -35,9 +35,9 @@ Source: ``validate_args`` of Megatron-LM's and Megatron-DeepSpeed's ``megatron/a
 
 def job_info(request: Request, config: JobConfig) -> dict[str, str]:
     """Return a job's key figures, with those of training if our trainer runs it."""
-    world = sum(node.slots for node in request.nodes)
+    world = request.world_size
     info: dict[str, int | str] = {
-        "NODE_RANK": [node.name for node in request.nodes].index(request.node),
+        "NODE_RANK": request.node_rank,
         "MASTER_ADDR": request.master.address,
         "NNODES": len(request.nodes),
         "WORLD_SIZE": world,

@@ -42,10 +42,8 @@ class Part:
         self.config = configuration.load_job(directory.resolved)
         self.kind = self.config.launcher.kind
         self.node = self.request.node
-        self.is_master = self.node == self.request.master.name
         self.launcher = launcher_of(self.config.launcher)
         self.links = Links(self.request.job_id) if self.launcher.uses_ssh else None
-        self._number = [node.name for node in self.request.nodes].index(self.node)
         self._launcher: subprocess.Popen[bytes] | None = None
         self._alive_at: dict[int, float] = {}
         self._signalled: set[int] = set()
@@ -76,13 +74,13 @@ class Part:
             python=self.links.python if self.links else sys.executable,
             srun=srun_of_ranks(self.config),
         )
-        if not self.launcher.everywhere and not self.is_master:
+        if not self.launcher.everywhere and not self.request.is_master:
             return
         self.directory.write_exports(exports(attempt))
         out, err = (self.directory.log(self.node, stream) for stream in ("out", "err"))
         with out.open("ab") as output, err.open("ab") as errors:
             self._launcher = subprocess.Popen(  # a list, and no shell
-                self.launcher.command(attempt, self._number),
+                self.launcher.command(attempt, self.request.node_rank),
                 # A path that every node has: DeepSpeed's launcher changes to it on each.
                 cwd=self.links.path if self.links else self.directory.path,
                 env={

@@ -70,10 +70,19 @@ def alive(process: int) -> bool:
 def condition(process: int) -> str:
     """Return a process's state letter from proc(5), such as ``S`` or ``T``; ``X`` when it is gone."""
     try:
-        stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
+        return _fields(process)[0].decode()
     except OSError:
         return "X"
-    return stat.rpartition(")")[2].split()[0]
+
+
+def _fields(process: int) -> list[bytes]:
+    """Return the fields of a process's ``stat`` from the third on, its state; see proc(5).
+
+    Raises:
+        OSError: It is gone.
+    """
+    # The program's name before them, in parentheses, may contain any bytes.
+    return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
 
 
 def identity(process: int) -> str | None:
@@ -83,7 +92,7 @@ def identity(process: int) -> str | None:
         The process id, its start in ticks since boot, and the boot id.
     """
     try:
-        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = _fields(process)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
@@ -183,7 +192,6 @@ def _stats(processes: Iterable[int]) -> Iterator[tuple[int, _Stat]]:
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     for process in processes:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The program's name, in parentheses, may contain any bytes.
-            fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+            fields = _fields(process)
             own, waited = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
             yield process, _Stat(int(fields[1]), own / ticks, waited / ticks, int(fields[21]) * page)

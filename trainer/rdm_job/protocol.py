@@ -114,6 +114,31 @@ class Request:
         return self.nodes[0]
 
     @property
+    def is_master(self) -> bool:
+        """Whether the node that gets the request is the master."""
+        return self.node == self.master.name
+
+    @property
+    def node_rank(self) -> int:
+        """The place of the node that gets the request among all nodes."""
+        return [node.name for node in self.nodes].index(self.node)
+
+    @property
+    def own(self) -> Node:
+        """The node that gets the request."""
+        return self.nodes[self.node_rank]
+
+    @property
+    def ranks(self) -> tuple[Node, ...]:
+        """The node of each rank."""
+        return tuple(node for node in self.nodes for _ in range(node.slots))
+
+    @property
+    def world_size(self) -> int:
+        """The job's processes on all nodes."""
+        return sum(node.slots for node in self.nodes)
+
+    @property
     def job_id(self) -> str:
         """The id in the environment of the job's processes: the same on all nodes, and unique to the job.
 

@@ -62,7 +62,7 @@ def start(request: Request) -> dict[str, Any]:
         return slurm.start(job, request, config)
     job.slurm.unlink(missing_ok=True)
     request = with_slots(request, config)
-    world = sum(node.slots for node in request.nodes)
+    world = request.world_size
     if job.exists:
         # End the processes that a killed agent has left.
         processes.end_all(job.request().job_id)
@@ -256,7 +256,7 @@ def _logs_of_all(
             answer: dict[str, Any] = {"text": "", "parts": parts, "offset": ends, "ended": ended}
             # The nodes are unknown until the job starts, or starts again. With an offset, only a rank that
             # does not exist is reported: the other check reads all logs whole, which each call would repeat.
-            is_none = rank is not None and rank >= sum(node.slots for node in job.stored().nodes)
+            is_none = rank is not None and rank >= job.stored().world_size
             if not parts and job.stored().offer.agent_port and (offset is None or is_none):
                 answer.update(_ranks_instead(job, rank, paths))
             return answer
@@ -269,8 +269,7 @@ def _wanted(job: JobDirectory, log: str, grep: str, rank: int | None) -> Wanted:
     if rank is None:
         return Wanted(grep)
     request = job.stored()
-    nodes = request.nodes
-    of_ranks = [node for node in nodes for _ in range(node.slots)]
+    of_ranks = request.ranks
     its = of_ranks[rank] if rank < len(of_ranks) else None
     names = [node.name for node in of_ranks]
     first = names.index(log) if log in names else 0
@@ -280,7 +279,7 @@ def _wanted(job: JobDirectory, log: str, grep: str, rank: int | None) -> Wanted:
     # master, with the names of other nodes, or with their addresses, like DeepSpeed's.
     others = []
     if log == request.master.name:
-        others = [word for node in nodes if node is not its for word in (node.name, node.address)]
+        others = [word for node in request.nodes if node is not its for word in (node.name, node.address)]
     return Wanted(
         grep, rank, is_alone=log == its.name, nodes=(its.name, its.address), others=others, first=first
     )
@@ -294,8 +293,7 @@ def _ranks_instead(job: JobDirectory, rank: int | None, paths: Mapping[str, Path
         the rank writes to one of the logs but nothing there identifies its lines. Empty if there are lines of
         the rank, as after a restart with fewer ranks.
     """
-    nodes = job.stored().nodes
-    of_ranks = [node.name for node in nodes for _ in range(node.slots)]
+    of_ranks = [node.name for node in job.stored().ranks]
     if rank is None or any(_wanted(job, log, "", rank).is_in(path) for log, path in paths.items()):
         return {}
     if rank >= len(of_ranks):

@@ -74,9 +74,8 @@ class Watch:
 
     def __init__(self, directory: JobDirectory, request: Request, config: JobConfig) -> None:
         self._directory, self._request, self._config = directory, request, config
-        self._slots = next(node.slots for node in request.nodes if node.name == request.node)
-        names = [node.name for node in request.nodes]
-        self._first_rank = sum(node.slots for node in request.nodes[: names.index(request.node)])
+        self._slots = request.own.slots
+        self._first_rank = sum(node.slots for node in request.nodes[: request.node_rank])
         self._workload = workload_of(config)
         self._interval, whole = self._workload.checkpoints(config)
         self._whole_bytes = whole if self._interval else 0
@@ -85,8 +84,7 @@ class Watch:
         self._unwatched = self._note = self._sampler.missing
         self._versions = _versions(directory.resolved)
         self._samples: deque[samples.Sample] = deque(maxlen=int(signs.WINDOW_S / SAMPLE_S))
-        address = next(node.address for node in request.nodes if node.name == request.node)
-        self._outlet = Outlet(config.logging, file_of(directory.path, request.node), address)
+        self._outlet = Outlet(config.logging, file_of(directory.path, request.node), request.own.address)
         self.gpu: list[str] = []
         self._report: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -240,7 +238,7 @@ class Watch:
 
     def _publish_metrics(self, sample: samples.Sample) -> None:
         text = metrics.of_node(self._request.name, self._request.node, sample)
-        if self._is_master:
+        if self._request.is_master:
             text = metrics.of_job(self._directory.read_state()) + text
         self._outlet.publish(text)
 
@@ -256,12 +254,8 @@ class Watch:
         state = None
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             state = self._directory.read_state()
-        is_known = self._is_master and state is not None and state.has_ended
+        is_known = self._request.is_master and state is not None and state.has_ended
         self._outlet.end(metrics.of_job(state) if state is not None and is_known else "")
-
-    @property
-    def _is_master(self) -> bool:
-        return self._request.node == self._request.master.name
 
     def _read_out(self) -> None:
         before = with_engine(self._run).lines, self._run
@@ -374,7 +368,7 @@ class Watch:
         compute = self._run.compute_ms
         if not compute or layout is None:
             return []
-        names = [node.name for node in self._request.nodes for _ in range(node.slots)]
+        names = (node.name for node in self._request.ranks)
         return rank_timers.slow(compute, *layout, dict(enumerate(names)))
 
     def _gpu_processes(self) -> int | None:

@@ -200,8 +200,9 @@ def _begin(job: JobDirectory, members: Sequence[Member], config: configuration.J
     offer = Offer(ports[0], requested or ports[1], request.offer.mark)
     for node in nodes:
         job.make(dataclasses.replace(request, node=node.name, nodes=nodes, offer=offer))
-    job.make(dataclasses.replace(request, node=nodes[0].name, nodes=nodes, offer=offer))
-    outputs.link(job, config, sum(node.slots for node in nodes), time.time())
+    request = dataclasses.replace(request, node=nodes[0].name, nodes=nodes, offer=offer)
+    job.make(request)
+    outputs.link(job, config, request.world_size, time.time())
     if not before.has_ended:
         # With this state a later requeue counts as a restart, however the agents end.
         before = dataclasses.replace(before, state="starting", reason="")

@@ -146,8 +146,7 @@ def start(job: JobDirectory, request: Request, config: configuration.JobConfig) 
     """
     if job.slurm.is_file() and not (before := _updated(JobDirectory.of_master(job.path))).has_ended:
         return {"directory": str(job.path), "started": False, "job": before.to_json()}
-    mine = next(node for node in request.nodes if node.name == request.node)
-    request = dataclasses.replace(request, nodes=(mine,))
+    request = dataclasses.replace(request, nodes=(request.own,))
     slurm = rest.of_config(config.launcher.slurm)
     if request.accelerator != "cpu":
         there, machines = slurm.cluster()
