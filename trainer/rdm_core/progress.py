@@ -16,7 +16,7 @@ from typing import Any
 
 from rdm_core.atomic_file import write_atomically
 
-__all__ = ["POINTS", "Progress", "thin"]
+__all__ = ["POINTS", "Progress", "finite", "thin"]
 
 POINTS = 300
 
@@ -100,15 +100,16 @@ class Progress:
         If the directory cannot be written, the training goes on, and the next write tries again.
         """
         self._state.update(changes, time=time.time())
-        state = {key: _plain(value) for key, value in self._state.items()}
-        text = json.dumps({**state, "losses": thin(self.curve)}, allow_nan=False)
+        text = json.dumps({**finite(self._state), "losses": thin(self.curve)}, allow_nan=False)
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, text + "\n")
 
 
-def _plain(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Return plain data with None for numbers that JSON does not have."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rdm_core.progress import finite
 from rdm_log.figures import quantile
 from rdm_log.heads import head, steps_of
 from rdm_log.lines import SKIPPED
@@ -283,9 +284,8 @@ def plain(run: Run) -> dict[str, Any]:
     if run.series is not None:
         data["series"] = {name: one.points() for name, one in run.series.items()}
         data["checkpoints"] = list(run.checkpoints)
-    finite = _finite(data)
-    assert isinstance(finite, dict)
-    return finite
+    shown: dict[str, Any] = finite(data)
+    return shown
 
 
 def progress(run: Run) -> dict[str, Any]:
@@ -298,7 +298,7 @@ def progress(run: Run) -> dict[str, Any]:
     batch, samples = last.get("global batch size"), last.get("samples per second")
     if batch and milliseconds:
         samples = batch * 1000.0 / milliseconds
-    data = _finite(
+    data = finite(
         {
             "iteration": run.last_iteration,
             "train_iterations": run.train_iterations,
@@ -337,12 +337,3 @@ def _skipped(run: Run) -> float:
 def _count(total: float) -> int:
     """Return a number of steps; 0 if a program logged one that is not finite."""
     return int(total) if math.isfinite(total) else 0
-
-
-def _finite(value: Any) -> Any:
-    """Return plain data with None for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -64,7 +64,7 @@ def run(config: Config, job_dir: Path) -> int:
     """
     start = process.Start()
     start.end("imports")
-    timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
+    timeout = config.launcher.distributed_timeout
     optimisation, backend = config.optimisation, config.launcher.backend
     process.require_device(optimisation.precision, backend, fp8_recipe=optimisation.fp8_recipe)
     process.require_alone(job_dir)
@@ -181,7 +181,7 @@ class Training:
         self._write = write or process.write_line
         self._is_first = dist.get_rank() == 0
         self._is_last = dist.get_rank() == dist.get_world_size() - 1
-        timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
+        timeout = config.launcher.distributed_timeout
         self._collective = Collective(timeout)
         self._milestone("after megatron is initialized")
         self._compute_time = ComputeTime(HeartbeatWriter(), process.device())

@@ -9,6 +9,7 @@ docstring of a class describes its section, and the text below a field describes
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 import re
 from dataclasses import dataclass, field
@@ -223,6 +224,11 @@ class LauncherConfig:
     """Another training program and its arguments instead of rdm_trainer, in the same launchers."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     """What to request from Slurm."""
+
+    @property
+    def distributed_timeout(self) -> datetime.timedelta:
+        """The most time of a collective operation."""
+        return datetime.timedelta(minutes=self.distributed_timeout_minutes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ __all__ = ["ADDED_TOKENS", "checks"]
 
 # A T5's samples are this much shorter than its sequence, as Megatron's are.
 ADDED_TOKENS = 2
-# The number and the length of the runs of tokens that are compared with the vocabulary.
-RUNS, RUN = 64, 65_536
+# The number of runs of tokens that are compared with the vocabulary.
+RUNS = 64
 
 
 def checks(config: Config) -> list[str]:
@@ -121,10 +121,7 @@ def _content(config: Config, dataset: IndexedDataset) -> Iterator[str]:
     if not dataset.tokens:
         yield f"{dataset.prefix} is empty: it has no token."
         return
-    flat = dataset.flat()
-    starts = np.unique(np.linspace(0, max(len(flat) - RUN, 0), RUNS, dtype=np.int64))
-    highest = max(int(flat[start : start + RUN].max()) for start in starts.tolist())
-    lowest = min(int(flat[start : start + RUN].min()) for start in starts.tolist())
+    lowest, highest = dataset.extremes(RUNS)
     size = config.model.vocab_size
     if lowest < 0 or highest >= size:
         yield (

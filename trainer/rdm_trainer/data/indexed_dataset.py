@@ -31,6 +31,8 @@ MAGIC = b"MMIDIDX\x00\x00"
 OLD_MAGIC = b"TNTIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
+# Tokens of each run that is searched for the lowest and the highest.
+RUN = 65_536
 
 # Code 7 was float64 in the first Megatron (like 6) and is float32 in megatron-core; the pointers tell which.
 DTYPES: dict[int, np.dtype[np.generic]] = {
@@ -259,6 +261,17 @@ class IndexedDataset:
     def flat(self) -> npt.NDArray[np.generic]:
         """All tokens, [tokens], as they lie in the file."""
         return self._tokens
+
+    def extremes(self, runs: int) -> tuple[int, int]:
+        """Return the lowest and the highest token of some evenly spaced runs of ``RUN`` tokens.
+
+        Args:
+            runs: Their number; the data set must have a token.
+        """
+        flat = self.flat()
+        starts = np.unique(np.linspace(0, max(len(flat) - RUN, 0), runs, dtype=np.int64)).tolist()
+        lowest = min(int(flat[start : start + RUN].min()) for start in starts)
+        return lowest, max(int(flat[start : start + RUN].max()) for start in starts)
 
 
 class IndexedWriter:

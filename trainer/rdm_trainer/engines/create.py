@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import datetime
 import importlib.util
 from collections.abc import Callable
 
@@ -28,7 +27,7 @@ def create_topology(config: Config) -> Topology:
     parallel = config.parallel
     axes = (parallel.tensor, parallel.pipeline, parallel.expert)
     sharing = config.spec.ranks_of_key_value_head(parallel.tensor)
-    timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
+    timeout = config.launcher.distributed_timeout
     if config.engine == "native":
         return Topology.create(
             *axes,

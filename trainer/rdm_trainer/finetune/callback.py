@@ -16,7 +16,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rdm_core.config.finetune import FinetuneConfig
-from rdm_core.progress import Progress
+from rdm_core.progress import Progress, finite
 from rdm_trainer import metrics
 from rdm_trainer.compute_time import ComputeTime
 from rdm_trainer.distributed.collective import Collective, Flags
@@ -134,7 +134,7 @@ class Reporter(TrainerCallback):
             record = {"iteration": state.global_step, "time": time.time(), **logs}
             # A full disk must not end a training.
             with contextlib.suppress(OSError), (self._job_dir / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({key: _plain(value) for key, value in record.items()}) + "\n")
+                file.write(json.dumps(finite(record)) + "\n")
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -217,7 +217,3 @@ class Reporter(TrainerCallback):
     def _pause(self) -> None:
         """Exclude an evaluation or a checkpoint from the step times; a step's line is written before both."""
         self._began = time.monotonic()
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -60,7 +60,7 @@ def run(config: FinetuneConfig, job_dir: Path) -> int:
     rows = files.read(config, int(os.environ.get("WORLD_SIZE", "1")))
     tokenizer = models.load_tokenizer(config, is_chat=rows.is_chat, has_turns=rows.has_turns)
     models.check_targets(config)
-    timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
+    timeout = config.launcher.distributed_timeout
     process.require_device(config.optimisation.precision, config.launcher.backend)
     with process.alone(job_dir):
         process.join(config.launcher.backend, timeout)

@@ -15,8 +15,8 @@ from rdm_trainer.tokenizers.load import Tokenizer
 __all__ = ["Report", "inspect"]
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
-# The number and the length of the runs of tokens that are searched for the highest and the lowest.
-RUNS, RUN = 256, 65_536
+# The number of runs of tokens that are searched for the highest and the lowest.
+RUNS = 256
 FIRST = 32
 
 
@@ -87,10 +87,7 @@ def inspect(prefix: Path, tokenizer: Tokenizer | None = None) -> Report:
     if not data.tokens:
         report.problems.append("it has no token.")
         return report
-    flat = data.flat()
-    starts = np.unique(np.linspace(0, max(len(flat) - RUN, 0), RUNS, dtype=np.int64)).tolist()
-    report.lowest = min(int(flat[start : start + RUN].min()) for start in starts)
-    report.highest = max(int(flat[start : start + RUN].max()) for start in starts)
+    report.lowest, report.highest = data.extremes(RUNS)
     report.first_tokens = [int(token) for token in data.get(int(np.argmax(data.sizes > 0)), 0, FIRST)]
     _evaluate(report, data, per_document)
     if tokenizer is not None:
