@@ -84,15 +84,15 @@ def start(job: dict[str, Any], directory: Path, device: int) -> subprocess.Popen
 
 def read(log: Path) -> tuple[dict[int, float], dict[int, float], float]:
     """Return the training and validation losses by step, and the last milliseconds of a step."""
-    from rdm_log import lines
+    from rdm_log import lines, records
 
     training, validation, milliseconds = {}, {}, 0.0
     for line in log.read_bytes().splitlines():
         for record in lines.parse(line):
-            if isinstance(record, lines.Step):
+            if isinstance(record, records.Step):
                 training[record.iteration] = record.values["lm loss"]
                 milliseconds = record.values[lines.MILLISECONDS]
-            elif isinstance(record, lines.Evaluation) and record.where.startswith("iteration "):
+            elif isinstance(record, records.Evaluation) and record.where.startswith("iteration "):
                 validation[int(record.where.split()[1])] = record.values["lm loss value"]
     return training, validation, milliseconds
 

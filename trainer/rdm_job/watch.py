@@ -34,7 +34,7 @@ from rdm_log import peers, rank_timers, samples, signs
 from rdm_log.errors import Findings
 from rdm_log.figures import Sample
 from rdm_log.heads import HEAD, info_of, vocabulary_of
-from rdm_log.lines import Checkpoint, EngineStep, Evaluation, Memory, Milestone, Step, Throughput
+from rdm_log.records import Checkpoint, EngineStep, Evaluation, Memory, Milestone, Step, Throughput
 from rdm_log.runs import Run, add_record, with_engine
 from rdm_log.scan import records
 from rdm_log.summary import plain, progress

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 
 from rdm_log import rank_timers
 from rdm_log.figures import Curve, Largest, Marks, Sample, Series
-from rdm_log.lines import (
-    GRAD_NORM,
-    MILLISECONDS,
+from rdm_log.lines import GRAD_NORM, MILLISECONDS, loss_name
+from rdm_log.records import (
     NAN,
     SKIPPED,
     Argument,
@@ -33,7 +32,6 @@ from rdm_log.lines import (
     Step,
     Throughput,
     Timer,
-    loss_name,
 )
 
 __all__ = ["Loss", "Run", "TimerFigures", "add_record", "merged", "runs", "with_engine"]

@@ -21,7 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rdm_log.grammars import BAR
-from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, RankTimes, Record, Step, of_steps, parse
+from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, of_steps, parse
+from rdm_log.records import RankTimes, Record, Step
 
 __all__ = [
     "BLOCK",

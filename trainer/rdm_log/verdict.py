@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from rdm_log import states
 from rdm_log.errors import Finding
-from rdm_log.lines import DONE
 from rdm_log.peers import RankHeartbeat
+from rdm_log.records import DONE
 from rdm_log.signs import Sign
 from rdm_log.summary import newest_run
 from rdm_log.wording import NAMES_SHOWN, duration, listed

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from rdm_core.config import CheckpointConfig, Config, DataConfig, LoggingConfig, RampupConfig
-from rdm_log import lines
+from rdm_log import lines, records
 from rdm_trainer import metrics
 from rdm_trainer.train import Training
 from tests.distributed import deepspeed_files, training
@@ -67,7 +67,7 @@ class Log:
     def losses(self) -> dict[int, float]:
         """Return the losses by iteration, which the last rank wrote; skipped steps have none."""
         found = (record for line in self.lines for record in lines.parse(line.encode()))
-        steps = (record for record in found if isinstance(record, lines.Step))
+        steps = (record for record in found if isinstance(record, records.Step))
         said = _gathered(
             {step.iteration: step.values[metrics.LM_LOSS] for step in steps if metrics.LM_LOSS in step.values}
         )

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from rdm_log import lines
+from rdm_log import lines, records
 from rdm_trainer.cli import main
 from tests.distributed import processes
 from tests.distributed.finetuning import Finetunings, finetunings, logits, losses
@@ -118,7 +118,7 @@ def test_the_log_is_megatrons_and_the_exported_model_says_what_the_trainers_did(
         record
         for line in out.splitlines()
         for record in lines.parse(line.encode())
-        if isinstance(record, lines.Step)
+        if isinstance(record, records.Step)
     ]
     assert [step.iteration for step in steps] == [1, 2, 3, 4]
     assert ' sample at iteration 4 | prompt: "What is seven and zero?" | answer: "' in out

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_log import lines
+from rdm_log import lines, records
 from rdm_log.errors import findings
 from rdm_trainer import metrics, process
 from rdm_trainer.metrics import Step
@@ -100,7 +100,7 @@ def test_a_parser_by_the_description_reads_it(
     assert ("grad norm" in found) == (norm is not None)
     assert int(found["number of skipped iterations"]) == skipped
     (ours,) = lines.parse(metrics.training_line(step).encode())
-    assert isinstance(ours, lines.Step)
+    assert isinstance(ours, records.Step)
     assert ours.iteration == iteration
     assert ours.values["lm loss"] == float(found["lm loss"])
 
@@ -143,7 +143,7 @@ def test_validation_lines() -> None:
     assert line == f" validation loss at iteration 10 | {expected}"
     assert rule == last == "-" * (len(line) + 1)
     assert lines.parse(line.encode()) == [
-        lines.Evaluation("iteration 10", {"lm loss value": 2.0, "lm loss PPL": 7.389056})
+        records.Evaluation("iteration 10", {"lm loss value": 2.0, "lm loss PPL": 7.389056})
     ]
     huge = metrics.validation_lines("the end of training for test data", {"lm loss": 1e6})[1]
     assert f"PPL: {math.exp(20):.6E}" in huge

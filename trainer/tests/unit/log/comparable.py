@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rdm_log.lines import RankTimes, Record
+from rdm_log.records import RankTimes, Record
 
 __all__ = ["by_kind"]
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdm_log import lines, scan
-from rdm_log.lines import (
+from rdm_log.records import (
     EngineStep,
     Evaluation,
     Memory,

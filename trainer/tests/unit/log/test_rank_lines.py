@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rdm_log.lines import RankTimes
+from rdm_log.records import RankTimes
 from rdm_log.scan import TIMERS, records
 from tests.unit.log.comparable import by_kind
 

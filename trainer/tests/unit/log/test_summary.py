@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdm_log.figures import Curve, Largest, Sample, quantile
-from rdm_log.lines import Step
+from rdm_log.records import Step
 from rdm_log.runs import runs
 from rdm_log.summary import NothingToRead, summarise
 from rdm_trainer import cli

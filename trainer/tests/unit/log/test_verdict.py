@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from rdm_log import heads
 from rdm_log.errors import findings
-from rdm_log.lines import Step
 from rdm_log.observe import check_state, observe, of_json, to_json
+from rdm_log.records import Step
 from rdm_log.report.job import collect
 from rdm_log.runs import runs
 from rdm_log.samples import Device, Sample
