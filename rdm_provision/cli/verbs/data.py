@@ -35,7 +35,7 @@ Examples:
 def data(options: Options, directory: Path, from_nodes: str | None, to: str, check: bool) -> int:
     """Copy DIRECTORY to every node, where it is /jobs/data in the container. What is there already stays.
 
-    It is for nodes without a shared file system; mount one with `container_volumes` where there is one.
+    It is for nodes without a shared file system. Where there is one, mount it with `container_volumes`.
     """
     cluster = options.cluster()
     nodes = (from_nodes or "").replace(",", " ").split()

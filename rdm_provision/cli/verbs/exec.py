@@ -53,9 +53,9 @@ def exec_(options: Options, argv: tuple[str, ...], user: str, timeout: float, st
     """Run COMMAND in the training container of every node, or of those that --limit selects.
 
     No shell sees the command, and without --stdin it has no standard input. Lines come back with the node's
-    name in front, in the order of ranks; from a single node they come back without. What a terminal would
-    obey, such as colours, is left out, as of logs; --json has every character. Exits with 1 when the command
-    failed on any node; with a single node, with the command's own exit code.
+    name in front, in the order of ranks; from a single node they come back without. Control characters, such
+    as those of colours, are left out; --json has them. Exits with 1 when the command failed on any node; with
+    a single node, with the command's own exit code.
     """
     cluster = options.cluster()
     given = sys.stdin.buffer.read() if stdin else None

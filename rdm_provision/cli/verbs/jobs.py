@@ -57,7 +57,11 @@ Examples:
 @log_directory_options("With --verdict of a directory or log")
 @click.option("--sections", is_flag=True, help="Show the ends of its logs, and the times of its steps.")
 @click.option(
-    "--prune", "older", default="", metavar="OLDER", help="Remove jobs that ended so long ago: 30d, 12h."
+    "--prune",
+    "older",
+    default="",
+    metavar="AGE",
+    help="Remove jobs that ended longer ago than AGE: 30d, 12h.",
 )
 @click.option("--yes", is_flag=True, help="With --prune: do not prompt.")
 @limited_run_options
@@ -83,14 +87,14 @@ def jobs(
     With --verdict it exits with 0 when the job is healthy, starting or finished, with 1 when it has failed,
     with 4 when it stalls or is suspect.
 
-    With --prune the directories of jobs that ended so long ago go from all nodes, with their checkpoints; it
-    shows them and prompts. With --json it removes only with --yes. A job that runs, or whose master does not
-    answer, stays.
+    --prune shows the jobs that ended longer ago than AGE, prompts, and removes their directories from all
+    nodes, with their checkpoints. With --json it removes only with --yes. A job that runs, or whose master
+    does not answer, stays.
 
-    With --sections and --verdict JOB may be a directory here that has NODE.out, NODE.err and NODE.gpu, or a
-    job's, and with --verdict a log; it needs neither a cluster nor a trainer. What has a `/`, or is a file or
-    directory here, is one. With --state and --conf the verdict knows what stands in none of its logs: the
-    scheduler's word, and what was requested.
+    With --sections and --verdict, JOB may be a directory on this machine: a job's, or one with NODE.out,
+    NODE.err and NODE.gpu; with --verdict also a single log. That needs neither a cluster nor a trainer. A
+    name with a `/`, or of a file or directory here, is taken as such a path. --state and --conf tell the
+    verdict what no log has: the scheduler's word, and what was requested.
     """
     # An empty name means this directory.
     is_path = "/" in job or bool(job and is_here(job))
@@ -99,16 +103,14 @@ def jobs(
         raise click.UsageError("--state and --conf are for --verdict of a directory, such as log2/10932251.")
     if older:
         if job or watch or verdict or sections:
-            raise click.UsageError(
-                "--prune is of all jobs, and not with JOB, --watch, --verdict or --sections."
-            )
+            raise click.UsageError("--prune takes neither JOB, --watch, --verdict nor --sections.")
         return prune(options, older, yes=yes)
     if is_read_here:
         words = ["sections"] if sections else ["verdict", f"--state={state}"]
         words += [f"--conf={conf}"] if conf else []
         return _read_here(Path(job), words, as_json=options.as_json)
     if verdict and (watch or sections or not job):
-        raise click.UsageError("--verdict is of one JOB, and neither with --watch nor with --sections.")
+        raise click.UsageError("--verdict needs a JOB, and takes neither --watch nor --sections.")
     if "/" in job:
         if not is_here(job):
             hint = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rdm-provision jobs --prune OLDER``: list what goes, confirm, and remove."""
+"""``rdm-provision jobs --prune AGE``: list what goes, confirm, and remove."""
 
 from __future__ import annotations
 

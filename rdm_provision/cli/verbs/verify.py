@@ -45,13 +45,13 @@ def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_
     With --rdma, pairs of nodes measure bandwidth and latency with perftest, in rounds in which no node is in
     two pairs; above 128 nodes, 16 rounds. Of several rails, only the first is measured. With --collective,
     all nodes reduce tensors as a training does, over NCCL, RCCL or Gloo; it needs an image with the trainer,
-    as a training does. Both want the cluster for themselves, without a job that runs.
+    as a training does. Run both while no job runs.
 
     Bounded in time. Every node gets a verdict, with the reason when it is a bad one. A pair that does not
     talk fails the run; with --rdma and --collective so does a node or link slower than the others.
     """
     if max_size and not collective:
-        raise click.UsageError("--max-size is of --collective.")
+        raise click.UsageError("--max-size needs --collective.")
     cluster = options.cluster()
     run = cluster.verify(
         all_pairs=all_pairs, rdma=rdma, collective=collective, max_size=max_size, **options.run

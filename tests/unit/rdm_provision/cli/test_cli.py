@@ -352,7 +352,7 @@ def test_up_is_advised_after_verify_unless_the_nodes_have_no_device() -> None:
 def test_a_size_without_an_all_reduce_is_bad_input(call: Call, make_inventory: MakeInventory) -> None:
     result = call("verify", "-i", make_inventory(), "--max-size", "64M")
     assert result.code == 3
-    assert "--max-size is of --collective." in result.err
+    assert "--max-size needs --collective." in result.err
 
 
 def test_exec_without_a_container_fails_per_node(call: Call, make_inventory: MakeInventory) -> None:
