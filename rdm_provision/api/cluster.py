@@ -33,6 +33,7 @@ from rdm_provision.runner.inventory import (
     members_of,
     read_inventory,
     read_with_plan,
+    require_one,
     similar_inventories,
 )
 from rdm_provision.runner.parts import check_tags
@@ -173,6 +174,7 @@ class Cluster(JobVerbs):
         path = Path(inventory) if inventory is not None else find_inventory()
         if not path.exists():
             raise InventoryError(f"there is no inventory at {path}", hint=similar_inventories(path))
+        require_one(path)
         vault = password_file(vault_password_file) if vault_password_file else ""
         if vault_password:
             vault = password_in_memory(vault_password)

@@ -41,7 +41,7 @@ def find_inventory(start: Path | None = None) -> Path:
     folder = (start or Path.cwd()) / "inventory"
     if (folder / "lab").is_dir() and _holds_hosts(folder / "lab"):
         return folder / "lab"
-    found = sorted(p for p in folder.iterdir() if _holds_hosts(p)) if folder.is_dir() else []
+    found = _inventories(folder)
     if len(found) == 1:
         return found[0]
     if not found:
@@ -51,6 +51,22 @@ def find_inventory(start: Path | None = None) -> Path:
         )
     names = ", ".join(f"inventory/{path.name}" for path in found)
     raise InputError(f"which inventory? There are {names}", hint="name one with -i PATH or RDM_INVENTORY")
+
+
+def require_one(path: Path) -> None:
+    """Raise an InventoryError if a path is only a folder of inventories.
+
+    Ansible would read all of them, as one cluster, whose plan and lock would lie in different folders.
+    """
+    inside = _inventories(path)
+    if inside and not any(entry.is_file() for entry in path.iterdir()):
+        raise InventoryError(
+            f"{path} is a folder of inventories", hint=f"name one of them: {', '.join(map(str, inside))}"
+        )
+
+
+def _inventories(folder: Path) -> list[Path]:
+    return sorted(filter(_holds_hosts, folder.iterdir())) if folder.is_dir() else []
 
 
 def _holds_hosts(path: Path) -> bool:
@@ -63,7 +79,11 @@ def similar_inventories(path: Path) -> str:
         neighbours = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
         if close := difflib.get_close_matches(path.name, neighbours, n=1):
             return f"did you mean {path.parent / close[0]}?"
-    return "make a lab with: rdm-provision lab up" if path.name == "lab" else "check the path after -i"
+    return (
+        "make a lab with: rdm-provision lab up"
+        if path.name == "lab"
+        else "check the path after -i, or RDM_INVENTORY"
+    )
 
 
 def read_inventory(path: Path, vault: str = "") -> dict[str, Any]:

@@ -149,6 +149,13 @@ def test_the_lab_is_the_default_inventory(make_inventory: MakeInventory, tmp_pat
     assert find_inventory(tmp_path) == tmp_path / "inventory" / "lab"
 
 
+def test_a_folder_of_inventories_is_none(make_inventory: MakeInventory, tmp_path: Path) -> None:
+    path = make_inventory(name="one")
+    with pytest.raises(InventoryError, match="is a folder of inventories") as caught:
+        Cluster.load(tmp_path)
+    assert caught.value.hint == f"name one of them: {path}"
+
+
 # --- choosing nodes -------------------------------------------------------------------------------
 
 
