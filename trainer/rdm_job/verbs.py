@@ -69,7 +69,7 @@ def start(request: Request) -> dict[str, Any]:
     job.make(request)
     if request.config:
         job.write_config(request.config)
-    resolved = configuration.resolve(config, world)
+    resolved = config.resolved(world)
     job.write_resolved(configuration.dump(resolved))
     outputs.link(job, resolved, world, time.time())
     job.forget_stop()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rdm_core.config.checks import check, require
 from rdm_core.config.job import JobConfig, LauncherConfig, SlurmConfig
-from rdm_core.config.read import dump, from_dict, load, load_as, load_job, load_text, resolve
+from rdm_core.config.read import dump, from_dict, load, load_as, load_job, load_text
 from rdm_core.config.schema import (
     Blend,
     CheckpointConfig,
@@ -50,6 +50,5 @@ __all__ = [
     "load_job",
     "load_text",
     "require",
-    "resolve",
     "workload_of",
 ]

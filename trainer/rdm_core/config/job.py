@@ -253,7 +253,7 @@ class JobConfig:
         """Return the configuration with values for the keys that follow from others.
 
         Args:
-            world_size: Number of processes, if known.
+            world_size: Number of processes; without it, keys that depend on it stay as they are.
         """
         return self
 

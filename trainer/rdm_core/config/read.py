@@ -22,7 +22,6 @@ __all__ = [
     "load_as",
     "load_job",
     "load_text",
-    "resolve",
 ]
 
 _J = TypeVar("_J", bound=JobConfig)
@@ -117,16 +116,6 @@ def _parse_overrides(
 def dump(config: JobConfig) -> str:
     """Return the configuration as YAML with every key; :func:`load_job` reads it back."""
     return to_yaml(config.to_dict())
-
-
-def resolve(config: _J, world_size: int | None = None) -> _J:
-    """Return the configuration with values for the keys that follow from others.
-
-    Args:
-        config: The configuration.
-        world_size: Number of processes; without it, keys that depend on it stay as they are.
-    """
-    return config.resolved(world_size)
 
 
 def _build(

@@ -71,7 +71,7 @@ class Record:
         request = Request(job, own.name, nodes, accelerator=accelerator, offer=offer)
         directory = JobDirectory(folder, own.name)
         directory.make(request)
-        resolved = configuration.resolve(configuration.load_text(config), request.world_size)
+        resolved = configuration.load_text(config).resolved(request.world_size)
         directory.write_config(config)
         directory.write_resolved(configuration.dump(resolved))
         directory.forget_stop()

@@ -157,7 +157,7 @@ def start(job: JobDirectory, request: Request, config: configuration.JobConfig) 
     job.make(request)
     if request.config:
         job.write_config(request.config)
-    job.write_resolved(configuration.dump(configuration.resolve(config, world_size(config))))
+    job.write_resolved(configuration.dump(config.resolved(world_size(config))))
     write_atomically(job.key, secrets.token_hex(32), mode=0o600)
     write_atomically(job.script, _script(job.path, config))
     job.forget_stop()

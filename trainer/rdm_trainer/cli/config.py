@@ -45,7 +45,7 @@ def check(config: Path, overrides: tuple[str, ...], world: int | None, as_json: 
         others = configuration.check(error.rest, world) if error.rest else []
         raise ConfigError([*error.problems, *others], source=str(config)) from None
     configuration.require(job, world, job.launcher.devices_per_node)
-    resolved = configuration.resolve(job, world)
+    resolved = job.resolved(world)
     if as_json:
         click.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
     else:

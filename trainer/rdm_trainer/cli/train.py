@@ -46,7 +46,7 @@ def train(
     job = configuration.load(config, overrides)
     if print_config:
         configuration.require(job)
-        click.echo(configuration.dump(configuration.resolve(job)))
+        click.echo(configuration.dump(job.resolved()))
         return 0
     import os
 

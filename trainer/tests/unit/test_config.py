@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdm_core import config as configuration
-from rdm_core.config import Blend, Config, check, dump, from_dict, load, resolve
+from rdm_core.config import Blend, Config, check, dump, from_dict, load
 from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.config.training import has_sound_data
 from rdm_core.errors import BAD_INPUT, ConfigError
@@ -291,7 +291,7 @@ def test_a_configuration_survives_yaml_and_dictionaries(tmp_path: Path) -> None:
         config = load(path)
         assert from_dict(config.to_dict()) == config
         assert load(written(tmp_path, dump(config))) == config
-        assert resolve(resolve(config, 64), 64) == resolve(config, 64)
+        assert config.resolved(64).resolved(64) == config.resolved(64)
 
 
 TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=12)
@@ -325,13 +325,13 @@ def test_any_value_survives_yaml(
 
 def test_resolved_says_what_follows_from_other_keys() -> None:
     config = with_changes(model__kind="t5", model__vocab_extra_ids=100, parallel__tensor=2)
-    resolved = resolve(config, 8)
+    resolved = config.resolved(8)
     assert resolved.parallel.data == 4
     model = resolved.model
     assert (model.decoder_layers, model.kv_channels, model.ffn_hidden_size) == (4, 16, 256)
     assert (model.decoder_seq_length, model.max_position_embeddings) == (32, 32)
     assert check(resolved, 8) == []
-    assert resolve(with_changes()).model.decoder_layers is None
+    assert with_changes().resolved().model.decoder_layers is None
 
 
 def test_derived_values() -> None:

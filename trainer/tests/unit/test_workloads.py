@@ -39,8 +39,8 @@ def test_a_schema_names_its_workload_and_is_read_back_as_it_is_written(name: str
     job = configuration.load_text(texts[name])
     assert type(job) is WORKLOADS[name].schema
     assert job.workload == name
-    written = configuration.dump(configuration.resolve(job, 8))
-    assert configuration.load_text(written) == configuration.resolve(job, 8)
+    written = configuration.dump(job.resolved(8))
+    assert configuration.load_text(written) == job.resolved(8)
 
 
 def test_a_job_that_names_no_workload_trains() -> None:

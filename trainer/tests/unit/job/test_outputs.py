@@ -29,11 +29,11 @@ MDX = Path(__file__).parents[3] / "configs" / "gpt-1.3b.yaml"
 )
 def test_the_document_s_job_has_the_document_s_name(launcher: str, name: str) -> None:
     config = configuration.load(MDX, [f"launcher.kind={launcher}"])
-    assert name_of(configuration.resolve(config, 16), 16) == name
+    assert name_of(config.resolved(16), 16) == name
 
 
 def test_links_lead_into_the_job_wherever_its_directory_is_mounted(tmp_path: Path) -> None:
-    config = configuration.resolve(configuration.load(MDX, ["logging.names=mdx"]), 16)
+    config = configuration.load(MDX, ["logging.names=mdx"]).resolved(16)
     name = name_of(config, 16)
     for number in (1, 2):  # the newer one of the same training has the checkpoint's name
         job = JobDirectory(tmp_path / "here" / f"job-{number}", "n1")

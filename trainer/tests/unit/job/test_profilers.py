@@ -42,7 +42,7 @@ def run_rank(tmp_path: Path, kind: str, rank: int) -> tuple[subprocess.Completed
     )
     job = JobDirectory(tmp_path / "demo-1", "n1")
     job.make(Request("demo-1", "n1", (Node("n1", "127.0.0.1", 2),)))
-    job.write_resolved(configuration.dump(configuration.resolve(configuration.load(given), 2)))
+    job.write_resolved(configuration.dump(configuration.load(given).resolved(2)))
     output = tmp_path / "said"
     environment = {
         **os.environ,

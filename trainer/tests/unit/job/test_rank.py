@@ -98,7 +98,7 @@ def test_a_rank_has_the_job_s_variables_whatever_its_launcher_hands_over(tmp_pat
     )
     job = JobDirectory(tmp_path / "gpt", "n1")
     job.make(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),)))
-    job.write_resolved(configuration.dump(configuration.resolve(config, 1)))
+    job.write_resolved(configuration.dump(config.resolved(1)))
     lock = job.lock()
     assert lock is not None
     with lock:
@@ -130,7 +130,7 @@ def test_a_rank_of_an_attempt_that_was_ended_does_not_begin(tmp_path: Path) -> N
     settings = {"name": "gpt", "launcher": {"program": [f"{tmp_path}/program.py"]}}
     job = JobDirectory(tmp_path / "gpt", "n1")
     job.make(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),)))
-    job.write_resolved(configuration.dump(configuration.resolve(configuration.from_dict(settings), 1)))
+    job.write_resolved(configuration.dump(configuration.from_dict(settings).resolved(1)))
     job.end_attempt(1)
     job.write_rank(0, {"rank": 0, "attempt": 2})
     job.heartbeat(0).touch()

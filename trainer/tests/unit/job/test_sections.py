@@ -32,7 +32,7 @@ def test_a_job_in_sections(
     job = JobDirectory(tmp_path / "demo-1", "n2")
     job.make(Request("demo-1", "n2", nodes, CONFIG))
     (tmp_path / "demo.yaml").write_text(CONFIG)
-    resolved = configuration.resolve(configuration.load(tmp_path / "demo.yaml"), 4)
+    resolved = configuration.load(tmp_path / "demo.yaml").resolved(4)
     job.write_resolved(configuration.dump(resolved))
     job.log("n2", "out").write_text(STEP)
     # The nodes may share the directory.
