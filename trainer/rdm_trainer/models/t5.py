@@ -2,7 +2,7 @@
 """T5: an encoder and a decoder in a single list of layers.
 
 Layers pass tuples, because a pipeline's stages send each other only the layers' outputs: in the encoder
-(encoder states, encoder tokens, decoder tokens), in the decoder (memory, decoder states, encoder tokens).
+(encoder states, encoder tokens, decoder tokens), in the decoder (decoder states, memory, encoder tokens).
 With relative positions, their table follows. The encoder's tokens serve the padding mask, so each context
 rank gets all of them; the decoder's tokens travel until the decoder embeds them. Between stages, every state
 in a tuple must have a gradient. So the last decoder block passes on only its states, and the last encoder
@@ -58,18 +58,16 @@ class Embedding(VocabParallelEmbedding):
             whole = encoder_tokens if self.part is None else self.part.gathered(encoder_tokens)
             return super().forward(encoder_tokens), whole, decoder_tokens
         memory, encoder_tokens, decoder_tokens = inputs
-        return memory, super().forward(decoder_tokens), encoder_tokens
+        return super().forward(decoder_tokens), memory, encoder_tokens
 
 
 class SharedPositions(PositionEmbedding):
     """The positions, shared by encoder and decoder."""
 
     def forward(self, states: States) -> States:  # type: ignore[override]
-        """Add the positions to the decoder's states if there are any, otherwise to the encoder's."""
-        first, second, third = states
-        if second.is_floating_point():
-            return first, super().forward(second), third
-        return super().forward(first), second, third
+        """Add the positions to the states."""
+        own, *others = states
+        return super().forward(own), *others
 
 
 class TablePositions(RelativePositions):
@@ -77,12 +75,9 @@ class TablePositions(RelativePositions):
 
     def forward(self, states: States) -> States:  # type: ignore[override]
         """Append the table to the states."""
-        first, second, third = states
-        if second.is_floating_point():
-            second, table = super().forward(second)
-        else:
-            first, table = super().forward(first)
-        return first, second, third, table
+        own, *others = states
+        own, table = super().forward(own)
+        return own, *others, table
 
 
 class EncoderBlock(Block):
@@ -125,16 +120,17 @@ class DecoderBlock(Block):
 
     def forward(self, states: States) -> torch.Tensor | States:  # type: ignore[override]
         """Map the decoder's states [batch, sequence, hidden]; the last block returns only them."""
-        memory, decoder, encoder_tokens, *table = states
+        decoder, memory, encoder_tokens, *table = states
+        attention, cross, mlp = self.self_attention, self.cross_attention, self.mlp
+        inner = partial(attention.inner, table=table[0] if table else None)
         mask = _visible(encoder_tokens, self.padding)
-        decoder = decoder + self.dropped(
-            self.self_attention(self.input_layernorm(decoder), table=table[0] if table else None)
+        decoder = self.added(
+            decoder,
+            (self.input_layernorm, inner, attention.out_proj),
+            (self.pre_cross_attn_layernorm, cross.inner, cross.out_proj, memory, mask),
+            (self.pre_mlp_layernorm, mlp.inner, mlp.fc2),
         )
-        decoder = decoder + self.dropped(
-            self.cross_attention(self.pre_cross_attn_layernorm(decoder), memory, mask)
-        )
-        decoder = decoder + self.dropped(self.mlp(self.pre_mlp_layernorm(decoder)))
-        return decoder if self.last else (memory, decoder, encoder_tokens, *table)
+        return decoder if self.last else (decoder, memory, encoder_tokens, *table)
 
 
 class FinalNorm(Norm):

@@ -23,6 +23,7 @@ from rdm_core.model_spec import ModelSpec
 from rdm_trainer.distributed.context_attention import context_attention, kernel_for
 from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.distributed.parameters import ShardSpec, parameter
+from rdm_trainer.distributed.tensor_parallel.halves import Part, joined, parts_of
 from rdm_trainer.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -47,6 +48,8 @@ __all__ = [
     "residual_std",
     "word_embedding",
 ]
+
+States = torch.Tensor | list[Part]
 
 
 def residual_std(spec: ModelSpec) -> float:
@@ -409,13 +412,16 @@ class CrossAttention(_Attention):
         self.q_proj = make(spec.attention_size)
         self.kv_proj = make(2 * spec.attention_size)
 
-    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Map the decoder's [batch, queries, hidden], with the encoder's [batch, keys, hidden]."""
+    def inner(self, hidden_states: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Map the decoder's [batch, queries, hidden], with the encoder's [batch, keys, hidden].
+
+        Returns:
+            The input of the output projection.
+        """
         heads = self.key_value_heads
         query = self.q_proj(hidden_states).unflatten(-1, (heads, self.head_size))
         key, value = self.kv_proj(memory).unflatten(-1, (heads, 2, self.head_size)).unbind(dim=3)
-        whole: torch.Tensor = self.out_proj(self.attend(query, *self.whole(key, value), mask))
-        return whole
+        return self.attend(query, *self.whole(key, value), mask)
 
 
 def activated(spec: ModelSpec, wide: torch.Tensor) -> torch.Tensor:
@@ -493,51 +499,54 @@ class Block(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: States,
         mask: torch.Tensor | None = None,
         starts: torch.Tensor | None = None,
         table: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Map [batch, sequence, hidden] to the same shape; other arguments are as for the attention."""
-        if self.divided and hidden_states.shape[0] % 2 == 0:
-            return self._in_halves(hidden_states, mask, starts, table)
-        hidden_states = hidden_states + self.dropped(
-            self.self_attention(self.input_layernorm(hidden_states), mask, starts, table)
-        )
-        return hidden_states + self.dropped(self.mlp(self.pre_mlp_layernorm(hidden_states)))
-
-    def _in_halves(
-        self,
-        hidden_states: torch.Tensor,
-        mask: torch.Tensor | None,
-        starts: torch.Tensor | None,
-        table: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Compute one half of the batch while the tensor ranks all-reduce the other."""
-        halves = hidden_states.chunk(2)
-        masks, begins = ((None, None) if one is None else one.chunk(2) for one in (mask, starts))
+    ) -> States:
+        """Map [batch, sequence, hidden], or its parts, to the same; the rest is as for the attention."""
         attention, mlp = self.self_attention, self.mlp
-        sums = [
-            attention.out_proj(attention.inner(self.input_layernorm(half), part, begin, table), step="begin")
-            for half, part, begin in zip(halves, masks, begins, strict=True)
-        ]
-        attended, more_sums = [], []
-        try:
-            for half, pending in zip(halves, sums, strict=True):
-                attended.append(half + self.dropped(attention.out_proj(pending, step="end")))
-                inner = mlp.inner(self.pre_mlp_layernorm(attended[-1]))
-                more_sums.append(mlp.fc2(inner, step="begin"))
-        except Exception:
-            # A recomputation stops at the last activation, and torch keeps each sum until its end.
-            for pending in more_sums:
-                mlp.fc2(pending, step="end")
-            raise
-        return torch.cat(
-            [
-                half + self.dropped(mlp.fc2(pending, step="end"))
-                for half, pending in zip(attended, more_sums, strict=True)
-            ]
+        return self.added(
+            hidden_states,
+            (self.input_layernorm, partial(attention.inner, table=table), attention.out_proj, mask, starts),
+            (self.pre_mlp_layernorm, mlp.inner, mlp.fc2),
         )
+
+    def added(self, hidden_states: States, *branches: tuple[Any, ...]) -> States:
+        """Add residual branches to the states [batch, sequence, hidden], one after the other.
+
+        Args:
+            hidden_states: The states, or parts of them, whose last updates may still be summed over the
+                tensor ranks; so may those of the returned parts.
+            branches: Of each, its norm, its layers before the last projection, that projection, and other
+                arguments of those layers, [batch, ...] or None.
+        """
+        if isinstance(hidden_states, torch.Tensor):
+            if self.divided:
+                return joined(self.added(parts_of(hidden_states), *branches))
+            for norm, inner, projection, *arguments in branches:
+                hidden_states = hidden_states + self.dropped(projection(inner(norm(hidden_states), *arguments)))
+            return hidden_states
+        parts = hidden_states
+        for norm, inner, projection, *arguments in branches:
+            several = [[None] * len(parts) if one is None else one.chunk(len(parts)) for one in arguments]
+            before, parts = parts, []
+            try:
+                for part, *own in zip(before, *several, strict=True):
+                    parts.append(self._begun(part(), norm, inner, projection, own))
+            except Exception:
+                # A recomputation stops at the last activation, and torch keeps each sum until its end.
+                for part in parts:
+                    part()
+                raise
+        return parts
+
+    def _begun(
+        self, states: torch.Tensor, norm: Any, inner: Any, projection: Any, arguments: list[Any]
+    ) -> Part:
+        """Compute a branch, and begin to sum it over the tensor ranks."""
+        pending = projection(inner(norm(states), *arguments), step="begin")
+        return lambda: states + self.dropped(projection(pending, step="end"))
 
     def dropped(self, update: torch.Tensor) -> torch.Tensor:
         """Drop features of a residual update."""

@@ -286,7 +286,7 @@ def test_an_evaluation_joins_no_blocks_that_training_recomputes(monkeypatch: pyt
         joined.append(len(functions))
         return pipeline._chain(functions, states)
 
-    monkeypatch.setattr(pipeline, "_compiled_chain", lambda: chain)
+    monkeypatch.setattr(pipeline, "_compiled_chain", lambda _: chain)
     parallel = {"activation_checkpointing": "full", "activation_checkpointing_blocks": 2}
     job = _compiled(config(dataclasses.replace(GPT, layers=5), **parallel))
     model = models.build(job, Topology.single())

@@ -22,6 +22,7 @@ from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 from rdm_core.partition import is_block
 from rdm_trainer.distributed.parameters import initialise
+from rdm_trainer.distributed.tensor_parallel.halves import joined, parts_of
 from rdm_trainer.distributed.topology import Topology
 
 __all__ = [
@@ -86,7 +87,7 @@ def bounds(config: Config, layers: Sequence[Layer]) -> list[int]:
 # collectives, so that ranks begin them in the order of the code although context ranks have different graphs.
 _OVERLAP: dict[str, Any] = {
     "reorder_for_compute_comm_overlap": True,
-    "reorder_for_compute_comm_overlap_passes": ["sink_waits", "raise_comms"],
+    "reorder_for_compute_comm_overlap_passes": ["raise_comms", "sink_waits"],
     "score_fusion_memory_threshold": 1 << 20,
 }
 
@@ -118,11 +119,10 @@ _JOINED = 4
 
 def joined_blocks(config: Config, topology: Topology) -> int:
     """Return how many successive blocks are compiled as one graph."""
-    # Collectives over tensor ranks are ordered within a block. Replicas reduce gradients when a graph's
-    # backward pass ends, so that the last and largest would be reduced alone. Experts break a graph. A memory
-    # budget is a block's.
+    # Replicas reduce gradients when a graph's backward pass ends, so that the last and largest would be reduced
+    # alone. Experts break a graph. A memory budget is a block's.
     is_alone = (
-        max(topology.tensor, topology.data) > 1
+        topology.data > 1
         or config.spec.experts
         or config.zero_stage == 3
         or config.parallel.activation_memory_budget < 1
@@ -174,12 +174,23 @@ def _chain(functions: Sequence[Callable[[Any], Any]], states: Any) -> Any:
     return states
 
 
+def _chain_of_parts(functions: Sequence[Callable[[Any], Any]], states: Any) -> Any:
+    """Apply blocks so that the tensor ranks' last sums of one are awaited in the next one."""
+    own, *others = states if isinstance(states, tuple) else (states,)
+    parts = parts_of(own)
+    states = _chain(functions, (parts, *others) if others else parts)
+    own, *others = states if isinstance(states, tuple) else (states,)
+    return (joined(own), *others) if others else joined(own)
+
+
 @functools.cache
-def _compiled_chain() -> Callable[[Sequence[Callable[[Any], Any]], Any], Any]:
+def _compiled_chain(tensor_parallel: bool) -> Callable[[Sequence[Callable[[Any], Any]], Any], Any]:
     import torch._dynamo
 
     # Each kind, number and shape of blocks is compiled, for training and for evaluation.
     torch._dynamo.config.recompile_limit = 64
+    if tensor_parallel:
+        return torch.compile(_chain_of_parts, dynamic=False, options=_OVERLAP)
     return torch.compile(_chain, dynamic=False)
 
 
@@ -191,6 +202,7 @@ def run_layers(
     recomputed: int,
     joined: int = 1,
     before: Callable[[Any], object] | None = None,
+    tensor_parallel: bool = False,
 ) -> Any:
     """Apply the layers.
 
@@ -202,6 +214,7 @@ def run_layers(
         recomputed: Number of blocks, from the first, to which this applies.
         joined: Number of other successive blocks in one compiled graph.
         before: Called with each function before it computes, if set.
+        tensor_parallel: Joined blocks are sharded over tensor ranks, and map the first of the states.
     """
     index = 0
     while index < len(layers):
@@ -219,7 +232,7 @@ def run_layers(
         else:
             # An evaluation takes the graphs of training's blocks: those of a checkpoint are not joined.
             is_joined = len(group) > 1 and not is_recomputed
-            states = (_compiled_chain() if is_joined else _chain)(group, states)
+            states = (_compiled_chain(tensor_parallel) if is_joined else _chain)(group, states)
         index += len(group)
     return states
 
@@ -274,7 +287,7 @@ class FlatModel(nn.Module):
         numbers = [index for chunk in self._chunks for index in chunk]
         self.layers = tuple(layers[index] for index in numbers)
         self.interval = config.parallel.activation_checkpointing_interval
-        self.joined = joined
+        self.joined, self.tensor_parallel = joined, config.parallel.tensor > 1
         self.recomputed = recomputed_blocks(
             config, [layers[chunk.start : chunk.stop] for chunk in self._chunks]
         )
@@ -302,6 +315,7 @@ class FlatModel(nn.Module):
             self.recomputed[chunk],
             self.joined,
             self.before_layer,
+            self.tensor_parallel,
         )
         if has_head:
             if self.before_layer is not None:

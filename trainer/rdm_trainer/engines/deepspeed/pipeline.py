@@ -83,7 +83,7 @@ class PipelineModel(PipelineModule):
         self.local_layers = tuple(layers[self._local_start : self._local_stop])
         self._interval = config.parallel.activation_checkpointing_interval
         self._recomputed = recomputed_blocks(config, [self.local_layers])[0]
-        self._joined = joined_blocks(config, topology)
+        self._joined, self._tensor_parallel = joined_blocks(config, topology), topology.tensor > 1
 
     def _partition_layers(self, method: str = "uniform") -> None:  # noqa: ARG002
         self.parts = list(self._bounds)
@@ -99,6 +99,7 @@ class PipelineModel(PipelineModule):
             self._interval,
             self._recomputed,
             self._joined,
+            tensor_parallel=self._tensor_parallel,
         )
 
     def _loss(self, states: torch.Tensor, labels: Labels) -> torch.Tensor:
