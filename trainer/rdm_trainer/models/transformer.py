@@ -503,7 +503,7 @@ class Block(nn.Module):
         mask: torch.Tensor | None = None,
         starts: torch.Tensor | None = None,
         table: torch.Tensor | None = None,
-    ) -> States:
+    ) -> Any:
         """Map [batch, sequence, hidden], or its parts, to the same; the rest is as for the attention."""
         attention, mlp = self.self_attention, self.mlp
         return self.added(
@@ -512,7 +512,7 @@ class Block(nn.Module):
             (self.pre_mlp_layernorm, mlp.inner, mlp.fc2),
         )
 
-    def added(self, hidden_states: States, *branches: tuple[Any, ...]) -> States:
+    def added(self, hidden_states: States, *branches: tuple[Any, ...]) -> Any:
         """Add residual branches to the states [batch, sequence, hidden], one after the other.
 
         Args:
@@ -525,7 +525,8 @@ class Block(nn.Module):
             if self.divided:
                 return joined(self.added(parts_of(hidden_states), *branches))
             for norm, inner, projection, *arguments in branches:
-                hidden_states = hidden_states + self.dropped(projection(inner(norm(hidden_states), *arguments)))
+                update = projection(inner(norm(hidden_states), *arguments))
+                hidden_states = hidden_states + self.dropped(update)
             return hidden_states
         parts = hidden_states
         for norm, inner, projection, *arguments in branches:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A compiled block's collectives: their order, and what overlaps with them.
+"""The collectives of blocks in one graph: their order, and what overlaps with them.
 
 All ranks begin them in one order, though each rank's graph differs: a rank's chunks determine the blocks of
 its attention. Ranks that began the collectives of a tensor and of a context group in different orders would
@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rdm_core import config as configuration
 from rdm_core.partition import is_block
 from rdm_trainer import models
-from rdm_trainer.distributed.pipeline_parallel.pipeline import Maker
+from rdm_trainer.distributed.pipeline_parallel.pipeline import Maker, joined_blocks, run_layers
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models import transformer
 
@@ -30,29 +30,37 @@ TENSOR, CONTEXT = 2, 2
 JOB: dict[str, Any] = {
     "name": "tiny",
     "engine": "native",
-    "model": {"layers": 1, "hidden_size": 16, "attention_heads": 2, "seq_length": 64, "vocab_size": 64},
-    "parallel": {"tensor": TENSOR, "context": CONTEXT},
+    "model": {"layers": 2, "hidden_size": 16, "attention_heads": 2, "seq_length": 64, "vocab_size": 64},
+    "parallel": {"tensor": TENSOR},
     "optimisation": {"micro_batch_size": 2, "global_batch_size": 2, "precision": "fp32", "compile": True},
 }
 
 
-def begun(context_rank: int) -> tuple[list[list[tuple[str, str]]], list[str]]:
+def begun(
+    samples: int, context: int = 1, context_rank: int = 0
+) -> tuple[list[list[tuple[str, str]]], list[str]]:
     """Return what a rank's compiled forward and backward pass begin, by axis, and their code."""
-    world, rank = TENSOR * CONTEXT, TENSOR * context_rank
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    dist.init_process_group(
+        "fake", store=FakeStore(), rank=TENSOR * context_rank, world_size=TENSOR * context
+    )
     try:
-        config = configuration.from_dict(JOB)
-        topology = Topology.create(TENSOR, 1, context=CONTEXT)
-        axes = {topology.tensor_group.group_name: "tensor", topology.context_group.group_name: "context"}
+        config = configuration.from_dict(JOB, [f"parallel.context={context}"])
+        topology = Topology.create(TENSOR, 1, context=context)
+        axes = {topology.tensor_group.group_name: "tensor"}
+        if context > 1:
+            axes[topology.context_group.group_name] = "context"
         device = torch.device("cpu")
         layers = models.layers(config, topology, models.padding_of(config), device)
-        index, layer = next((place, one) for place, one in enumerate(layers) if is_block(one.kind))
-        block = Maker(config, device, torch.float32)(layer, index)
-        # Two samples, which the block computes in halves whose collectives interleave.
-        states = torch.randn(2, config.model.seq_length // CONTEXT, 16, requires_grad=True)
+        blocks = [(index, layer) for index, layer in enumerate(layers) if is_block(layer.kind)]
+        make = Maker(config, device, torch.float32)
+        modules = [make(layer, index) for index, layer in blocks]
+        states = torch.randn(samples, config.model.seq_length // context, 16, requires_grad=True)
+        joined = joined_blocks(config, topology)
 
         def step() -> None:
-            block(states).sum().backward()
+            run_layers(
+                [layer for _, layer in blocks], modules, states, 1, 0, joined, tensor_parallel=True
+            ).sum().backward()
 
         with fresh_cache():
             _, passes = run_and_get_code(step)
@@ -102,7 +110,7 @@ def test_ranks_begin_collectives_in_one_order_and_sums_overlap(
 ) -> None:
     if not fused:
         monkeypatch.setattr(transformer, "kernel_for", lambda *_: None)
-    (first, code), (second, other) = (begun(rank) for rank in range(CONTEXT))
+    (first, code), (second, other) = (begun(2, CONTEXT, rank) for rank in range(CONTEXT))
     assert [sorted(set(one)) for one in first] == [
         [("all_gather_into_tensor", "context"), ("all_reduce_", "tensor")],
         [("all_reduce_", "tensor"), ("reduce_scatter_tensor", "context")],
@@ -110,6 +118,21 @@ def test_ranks_begin_collectives_in_one_order_and_sums_overlap(
     assert second == first
     assert other != code
     forward, backward = map(products_during_sums, code)
-    # The halves are joined at the end of a block, so the last sum of a forward pass overlaps with nothing.
+    # Replicas do not join blocks. The halves are joined at the end of a block, so the last sum of a forward
+    # pass overlaps with nothing.
     assert [count > 0 for count in forward] == [True, True, True, False]
     assert [count > 0 for count in backward] == [True] * 4
+
+
+@pytest.mark.parametrize("samples", [2, 1])
+def test_sums_of_joined_blocks_overlap(samples: int) -> None:
+    _, code = begun(samples)
+    forward, backward = map(products_during_sums, code)
+    if samples == 2:
+        # Two sums of each block and half; only the last one overlaps with nothing.
+        assert [count > 0 for count in forward] == [*[True] * 7, False]
+        assert [count > 0 for count in backward] == [*[True] * 7, False]
+    else:
+        # An odd micro-batch stays whole. Its sums overlap with the gradients of two layers' weights.
+        assert forward == [0] * 4
+        assert backward == [2] * 4

@@ -119,8 +119,8 @@ _JOINED = 4
 
 def joined_blocks(config: Config, topology: Topology) -> int:
     """Return how many successive blocks are compiled as one graph."""
-    # Replicas reduce gradients when a graph's backward pass ends, so that the last and largest would be reduced
-    # alone. Experts break a graph. A memory budget is a block's.
+    # Replicas reduce gradients when a graph's backward pass ends, so that the last and largest would be
+    # reduced alone. Experts break a graph. A memory budget is a block's.
     is_alone = (
         topology.data > 1
         or config.spec.experts

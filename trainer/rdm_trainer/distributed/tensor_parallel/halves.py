@@ -19,7 +19,11 @@ Part = Callable[[], torch.Tensor]
 
 def parts_of(states: torch.Tensor) -> list[Part]:
     """Return the two halves of a micro-batch [batch, ...]; an odd one stays whole."""
-    return [lambda part=part: part for part in states.chunk(2 if len(states) % 2 == 0 else 1)]
+    return [_part(one) for one in states.chunk(2 if len(states) % 2 == 0 else 1)]
+
+
+def _part(states: torch.Tensor) -> Part:
+    return lambda: states
 
 
 def joined(parts: Sequence[Part]) -> torch.Tensor:
