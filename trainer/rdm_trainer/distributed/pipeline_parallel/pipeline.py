@@ -81,10 +81,12 @@ def bounds(config: Config, layers: Sequence[Layer]) -> list[int]:
     return found
 
 
-# Options that overlap a compiled block's compute with its all-reduces over tensor ranks. These begin early
-# and end late. The halves of a batch share the norms' weights. Such small shared tensors must not fuse the
-# kernels of both halves, or each half would wait for both all-reduces. No pass of Inductor exchanges two
-# collectives, so that ranks begin them in the order of the code although context ranks have different graphs.
+# Options that overlap compiled blocks' compute with their all-reduces over tensor ranks. These begin early
+# and end late. In the other order of the passes, the gradients of all weights would be computed at a graph's
+# end, and only its last all-reduce would overlap with them. The halves of a batch share the norms' weights.
+# Such small shared tensors must not fuse the kernels of both halves, or each half would wait for both sums.
+# Inductor lets each collective depend on the one before it in the code, in graphs of one block as of several,
+# so that ranks begin them in the same order although context ranks have different graphs.
 _OVERLAP: dict[str, Any] = {
     "reorder_for_compute_comm_overlap": True,
     "reorder_for_compute_comm_overlap_passes": ["raise_comms", "sink_waits"],
@@ -175,7 +177,7 @@ def _chain(functions: Sequence[Callable[[Any], Any]], states: Any) -> Any:
 
 
 def _chain_of_parts(functions: Sequence[Callable[[Any], Any]], states: Any) -> Any:
-    """Apply blocks so that the tensor ranks' last sums of one are awaited in the next one."""
+    """Apply blocks of tensor ranks, whose last sums end in the next block."""
     own, *others = states if isinstance(states, tuple) else (states,)
     parts = parts_of(own)
     states = _chain(functions, (parts, *others) if others else parts)

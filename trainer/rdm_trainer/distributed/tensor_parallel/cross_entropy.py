@@ -196,6 +196,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_gradient: torch.Tensor | None = None
         bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         shrink = _shrink(hidden_states) if training else None
+        sums: list[Any] = []
         for start in range(0, tokens, size):
             part = slice(start, min(start + size, tokens))
             logits = functional.linear(hidden_states[part], weight, bias)
@@ -207,6 +208,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             to_gradient(logits, normaliser, labels[part], mask[part], first, valid)
             gradient = logits
             torch.mm(gradient, weight, out=states_gradient[part])
+            if group is not None and sums_gradient:
+                # It overlaps with the weight's gradient.
+                sums.append(dist.all_reduce(states_gradient[part], group=group, async_op=True))
             if bias_gradient is not None:
                 bias_gradient += gradient.sum(dim=0, dtype=torch.float32)
             states = hidden_states[part] if shrink is None else hidden_states[part] * shrink
@@ -219,9 +223,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 add_product(weight_gradient, gradient, states)
             # The next chunk's logits reuse this memory.
             del logits, gradient, states
+        for one in sums:
+            one.wait()
         if states_gradient is not None:
-            if group is not None and sums_gradient:
-                dist.all_reduce(states_gradient, group=group)
             ctx.save_for_backward(states_gradient, weight_gradient, bias_gradient, count, shrink)
             ctx.weight_type, ctx.total, ctx.compiled = weight.dtype, total, compiled
         return loss / count
