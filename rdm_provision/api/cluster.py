@@ -190,8 +190,10 @@ class Cluster(JobVerbs):
             hostvars.setdefault(name, {})
         cluster = cls(path, groups, hostvars, extra_vars, vault, become_password)
         if not cluster.nodes:
+            others = sorted(name for name in groups if groups[name] and name not in ("all", "ungrouped"))
             raise InventoryError(
-                f"{path} has no host in the groups master and workers",
+                f"{path} has no host in the groups master and workers"
+                + (f", only in {', '.join(others)}" if others else ""),
                 hint="put one host into the group master and the others into workers, or into login the one "
                 "that submits jobs to Slurm",
             )

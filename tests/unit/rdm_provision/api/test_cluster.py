@@ -112,7 +112,10 @@ def test_a_directory_without_an_inventory(tmp_path: Path) -> None:
 
 def test_an_inventory_without_nodes(tmp_path: Path) -> None:
     (tmp_path / "hosts.yml").write_text("all: {hosts: {stray: {}}}\n", encoding="utf-8")
-    with pytest.raises(InventoryError, match="no host in the groups master and workers"):
+    with pytest.raises(InventoryError, match=r"no host in the groups master and workers$"):
+        Cluster.load(tmp_path)
+    (tmp_path / "hosts.yml").write_text("masters: {hosts: {a: }}\nworker: {hosts: {b: }}\n", encoding="utf-8")
+    with pytest.raises(InventoryError, match=r"master and workers, only in masters, worker$"):
         Cluster.load(tmp_path)
 
 
