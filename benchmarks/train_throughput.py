@@ -307,7 +307,9 @@ def measure(leg: Leg) -> dict[str, Any]:
         report["plain_warm_up_s"] = time.perf_counter() - begin
         report["plain_peak_gib"] = peak() - resident
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    tokens = leg.global_batch * leg.shape.sequence * leg.steps
+    # `--set` may change the samples of a step.
+    samples = leg.configuration()["optimisation"]["global_batch_size"]
+    tokens = samples * leg.shape.sequence * leg.steps
     for _ in range(leg.rounds):
         for name, step in ways.items():
             synchronise()
