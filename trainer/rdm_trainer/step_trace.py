@@ -111,6 +111,9 @@ class StepTrace:
 
     def _begun(self, name: str) -> Callable[[], None]:
         """Mark the start of a collective, and return a function that marks its end; the last call counts."""
+        if self._on_gpu and torch.cuda.is_current_stream_capturing():
+            # An event in a graph has no time.
+            return lambda: None
         begin = self._mark()
         mark = ["collective", name, self._step, -1, begin, begin]
         self._marks.append(mark)
