@@ -245,8 +245,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "CUDA graphs",
-        "`optimisation.cuda_graphs: true` replays the passes of a micro-batch of a model that fits on one GPU. For other "
-        "graphs, run Megatron itself through `launcher.program`.",
+        "`optimisation.cuda_graphs: true` replays the passes of a micro-batch of a model with one pipeline stage. For "
+        "other graphs, run Megatron itself through `launcher.program`.",
         r".*cuda-graph.*",
     ),
     (

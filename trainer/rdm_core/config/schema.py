@@ -353,9 +353,9 @@ class OptimisationConfig:
     compile: bool = False
     """Compile the blocks with `torch.compile`."""
     cuda_graphs: bool = False
-    """Replay the passes of a micro-batch as a CUDA graph, for small models, whose kernels take less time than
-    the host needs to launch them. It needs `engine: native` and a model that fits on one GPU. It is not
-    combined with experts, activation checkpointing, documents or windows. A CPU ignores it."""
+    """Replay the passes of a micro-batch as a CUDA graph, for small models and micro-batches, whose kernels
+    take less time than the host needs to launch them. It needs `engine: native` and one pipeline stage. It is
+    not combined with experts. A CPU ignores it."""
     seed: Annotated[int, Bounds(least=0, most=2**32 - 1)] = 1234
     """Of the initial weights, the order of the data and dropout."""
 

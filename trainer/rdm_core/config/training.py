@@ -479,29 +479,28 @@ def _cuda_graphs(config: Config) -> Iterator[str]:
             f"{key} needs the native engine, but engine is {config.engine}; set engine to native, or "
             "cuda_graphs to false."
         )
-    for name in ("tensor", "pipeline", "context"):
-        if (ranks := getattr(parallel, name)) > 1:
-            yield (
-                f"{key} is not combined with parallel.{name} {ranks}, because the passes of a graph send no "
-                f"messages; set cuda_graphs to false, or {name} to 1."
-            )
+    if parallel.pipeline > 1:
+        yield (
+            f"{key} is not combined with parallel.pipeline {parallel.pipeline}, because the passes of a "
+            "graph wait for no other stage; set cuda_graphs to false, or pipeline to 1."
+        )
     if config.spec.experts:
         yield (
             f"{key} is not combined with model.experts {config.spec.experts}, because how many tokens each "
             "gets is known only in a pass; set cuda_graphs to false."
         )
-    for name, value in (
-        ("data.reset_attention_mask", config.data.reset_attention_mask),
-        ("data.reset_position_ids", config.data.reset_position_ids),
-        ("model.sliding_window", config.model.sliding_window),
-    ):
-        if value:
-            yield f"{key} is not combined with {name}, which needs other kernels; set cuda_graphs to false."
-    if parallel.activation_checkpointing != "none":
+    if parallel.tensor > 1 and parallel.activation_checkpointing != "none":
         yield (
             f"{key} is not combined with parallel.activation_checkpointing "
-            f"{parallel.activation_checkpointing}; set cuda_graphs to false, or activation_checkpointing to "
-            "none."
+            f"{parallel.activation_checkpointing} and parallel.tensor {parallel.tensor}, which is untested; "
+            "set cuda_graphs to false, or activation_checkpointing to none."
+        )
+    dropout = config.model.attention_dropout
+    if parallel.tensor > 1 and not parallel.sequence_parallel and dropout > 0:
+        yield (
+            f"{key} is not combined with model.attention_dropout {dropout:g} and parallel.tensor "
+            f"{parallel.tensor}, whose ranks seed the dropout of their heads, as no capture can; set "
+            "cuda_graphs to false, or attention_dropout to 0."
         )
 
 

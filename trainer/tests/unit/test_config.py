@@ -360,6 +360,15 @@ def test_a_sound_configuration_has_no_problems() -> None:
     assert check(with_changes(parallel__pipeline=2, parallel__tensor=2), 8, 8) == []
 
 
+def test_graphs_combine_with_what_shares_the_work_of_one_stage() -> None:
+    documents = {"data__reset_attention_mask": "true", "data__reset_position_ids": "true"}
+    split = {"parallel__tensor": 2, "parallel__sequence_parallel": "true", "model__attention_dropout": 0.1}
+    recomputed = {"parallel__activation_checkpointing": "full", "model__hidden_dropout": 0.1}
+    changes: dict[str, Any]
+    for changes in (split, {"parallel__tensor": 2}, {"parallel__context": 2}, documents, recomputed):
+        assert check(with_changes(**GRAPHS, **changes), 4, 2) == []
+
+
 def assert_a_sentence_has(words: str, found: list[str]) -> None:
     assert any(words in problem for problem in found), found
     assert all(problem.endswith(".") and "\n" not in problem for problem in found)
@@ -433,19 +442,16 @@ def assert_a_sentence_has(words: str, found: list[str]) -> None:
         ({**FP8, "parallel__tensor": 2}, "gains nothing, because all products"),
         ({**FP8, "model__seq_length": 40}, "multiples of 16 tokens, but a product has 40"),
         ({"optimisation__cuda_graphs": "true"}, "cuda_graphs true needs the native engine"),
-        ({**GRAPHS, "parallel__tensor": 2}, "cuda_graphs true is not combined with parallel.tensor 2"),
-        ({**GRAPHS, "parallel__context": 2}, "not combined with parallel.context 2, because the passes"),
+        (
+            {**GRAPHS, "parallel__tensor": 2, "parallel__activation_checkpointing": "full"},
+            "not combined with parallel.activation_checkpointing full and parallel.tensor 2, which is",
+        ),
+        (
+            {**GRAPHS, "parallel__tensor": 2, "model__attention_dropout": 0.1},
+            "not combined with model.attention_dropout 0.1 and parallel.tensor 2, whose ranks seed the",
+        ),
         ({**CHUNKS, **GRAPHS}, "cuda_graphs true is not combined with parallel.pipeline 2"),
-        (
-            {**GRAPHS, "data__reset_attention_mask": "true"},
-            "not combined with data.reset_attention_mask, which",
-        ),
-        ({**GRAPHS, "model__sliding_window": 8}, "not combined with model.sliding_window, which"),
         ({**GRAPHS, "model__experts": 4}, "not combined with model.experts 4, because how many tokens"),
-        (
-            {**GRAPHS, "parallel__activation_checkpointing": "full"},
-            "not combined with parallel.activation_checkpointing full; set cuda_graphs to false, or",
-        ),
         ({"parallel__virtual_pipeline": 2}, "virtual_pipeline 2 needs the native engine"),
         (
             {"parallel__activation_checkpointing_blocks": 4},

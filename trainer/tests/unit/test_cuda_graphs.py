@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
-import torch
+import contextlib
+from typing import Any
 
-from rdm_trainer.engines.native.cuda_graph import StaticBatch
+import pytest
+import torch
+from torch import nn
+
+from rdm_trainer.engines.native.cuda_graph import GraphedPasses, StaticBatch
 
 
 def _batch(
@@ -42,3 +47,24 @@ def test_another_shape_or_type_does_not_fit() -> None:
     assert not static.fits(_batch(2, 1, torch.int32))
     tokens, labels = _batch(2, 1)
     assert not static.fits((tokens, labels[:1]))
+
+
+class _Recorded(GraphedPasses):
+    """Records what a graph would compute."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Identity(), torch.device("cpu"), lambda _kind, _name: contextlib.nullcontext())
+        self.runs: list[tuple[StaticBatch, list[int]]] = []
+
+    def _run(self, batch: StaticBatch) -> None:
+        assert isinstance(batch.inputs, torch.Tensor)
+        self.runs.append((batch, batch.inputs[:, 0].tolist()))
+
+
+def test_micro_batches_of_alternating_shapes_take_two_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream: Any = lambda _device: None  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    graphed = _Recorded()
+    graphed.train(iter([_batch(2, 0), _batch(1, 1), _batch(2, 2), _batch(1, 3)]), 4)
+    two, one = graphed.batches
+    assert graphed.runs == [(two, [0, 0]), (one, [1]), (two, [2, 2]), (one, [3])]

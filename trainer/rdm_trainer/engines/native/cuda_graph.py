@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,12 +28,16 @@ class StaticBatch:
     Attributes:
         inputs: Like the batch's.
         labels: Like the batch's.
+        warm_ups: How often it was computed without a graph.
+        graph: The graph of its passes, once they are captured.
     """
 
     def __init__(self, batch: Batch) -> None:
         inputs, labels = batch
         own = tuple(map(torch.empty_like, inputs)) if isinstance(inputs, tuple) else torch.empty_like(inputs)
         self.inputs, self.labels = own, tuple(map(torch.empty_like, labels))
+        self.warm_ups = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
 
     def fits(self, batch: Batch) -> bool:
         """Return whether a batch has the same shapes and types."""
@@ -49,13 +55,17 @@ class StaticBatch:
 class GraphedPasses:
     """Computes the gradients of a whole model's micro-batches, and replays that as a CUDA graph.
 
-    A replay runs the kernels of the capture on the same addresses, and no Python code. Dropout draws the
-    numbers that it would draw without a graph, because each replay advances the generator.
+    A replay runs the kernels of the capture on the same addresses, those of NCCL too, and no Python code.
+    Ranks that share a model capture at the same micro-batch. Dropout draws the numbers that it would draw
+    without a graph, because each replay advances the generator. Micro-batches of each shape have a graph.
 
     Args:
         module: The model; it returns the loss of inputs and labels.
         device: The GPU.
         span: Reports the start and the end of an operation to observers.
+
+    Attributes:
+        batches: A micro-batch of each shape, with its graph.
     """
 
     def __init__(
@@ -70,9 +80,10 @@ class GraphedPasses:
         self._total = torch.zeros((), device=device)
         # Warm-ups use the same stream: autograd adds up a weight's gradients on the stream that it first saw.
         self._stream = torch.cuda.Stream(device)
-        self._batch: StaticBatch | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._warm_ups = 0
+        self.batches: list[StaticBatch] = []
+        self._pool: Any = None
+        # NCCL waits for all graphs with its kernels before it closes, also when an error ends the process.
+        weakref.finalize(self, _release, self.batches)
 
     def train(self, batches: Iterator[Batch], micro_batches: int) -> torch.Tensor:
         """Add the weights' gradients for the mean loss of a step's micro-batches to sums that are zero.
@@ -89,34 +100,43 @@ class GraphedPasses:
         for _ in range(micro_batches):
             with self._span("load", "LoadMicroBatch"):
                 batch = next(batches)
-            if self._batch is None or not self._batch.fits(batch):
-                self._batch, self._graph, self._warm_ups = StaticBatch(batch), None, 0
-            self._batch.fill(batch)
+            own = next((one for one in self.batches if one.fits(batch)), None)
+            if own is None:
+                own = StaticBatch(batch)
+                self.batches.append(own)
+            own.fill(batch)
             # Nothing can be observed between a graph's kernels.
             with self._span("forward", "ForwardBackwardPass"):
-                self._run(self._batch)
+                self._run(own)
         return self._total / micro_batches
 
     def _run(self, batch: StaticBatch) -> None:
-        if self._graph is None:
+        if batch.graph is None:
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)
-            if self._warm_ups < _WARM_UPS:
-                self._warm_ups += 1
+            if batch.warm_ups < _WARM_UPS:
+                batch.warm_ups += 1
                 with torch.cuda.stream(self._stream):
                     self._passes(batch)
                 current.wait_stream(self._stream)
                 return
-            self._graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph()
             # Other threads, such as NCCL's watchdog, may call CUDA meanwhile.
-            with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 self._passes(batch)
-        self._graph.replay()
+            # One graph runs at a time, and leaves nothing in its memory that is read later.
+            batch.graph, self._pool = graph, graph.pool()
+        batch.graph.replay()
 
     def _passes(self, batch: StaticBatch) -> None:
         loss = self._module(batch.inputs, batch.labels)
         loss.backward(self._gradient)
         self._total += loss.detach()
+
+
+def _release(batches: list[StaticBatch]) -> None:
+    for batch in batches:
+        batch.graph = None
 
 
 def _tensors(batch: Batch) -> list[torch.Tensor]:
