@@ -413,6 +413,30 @@ def test_steps_on_a_slow_fabric_take_what_was_measured(
         assert seconds(ranks, bandwidth, efficiency) == pytest.approx(took, rel=0.035)
 
 
+@pytest.mark.parametrize(
+    ("name", "micro_batch", "cut", "error", "measured"),
+    [
+        ("gpt-1.3b", 4, (14, 12), 0.01, [(59_898, 26.1), (60_462, 32.6), (60_659, 39.2)]),
+        # The head's share of the time is less than that of the FLOPs.
+        ("gpt-345m", 16, (15, 11), 0.02, [(187_365, 18.1), (189_870, 25.1), (189_806, 32.2)]),
+    ],
+)
+def test_eager_forwards_gain_and_hold_about_what_they_do_in_steps_that_were_measured(
+    name: str, micro_batch: int, cut: tuple[int, int], error: float, measured: list[tuple[float, float]]
+) -> None:
+    # docs/performance.md, "Two GPUs": tokens/s of each H200, and GiB on the first stage.
+    overrides = ["engine=native", f"optimisation.global_batch_size={32 * micro_batch}"]
+    config = configuration.load(CONFIGS / f"{name}.yaml", overrides)
+    node = NodeKind("H200", gpus=2, inter=400e9, intra=8 * 174e9, memory_gib=139.8)
+    job = Job(config, published_peaks(config, [node], {"H200": 989.4}, 0.6), engine_step)
+    layouts = [Layout(1, 1, 2, micro_batch, False, 1, eager_forwards=eager) for eager in range(3)]
+    found = [TrainerModel(job, (node,)).estimate(layout, cut) for layout in layouts]
+    for estimate, (rate, held) in zip(found, measured, strict=True):
+        assert found[0].seconds / estimate.seconds == pytest.approx(rate / measured[0][0], abs=error)
+        # PyTorch does not count the context of its device.
+        assert estimate.stage_memory_gib[0] - 1.25 == pytest.approx(held, rel=0.02)
+
+
 @pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b"])
 def test_context_degrees_are_searched_as_by_trying_all(name: str) -> None:
     small = NodeKind("A10", gpus=4, inter=100e9, intra=400e9, memory_gib=22.2)
