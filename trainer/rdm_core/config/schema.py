@@ -203,8 +203,8 @@ class ParallelConfig:
     """Chunks of layers on each stage: with 2 or more the schedule is interleaved 1F1B, whose stages wait less
     and send more. It needs `engine: native`, and micro-batches in multiples of `pipeline`."""
     eager_forwards: Natural = 0
-    """Forward passes that each stage runs ahead for each later stage, beside the one of 1F1B. A first stage
-    that takes longer than the others then waits less for them, and holds the activations of more
+    """Forward passes that each stage runs ahead for each later stage, in addition to the one of 1F1B. A first
+    stage that takes longer than the others then waits less for them, and holds the activations of more
     micro-batches. It needs `engine: native` and `virtual_pipeline: 1`."""
     expert: Positive = 1
     """Of the `data * context` ranks, so many share the experts of each layer; with `tensor`, which shares
