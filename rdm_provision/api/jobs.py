@@ -207,7 +207,7 @@ class JobVerbs:
         if from_nodes:
             extra["job_data_from"] = list(from_nodes)
             if not Path(directory).is_absolute() or ".." in Path(directory).parts:
-                raise InputError(f"{directory} is a directory of nodes: give its absolute path, without ..")
+                raise InputError(f"{directory} is a directory on nodes: give its absolute path, without ..")
         elif not Path(directory).is_dir():
             hint = "correct its path, or name the nodes that have it, with --from"
             raise InputError(f"there is no directory {directory} on this machine", hint=hint)

@@ -93,8 +93,8 @@ def jobs(
 
     With --sections and --verdict, JOB may be a directory on this machine: a job's, or one with NODE.out,
     NODE.err and NODE.gpu; with --verdict also a single log. That needs neither a cluster nor a trainer. A
-    name with a `/`, or of a file or directory here, is taken as such a path. --state and --conf tell the
-    verdict what no log has: the scheduler's word, and what was requested.
+    name with a `/`, or the name of a file or directory here, is taken as such a path. --state and --conf tell
+    the verdict what no log has: the scheduler's word, and what was requested.
     """
     # An empty name means this directory.
     is_path = "/" in job or bool(job and is_here(job))
@@ -103,14 +103,14 @@ def jobs(
         raise click.UsageError("--state and --conf are for --verdict of a directory, such as log2/10932251.")
     if older:
         if job or watch or verdict or sections:
-            raise click.UsageError("--prune takes neither JOB, --watch, --verdict nor --sections.")
+            raise click.UsageError("--prune cannot be combined with JOB, --watch, --verdict or --sections.")
         return prune(options, older, yes=yes)
     if is_read_here:
         words = ["sections"] if sections else ["verdict", f"--state={state}"]
         words += [f"--conf={conf}"] if conf else []
         return _read_here(Path(job), words, as_json=options.as_json)
     if verdict and (watch or sections or not job):
-        raise click.UsageError("--verdict needs a JOB, and takes neither --watch nor --sections.")
+        raise click.UsageError("--verdict needs a JOB, and cannot be combined with --watch or --sections.")
     if "/" in job:
         if not is_here(job):
             hint = (

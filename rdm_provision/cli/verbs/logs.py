@@ -69,7 +69,7 @@ def logs(
 ) -> int:
     """Show what JOB wrote on each node, with the node's name before each line when there are several."""
     if fold and follow:
-        raise click.UsageError("--fold needs all lines, so it cannot --follow.")
+        raise click.UsageError("--fold needs all lines, so it cannot be combined with --follow.")
     cluster = options.cluster()
     if node:
         cluster.node(node)

@@ -49,9 +49,9 @@ def report(
     """Make one HTML page of what a JOB wrote: verdict, loss, speed, memory, GPUs, timeline.
 
     Several are compared. The nodes read their own logs, and only what is shown comes here. A name with a `/`,
-    or of a file or directory here, is a PATH: a job's directory, one with NODE.out, NODE.err and NODE.gpu, or
-    a single log. The page needs no network. --state and --conf tell the verdict what no log has, as those of
-    `rdm-provision jobs PATH --verdict`.
+    or the name of a file or directory here, is a PATH: a job's directory, one with NODE.out, NODE.err and
+    NODE.gpu, or a single log. The page needs no network. --state and --conf tell the verdict what no log has,
+    as those of `rdm-provision jobs PATH --verdict`.
     """
     from rdm_provision.api import report as reports
 

@@ -481,8 +481,8 @@ def _cuda_graphs(config: Config) -> Iterator[str]:
         )
     if parallel.pipeline > 1:
         yield (
-            f"{key} is not combined with parallel.pipeline {parallel.pipeline}, because the passes of a "
-            "graph wait for no other stage; set cuda_graphs to false, or pipeline to 1."
+            f"{key} is not combined with parallel.pipeline {parallel.pipeline}, because a graph cannot wait "
+            "for another stage; set cuda_graphs to false, or pipeline to 1."
         )
     if config.spec.experts:
         yield (
@@ -499,8 +499,8 @@ def _cuda_graphs(config: Config) -> Iterator[str]:
     if parallel.tensor > 1 and not parallel.sequence_parallel and dropout > 0:
         yield (
             f"{key} is not combined with model.attention_dropout {dropout:g} and parallel.tensor "
-            f"{parallel.tensor}, whose ranks seed the dropout of their heads, as no capture can; set "
-            "cuda_graphs to false, or attention_dropout to 0."
+            f"{parallel.tensor}: each rank seeds the dropout of its heads, and a graph cannot change the "
+            "seed; set cuda_graphs to false, sequence_parallel to true, or attention_dropout to 0."
         )
 
 

@@ -448,7 +448,7 @@ def assert_a_sentence_has(words: str, found: list[str]) -> None:
         ),
         (
             {**GRAPHS, "parallel__tensor": 2, "model__attention_dropout": 0.1},
-            "not combined with model.attention_dropout 0.1 and parallel.tensor 2, whose ranks seed the",
+            "not combined with model.attention_dropout 0.1 and parallel.tensor 2: each rank seeds the",
         ),
         ({**CHUNKS, **GRAPHS}, "cuda_graphs true is not combined with parallel.pipeline 2"),
         ({**GRAPHS, "model__experts": 4}, "not combined with model.experts 4, because how many tokens"),

@@ -667,7 +667,7 @@ def test_train_keeps_others_from_the_cluster_only_until_it_watches(
         (
             "bring_data",
             {"directory": "ckpt", "from_nodes": ["n1"]},
-            "ckpt is a directory of nodes: give its absolute path",
+            "ckpt is a directory on nodes: give its absolute path",
         ),
         ("bring_data", {"directory": "/tmp/..", "from_nodes": ["n1"]}, "without .."),
         ("bring_data", {"directory": "/", "to": "/gpt"}, "/gpt is not below /jobs/data"),
