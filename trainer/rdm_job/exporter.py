@@ -51,7 +51,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
-    # The kernel drops what comes while more than these wait, and its sender tries again a second later.
+    # With more pending connections than this, the kernel drops new ones, and clients retry a second later.
     request_queue_size = socket.SOMAXCONN
 
     def __init__(self, *arguments: Any) -> None:

@@ -518,7 +518,7 @@ class Block(nn.Module):
         Args:
             hidden_states: The states, or parts of them, whose last updates may still be summed over the
                 tensor ranks; so may those of the returned parts.
-            branches: Of each, its norm, its layers before the last projection, that projection, and other
+            branches: For each, its norm, its layers before the last projection, that projection, and other
                 arguments of those layers, [batch, ...] or None.
         """
         if isinstance(hidden_states, torch.Tensor):

@@ -122,7 +122,7 @@ _JOINED = 4
 def joined_blocks(config: Config, topology: Topology) -> int:
     """Return how many successive blocks are compiled as one graph."""
     # Replicas reduce gradients when a graph's backward pass ends, so that the last and largest would be
-    # reduced alone. Experts break a graph. A memory budget is a block's.
+    # reduced alone. Experts break a graph. A memory budget holds for each block.
     is_alone = (
         topology.data > 1
         or config.spec.experts
