@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from rdm_planner.nodes import NodeKind, order_count, tried_orders
 from rdm_planner.partition import best_cut
 from rdm_planner.profile import require_modelled
 from rdm_planner.report import Point
-from rdm_planner.search import Found, search
+from rdm_planner.search import search
 from rdm_planner.tune.fleet import Fleet
 from rdm_planner.tune.options import TuneOptions
 
@@ -38,7 +38,9 @@ _SEARCHED = (
     "launcher.nodelist",
 )
 _LEAST_GAIN = 1e-3
-"""The share of a step below which another layout is not called faster, nor eager forward passes proposed."""
+"""The share of a step that eager forward passes must at least save to be proposed."""
+_SAME = 1e-6
+"""The share of a step below which two times are the same."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,9 @@ class Answer:
         is_measured: The times were measured rather than estimated.
         layouts: Number of layouts.
         solved: Number of searches for a cut.
-        bound: Lower bound on the step time of any layout on the tried orders of nodes, seconds; the fastest's
-            time if it is proved the fastest.
+        bound: Lower bound on the step time of any layout on the tried orders of nodes, seconds.
+        is_proved: No layout on these orders is faster than the fastest, but for eager forward passes that
+            save too little to be proposed.
         orders: How many orders of the nodes were tried, and how many exist.
         rejected: How many combinations of degrees are not layouts, by reason.
         estimates: The best layouts, the fastest first.
@@ -66,6 +69,7 @@ class Answer:
     layouts: int
     solved: int
     bound: float
+    is_proved: bool
     orders: tuple[int, int]
     rejected: Mapping[str, int]
     estimates: Sequence[Estimate]
@@ -107,7 +111,7 @@ class Answer:
                     f"{source} has no time of {lost}, which noise has hidden. On an idle host, measure it "
                     f"again: {self.fleet.measure}"
                 )
-        if self.bound < best * (1 - _LEAST_GAIN):
+        if not self.is_proved:
             found.append(
                 f"Not proved: the search for cuts was cut short, and one of {self.bound:.3f} s can exist."
             )
@@ -115,7 +119,7 @@ class Answer:
         if tried < count:
             every = f"{count:,}" if count < 1_000_000 else "over a million"
             found.append(f"Not exhaustive: {tried} of {every} orders of the nodes were tried.")
-        if self.front and self.front[0][1]["seconds"] < best * (1 - 1e-6):
+        if self.front and self.front[0][1]["seconds"] < best * (1 - _SAME):
             point, row = self.front[0]
             nodes = " + ".join(f"{count} x {gpu}" for gpu, count in point.nodes.items())
             found.append(f"Leaving nodes out is faster: {nodes} take {row['seconds']:.3f} s a step.")
@@ -235,14 +239,15 @@ def answer(
         described.virtual_degrees = [1]
     models = _models(described, nodes)
     # Keep the best micro-batch for each choice of degrees. On a tie the largest wins, as it comes first.
-    found = _search(models, keep or options.top, progress)
+    found = search(models, keep=keep or options.top, alike=_degrees, progress=progress)
     if not found.layouts:
         raise TrainerError(_no_layout(job, models[0]))
     if not found.best:
         raise TrainerError(_too_large(described, nodes), exit_code=FAILED)
-    rows = [_row(job, fleet, estimate, peaks, prices, models[0].gpus) for estimate in found.best]
-    for row, estimate in zip(rows, found.best, strict=True):
-        row["slower"] = dataclasses.asdict(report.slower(found.best[0], estimate))
+    best = _with_fewest(models, found.best)
+    rows = [_row(job, fleet, estimate, peaks, prices, models[0].gpus) for estimate in best]
+    for row, estimate in zip(rows, best, strict=True):
+        row["slower"] = dataclasses.asdict(report.slower(best[0], estimate))
     front = None
     if options.pareto or options.html is not None:
         front = [
@@ -256,9 +261,10 @@ def answer(
         layouts=found.layouts,
         solved=found.solved,
         bound=found.bound,
+        is_proved=found.bound >= found.best[0].seconds * (1 - _SAME),
         orders=(len(models), order_count(nodes)),
         rejected=report.rejected(models[0], found.unfit),
-        estimates=found.best,
+        estimates=best,
         rows=rows,
         front=front,
     )
@@ -268,20 +274,15 @@ def _degrees(layout: Layout) -> tuple[int, ...]:
     return layout.tensor, layout.data, layout.pipeline, layout.expert, layout.context
 
 
-def _search(
-    models: Sequence[TrainerModel],
-    keep: int,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Found:
-    """Return the fastest layouts, with as few eager forward passes as make them fast."""
-    found = search(models, keep=keep, alike=_degrees, progress=progress)
+def _with_fewest(models: Sequence[TrainerModel], estimates: Iterable[Estimate]) -> list[Estimate]:
+    """Return layouts, the fastest first, each with the fewest eager forward passes that make it fast."""
     by_order = {tuple(node.gpu for node in model.nodes): model for model in models}
-    best = (_with_fewest(by_order[estimate.nodes], estimate) for estimate in found.best)
-    return dataclasses.replace(found, best=tuple(sorted(best, key=operator.attrgetter("seconds"))))
+    found = [_trimmed(by_order[estimate.nodes], estimate) for estimate in estimates]
+    return sorted(found, key=operator.attrgetter("seconds"))
 
 
-def _with_fewest(model: TrainerModel, estimate: Estimate) -> Estimate:
-    """Return a layout with the fewest eager forward passes that cost no time: they need memory."""
+def _trimmed(model: TrainerModel, estimate: Estimate) -> Estimate:
+    """Return a layout without eager forward passes that save next to no time: they need memory."""
     most = estimate.layout.eager_forwards if model.job.eager_forwards is None else 0
     for eager in range(most):
         layout = dataclasses.replace(estimate.layout, eager_forwards=eager)
@@ -295,8 +296,9 @@ def _front(described: Job, nodes: list[NodeKind], prices: dict[str, float]) -> l
     """Return the subsets of the nodes that no other subset beats in time and cost."""
 
     def fastest(some: Sequence[NodeKind]) -> Estimate | None:
-        found = _search(_models(described, some), 1)
-        return found.best[0] if found.best else None
+        models = _models(described, some)
+        best = _with_fewest(models, search(models, keep=1, alike=_degrees).best)
+        return best[0] if best else None
 
     return report.pareto_front(report.subsets(nodes), fastest, prices)
 

@@ -30,7 +30,7 @@ from rdm_planner.layouts import Layout
 from rdm_planner.nodes import NodeKind, orders
 from rdm_planner.partition import best_cut
 from rdm_planner.schedules import BlockingSends
-from rdm_planner.search import search
+from rdm_planner.search import Found, search
 from rdm_planner.times import Link, PublishedPeaks
 from rdm_planner.tune.validation import chosen, compared, rank_correlation
 from rdm_trainer.cli import cli
@@ -619,6 +619,25 @@ def test_eager_forwards_are_shown_written_and_held(tmp_path: Path) -> None:
     assert code == 0
     assert " eager " not in output
     assert configuration.load(path).parallel.eager_forwards == 0
+
+
+def test_a_winner_with_fewer_eager_forwards_than_the_fastest_is_proved_as_that_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = ("--nodes", "4xH100:2", "--inter", "40", "--intra", "128")
+    command = (str(CONFIGS / "gpt-345m.yaml"), *nodes, "engine=native", "optimisation.global_batch_size=256")
+    found = json.loads(_tune(*command, "--json")[1])
+    assert found["best"][0]["eager_forwards"] == 1
+    assert 0.999 < found["bound"] / found["best"][0]["seconds"] < 1 - 1e-4
+    assert found["doubts"] == []
+
+    def cut_short(models: Sequence[TrainerModel], **options: Any) -> Found:
+        whole = search(models, **options)
+        return dataclasses.replace(whole, bound=whole.bound * (1 - 1e-4))
+
+    monkeypatch.setattr("rdm_planner.tune.answer.search", cut_short)
+    (doubt,) = json.loads(_tune(*command, "--json")[1])["doubts"]
+    assert doubt.startswith("Not proved: the search for cuts was cut short")
 
 
 def test_some_blocks_that_compute_again_cost_between_none_and_all() -> None:
