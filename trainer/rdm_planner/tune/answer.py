@@ -324,6 +324,8 @@ def _no_layout(job: Config, model: TrainerModel) -> str:
             f"No layout of {model.world_size} GPUs divides optimisation.global_batch_size "
             f"{model.job.batch}; the nearest that one divides is {batch}."
         )
+    if problem := _problem_of_held(model):
+        return problem
     (context,) = model.job.context_degrees or (1,)
     if model.world_size % context:
         return f"parallel.context {context} does not divide {model.world_size} GPUs; take one that does."
@@ -336,6 +338,18 @@ def _no_layout(job: Config, model: TrainerModel) -> str:
         f"No layout divides {model.world_size} GPUs, {job.spec.blocks} blocks and "
         f"{job.spec.heads} heads; take another number of GPUs."
     )
+
+
+def _problem_of_held(model: TrainerModel) -> str | None:
+    """Return why no layout has the fixed eager forward passes or chunks; None if they are not the reason."""
+    held = []
+    if model.job.eager_forwards:
+        held.append("parallel.eager_forwards")
+    if model.job.virtual_degrees is not None and max(model.job.virtual_degrees) > 1:
+        held.append("parallel.virtual_pipeline")
+    # The first degrees have the most stages and the most micro-batches, so they allow the most.
+    reasons = model.job.rejections(model.world_size, model.gpus)
+    return next((reason for reason in reasons if reason.startswith(tuple(held))), None)
 
 
 def _row(

@@ -640,6 +640,22 @@ def test_a_winner_with_fewer_eager_forwards_than_the_fastest_is_proved_as_that_i
     assert doubt.startswith("Not proved: the search for cuts was cut short")
 
 
+@pytest.mark.parametrize(
+    ("gpus", "fixed", "reason"),
+    [
+        (1, ["eager_forwards=1"], "eager_forwards is 1, but parallel.pipeline is 1, in which no stage runs"),
+        (1, ["virtual_pipeline=2"], "virtual_pipeline is 2, but parallel.pipeline is 1, in which no stage"),
+        (8, ["eager_forwards=1000"], "1000, but a step has only 512 micro-batches; take 512 or fewer."),
+        (8, ["eager_forwards=1", "virtual_pipeline=2"], "is not combined with parallel.virtual_pipeline 2"),
+    ],
+)
+def test_a_fixed_key_that_no_layout_can_have_is_the_reason(gpus: int, fixed: list[str], reason: str) -> None:
+    keys = [f"parallel.{key}" for key in fixed]
+    code, output = _tune(str(CONFIGS / "gpt-1.3b.yaml"), "--nodes", f"1xH200:{gpus}", "engine=native", *keys)
+    assert code == 3
+    assert reason in output
+
+
 def test_some_blocks_that_compute_again_cost_between_none_and_all() -> None:
     full = Layout(1, 1, 4, 1, True, 1)
     cut, seconds, memory = (13, 12, 12, 13), [], []
