@@ -612,10 +612,11 @@ def _batch(config: Config, data: int) -> Iterator[str]:
             f"must be multiples of {factors} = {step}."
         )
     micro_batches = o.global_batch_size // (o.micro_batch_size * data)
-    if parallel.pipeline > 1 and parallel.eager_forwards > max(1, micro_batches):
+    if parallel.pipeline > 1 and 0 < micro_batches < parallel.eager_forwards:
+        noun = "micro-batches" if micro_batches > 1 else "micro-batch"
         yield (
             f"parallel.eager_forwards is {parallel.eager_forwards}, but a step has only {micro_batches} "
-            f"micro-batches; take {max(1, micro_batches)} or fewer."
+            f"{noun}; take {micro_batches} or fewer."
         )
     if o.global_batch_size % step:
         lower, upper = o.global_batch_size // step * step, -(-o.global_batch_size // step) * step

@@ -500,6 +500,12 @@ def test_what_does_not_fit_is_one_sentence(changes: dict[str, Any], words: str) 
             "1 replicas x 2 stages (parallel.virtual",
         ),
         ({**EAGER, "parallel__eager_forwards": 9}, 2, None, "a step has only 8 micro-batches; take 8 or"),
+        (
+            {**EAGER, "parallel__eager_forwards": 2},
+            16,
+            None,
+            "a step has only 1 micro-batch; take 1 or fewer",
+        ),
         ({"parallel__tensor": 2, "parallel__data": 2}, 8, None, "= 4, but the world is 8"),
         ({"parallel__tensor": 2, "parallel__pipeline": 2}, 6, None, "A world of 6 is not a multiple"),
         ({}, 3, None, "global_batch_size 8 is not a multiple of micro_batch_size 1 x 3"),
@@ -514,6 +520,11 @@ def test_what_does_not_fit_the_world_is_one_sentence(
     changes: dict[str, Any], world: int | None, devices: int | None, words: str
 ) -> None:
     assert_a_sentence_has(words, check(with_changes(**changes), world, devices))
+
+
+def test_a_batch_without_a_micro_batch_for_each_replica_is_one_problem() -> None:
+    (problem,) = check(with_changes(**{**EAGER, "parallel__eager_forwards": 2}), 32)
+    assert problem.startswith("optimisation.global_batch_size 8 is not a multiple of")
 
 
 def test_another_program_needs_no_data_and_no_length() -> None:
