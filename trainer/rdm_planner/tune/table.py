@@ -16,6 +16,8 @@ from rdm_planner.tune.answer import Answer
 __all__ = ["show"]
 
 _LEAST_SHARE = 0.005
+_WIDEST = 1000
+"""Characters; wider than any table."""
 
 
 def show(answer: Answer, following: str) -> None:
@@ -31,7 +33,11 @@ def show(answer: Answer, following: str) -> None:
         "searched, the others cannot win)."
     )
     _source(console, answer)
-    console.print(_layouts(answer))
+    layouts = _layouts(answer)
+    # Columns move together before they lose digits.
+    unbounded = console.options.update(width=_WIDEST)
+    layouts.collapse_padding = console.measure(layouts, options=unbounded).maximum > console.width
+    console.print(layouts)
     if note := answer.mfu_note():
         console.print(note)
     if answer.rows[0]["price"] is not None:

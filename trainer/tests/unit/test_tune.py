@@ -621,6 +621,17 @@ def test_eager_forwards_are_shown_written_and_held(tmp_path: Path) -> None:
     assert configuration.load(path).parallel.eager_forwards == 0
 
 
+def test_a_table_with_a_price_and_eager_forwards_fits_a_terminal_of_80_columns() -> None:
+    command = (str(CONFIGS / "gpt-1.3b.yaml"), "--nodes", "2xH200:8", "--price", "H200=3", "engine=native")
+    output = _tune(*command)[1]
+    heading = "step s tokens/s MFU tp dp pp v micro zero ckpt eager GiB price"
+    (line,) = (line for line in output.splitlines() if line.split() == heading.split())
+    assert len(line.rstrip()) <= 80
+    assert "…" not in output
+    best = json.loads(_tune(*command, "--json")[1])["best"][0]
+    assert re.search(rf" {best['memory_gib']:.1f} +{1000 * best['price']:,.2f} ", output)
+
+
 def test_a_winner_with_fewer_eager_forwards_than_the_fastest_is_proved_as_that_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
