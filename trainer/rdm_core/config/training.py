@@ -495,6 +495,14 @@ def _cuda_graphs(config: Config) -> Iterator[str]:
             f"{parallel.activation_checkpointing} and parallel.tensor {parallel.tensor}, which is untested; "
             "set cuda_graphs to false, or activation_checkpointing to none."
         )
+    if config.launcher.backend == "gloo":
+        for name in ("tensor", "context"):
+            if (ranks := getattr(parallel, name)) > 1:
+                yield (
+                    f"{key} is not combined with launcher.backend gloo and parallel.{name} {ranks}, because "
+                    "Gloo's collectives run on the host, where no graph does; set cuda_graphs to false, or "
+                    "backend to auto."
+                )
     dropout = config.model.attention_dropout
     if parallel.tensor > 1 and not parallel.sequence_parallel and dropout > 0:
         yield (

@@ -365,7 +365,8 @@ def test_graphs_combine_with_what_shares_the_work_of_one_stage() -> None:
     split = {"parallel__tensor": 2, "parallel__sequence_parallel": "true", "model__attention_dropout": 0.1}
     recomputed = {"parallel__activation_checkpointing": "full", "model__hidden_dropout": 0.1}
     changes: dict[str, Any]
-    for changes in (split, {"parallel__tensor": 2}, {"parallel__context": 2}, documents, recomputed):
+    gloo = {"launcher__backend": "gloo"}
+    for changes in (split, {"parallel__tensor": 2}, {"parallel__context": 2}, documents, recomputed, gloo):
         assert check(with_changes(**GRAPHS, **changes), 4, 2) == []
 
 
@@ -449,6 +450,14 @@ def assert_a_sentence_has(words: str, found: list[str]) -> None:
         (
             {**GRAPHS, "parallel__tensor": 2, "model__attention_dropout": 0.1},
             "not combined with model.attention_dropout 0.1 and parallel.tensor 2: each rank seeds the",
+        ),
+        (
+            {**GRAPHS, "parallel__tensor": 2, "launcher__backend": "gloo"},
+            "not combined with launcher.backend gloo and parallel.tensor 2, because Gloo's",
+        ),
+        (
+            {**GRAPHS, "parallel__context": 2, "launcher__backend": "gloo"},
+            "not combined with launcher.backend gloo and parallel.context 2, because Gloo's",
         ),
         ({**CHUNKS, **GRAPHS}, "cuda_graphs true is not combined with parallel.pipeline 2"),
         ({**GRAPHS, "model__experts": 4}, "not combined with model.experts 4, because how many tokens"),
