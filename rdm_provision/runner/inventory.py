@@ -23,10 +23,13 @@ _VAULT = b"$ANSIBLE_VAULT;"
 _LIMIT_S = 300.0
 """Seconds that an inventory may take, such as one that queries a cloud or a database."""
 _PLANNED = Path(__file__).with_name("_planned_inventory.py")
+_VARIABLES = ("group_vars", "host_vars")
 _INVENTORY_SUFFIXES = (".yml", ".yaml", ".json", ".ini", ".toml")
 _GROUP = "(master|workers|login)"
 # Ansible goes on without them. In other groups they may be a user's YAML anchors.
-_SKIPPED = re.compile(rf"Skipping (?:(?:unexpected )?key \((.+?)\) in group \({_GROUP}\)|'{_GROUP}' as)")
+_SKIPPED = re.compile(
+    rf"""Skipping (?:(?:unexpected )?key [("](.+?)[)"] in group [("]{_GROUP}[)"]|'{_GROUP}' as)"""
+)
 
 
 def find_inventory(start: Path | None = None) -> Path:
@@ -56,13 +59,21 @@ def find_inventory(start: Path | None = None) -> Path:
 def require_one(path: Path) -> None:
     """Raise an InventoryError if a path is only a folder of inventories.
 
-    Ansible would read all of them, as one cluster, whose plan and lock would lie in different folders.
+    Ansible would read all of them, as one cluster, whose plan and lock would lie in different folders. With
+    variables of its own the folder is one cluster, whose groups are in several folders.
     """
     inside = _inventories(path)
-    if inside and not any(entry.is_file() for entry in path.iterdir()):
+    if inside and not any(map(_is_read, path.iterdir())):
         raise InventoryError(
             f"{path} is a folder of inventories", hint=f"name one of them: {', '.join(map(str, inside))}"
         )
+
+
+def _is_read(entry: Path) -> bool:
+    """Return whether an entry of a folder is a file that Ansible reads, or has variables of the folder."""
+    if entry.is_dir():
+        return entry.name in _VARIABLES
+    return not entry.name.startswith(".") and entry.suffix not in (".cfg", ".md", ".rst", ".txt")
 
 
 def _inventories(folder: Path) -> list[Path]:
@@ -70,7 +81,8 @@ def _inventories(folder: Path) -> list[Path]:
 
 
 def _holds_hosts(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".") and any(path.glob("hosts*"))
+    hidden = path.name.startswith(".") or path.name in _VARIABLES
+    return path.is_dir() and not hidden and any(path.glob("hosts*"))
 
 
 def similar_inventories(path: Path) -> str:
@@ -200,11 +212,12 @@ def _parse_error(file: Path, complaints: str) -> str:
         message, origin = output.get(plugin, (message, ""))
     message = message.removeprefix("Failed to parse inventory: ")
     # Ansible names its own class of the value.
-    what = "a list" if "List'>" in message else "a single value" if "Str'>" in message else "no dictionary"
+    what = "a list" if "List'>" in message else "a single value"
     if "invalid structure" in message:
         message = f"it is {what}, and an inventory has groups, such as master: {{hosts: {{node1: }}}}"
     if found := re.match(r'Invalid "(\w+)" entry for "(.+)" group', message):
-        message = f"{found[1]} of the group {found[2]} is {what}, not a dictionary such as {{node1: }}"
+        example = {"hosts": "node1: ", "children": "rack1: ", "vars": "rdm_slots: 8"}.get(found[1], "")
+        message = f"{found[1]} of the group {found[2]} is {what}, not a dictionary such as {{{example}}}"
     if message.startswith("Invalid data from file"):
         message = "the variables of a host are no dictionary"
     if "values to unpack" in message:
@@ -236,7 +249,7 @@ def _bad_yaml(path: Path) -> str:
     import yaml
 
     home = path if path.is_dir() else path.parent
-    for folder in ("group_vars", "host_vars"):
+    for folder in _VARIABLES:
         for file in sorted((home / folder).rglob("*")):
             if not file.is_file() or file.suffix not in ("", ".yml", ".yaml", ".json"):
                 continue

@@ -60,7 +60,22 @@ BROKEN = {
         ["master is no dictionary"],
     ),
     "misspelt key": ("hosts.yml", "workers: {host: {a: }}\n", ["the group workers has the key host"]),
-    "hosts as a list": ("hosts.yml", "master: {hosts: [a]}\n", ["hosts of the group master is a list"]),
+    "misspelt table": ("hosts.toml", "[workers.host.a]\n", ["the group workers has the key host"]),
+    "hosts as a list": (
+        "hosts.yml",
+        "master: {hosts: [a]}\n",
+        ["hosts of the group master is a list", "{node1: }"],
+    ),
+    "hosts as a number": (
+        "hosts.yml",
+        "master: {hosts: 5}\n",
+        ["hosts of the group master is a single value"],
+    ),
+    "children as a list": (
+        "hosts.yml",
+        "workers: {children: [a]}\n",
+        ["of the group workers is a list", "{rack1: }"],
+    ),
     "host that is a value": (
         "hosts.yml",
         "master: {hosts: {a: 5}}\n",
@@ -157,6 +172,11 @@ def test_a_folder_of_inventories_is_none(make_inventory: MakeInventory, tmp_path
     with pytest.raises(InventoryError, match="is a folder of inventories") as caught:
         Cluster.load(tmp_path)
     assert caught.value.hint == f"name one of them: {path}"
+    (tmp_path / "README.md").write_text("Ours.\n", encoding="utf-8")
+    with pytest.raises(InventoryError, match="is a folder of inventories"):
+        Cluster.load(tmp_path)
+    (tmp_path / "group_vars").mkdir()
+    assert len(Cluster.load(tmp_path).nodes) == 3, "one cluster, of several folders"
 
 
 # --- choosing nodes -------------------------------------------------------------------------------
