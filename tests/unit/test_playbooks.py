@@ -157,6 +157,17 @@ def test_the_playbook_that_shows_jobs_changes_none(inventory: Path, chosen: str,
     assert re.findall(r" verb: (.*)", run.stdout) == 2 * [verb] * bool(verb)
 
 
+def test_the_playbook_that_shows_jobs_refuses_the_verb_of_a_single_host(inventory: Path) -> None:
+    play = inventory.with_name("ours.yml")
+    change = {"ansible.builtin.set_fact": {"job_verb": "stop"}}
+    jobs = {"ansible.builtin.import_playbook": str(PLAYBOOKS / "jobs.yml")}
+    play.write_text(yaml.safe_dump([{"hosts": "n2", "gather_facts": False, "tasks": [change]}, jobs]))
+    words = ["-vvv", "--inventory", inventory, play, "-e", "job_name=gpt"]
+    run = ansible_playbook(*words, environment={**os.environ, **environment.ansible_environment()})
+    assert "job_verb stop does not only read jobs" in run.stdout
+    assert re.findall(r" verb: (\w+)", run.stdout) == ["state"]
+
+
 @pytest.mark.parametrize(
     ("playbook", "needs"),
     [
