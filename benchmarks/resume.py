@@ -62,10 +62,7 @@ def measured(device: Any, work: Callable[[], object]) -> dict[str, float]:
     dist.barrier()
     own |= {"seconds": time.perf_counter() - begin, "host_peak": resident("VmHWM")}
     if device.type == "cuda":
-        own |= {
-            "device_before": torch.cuda.memory_allocated(),
-            "device_peak": torch.cuda.max_memory_allocated(),
-        }
+        own["device_peak"] = torch.cuda.max_memory_allocated()
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, own)
     return {name: max(one[name] for one in every) for name in own}
@@ -184,7 +181,9 @@ def continues(one: list[float], other: list[float]) -> bool:
 def main() -> int:
     """Measure as the command line says; return an exit code."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
-    parser.add_argument("--shape", default="Llama-3 8B x 6", help="one of train_throughput.py")
+    parser.add_argument(
+        "--shape", default="Llama-3 8B x 6", choices=SHAPES | SMALL | QUICK, help="of train_throughput.py"
+    )
     parser.add_argument("--blocks", type=int, help="blocks of the model, instead of the shape's")
     parser.add_argument("--sequence", type=int, help="tokens of a sample, instead of the shape's")
     parser.add_argument("--from", dest="first", default="TP 2", help="the layout that saves, such as 'TP 2'")
@@ -196,9 +195,7 @@ def main() -> int:
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.leg:
-        fields = json.loads(args.leg)
-        leg = Leg(**fields | {"shape": Shape(**fields["shape"]), "layout": Layout(**fields["layout"])})
-        report = train(leg, args.directory)
+        report = train(Leg.from_json(args.leg), args.directory)
         if os.environ["RANK"] == "0":
             args.result.write_text(json.dumps(report))
         return 0

@@ -171,6 +171,12 @@ class Leg:
     ours: bool = True  # measure our engine
     rival: str | None = None  # measured instead of our engine
 
+    @classmethod
+    def from_json(cls, text: str) -> Leg:
+        """Return the leg whose fields JSON has."""
+        fields = json.loads(text)
+        return cls(**fields | {"shape": Shape(**fields["shape"]), "layout": Layout(**fields["layout"])})
+
     @property
     def virtual_pipeline(self) -> int:
         """Chunks of each stage; 1 without a pipeline, whatever `--set` says."""
@@ -192,6 +198,13 @@ class Leg:
     def global_batch(self) -> int:
         """Samples in a step."""
         return self.micro_batch * self.micro_batches * self.layout.data
+
+    def samples(self, way: str) -> int:
+        """Return the samples in a step of `ours`, `plain` or a rival; `--set` may change them."""
+        optimisation = self.configuration()["optimisation"]
+        if way == "ours":
+            return int(optimisation["global_batch_size"])
+        return int(optimisation["micro_batch_size"]) * self.micro_batches * self.layout.data
 
     def configuration(self) -> dict[str, Any]:
         """The trainer's configuration, as the mapping that a YAML file would hold."""
@@ -307,9 +320,7 @@ def measure(leg: Leg) -> dict[str, Any]:
         report["plain_warm_up_s"] = time.perf_counter() - begin
         report["plain_peak_gib"] = peak() - resident
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    # `--set` may change the samples of a step.
-    samples = leg.configuration()["optimisation"]["global_batch_size"]
-    tokens = samples * leg.shape.sequence * leg.steps
+    tokens = {name: leg.samples(name) * leg.shape.sequence * leg.steps for name in ways}
     for _ in range(leg.rounds):
         for name, step in ways.items():
             synchronise()
@@ -317,7 +328,7 @@ def measure(leg: Leg) -> dict[str, Any]:
             for _ in range(leg.steps):
                 step()
             synchronise()
-            rates[name].append(tokens / (time.perf_counter() - begin) / leg.layout.world)
+            rates[name].append(tokens[name] / (time.perf_counter() - begin) / leg.layout.world)
     report["tokens_per_second"] = rates
     if ways.keys() != {"plain"}:
         report["loss"] = loss()
@@ -697,7 +708,8 @@ def legs(args: argparse.Namespace, devices: int, accelerated: bool) -> Iterator[
                     leg = replace(
                         leg, rounds=2, steps=1, warm_up=1, precision="fp32", compiled=False, profile=None
                     )
-                yield leg
+                if leg.ours or leg.plain or leg.rival:
+                    yield leg
 
 
 def main() -> int:
@@ -707,10 +719,7 @@ def main() -> int:
         print(json.dumps(machine()))
         return 0
     if args.leg:
-        fields = json.loads(args.leg)
-        fields["shape"] = Shape(**fields["shape"])
-        fields["layout"] = Layout(**fields["layout"])
-        report = measure(Leg(**fields))
+        report = measure(Leg.from_json(args.leg))
         if int(os.environ["RANK"]) == 0:
             args.result.write_text(json.dumps(report))
         return 0

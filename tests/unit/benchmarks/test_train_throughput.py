@@ -135,6 +135,27 @@ def test_a_pipeline_is_cut_as_its_number_of_blocks_needs(
     assert leg.configuration()["parallel"]["partition"] == cut
 
 
+@pytest.mark.parametrize(
+    ("key", "ours", "plain"),
+    [("global_batch_size=128", 128, 64), ("micro_batch_size=4", 64, 32), ("seed=1", 64, 64)],
+)
+def test_each_way_has_its_own_samples_in_a_step(
+    monkeypatch: pytest.MonkeyPatch, key: str, ours: int, plain: int
+) -> None:
+    options = ("--shapes", "GPT-1.3B", "--layouts", "one", "--set", f"optimisation.{key}")
+    (leg,) = wanted(monkeypatch, *options)
+    assert (leg.samples("ours"), leg.samples("plain"), leg.samples("megatron-core")) == (ours, plain, plain)
+
+
+def test_a_device_that_measures_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, "torchtitan")
+    options = ("--quick", "--layouts", "one", "--shapes", "tiny Llama", "--no-ours")
+    assert [leg.plain for leg in wanted(monkeypatch, *options)] == [True]
+    assert wanted(monkeypatch, *options, "--no-plain") == []
+    (leg,) = wanted(monkeypatch, *options, "--no-plain", "--rivals", "torchtitan")
+    assert leg.rival == "torchtitan"
+
+
 def test_an_unknown_rival_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
