@@ -19,7 +19,10 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     'did you mean gpt-1?'
     >>> did_you_mean("gpt", ["gpt-1129-122958", "t5"], "")
     'did you mean gpt-1129-122958?'
+    >>> did_you_mean("n", ["node1", "node2", "node3", "node4"], "the nodes are node1 to node4")
+    'the nodes are node1 to node4'
     """
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=3) or [one for one in names if one.startswith(name)][:3]
+    begun = [one for one in names if name and one.startswith(name)]
+    close = difflib.get_close_matches(name, names, n=3) or (begun if len(begun) <= 3 else [])
     return f"did you mean {' or '.join(close)}?" if close else otherwise
