@@ -108,6 +108,8 @@ def show(console: Console, found: Mapping[str, Any]) -> None:
     line = f"Mean absolute error {found['mean_absolute_error']:.1%} over {found['layouts']} layouts"
     if found["rank_correlation"] is not None:
         line += f", rank correlation {found['rank_correlation']:.2f}"
-    excess = found["winner_excess"]
-    winner = f"took {excess:.1%} longer than the fastest" if excess else "was the fastest"
-    console.print(f"{line}. The one predicted as the fastest {winner} of them.")
+    if found["layouts"] > 1:
+        excess = found["winner_excess"]
+        winner = f"took {excess:.1%} longer than the fastest" if excess else "was the fastest"
+        line += f". Of these, the one predicted as the fastest {winner}"
+    console.print(f"{line}.")

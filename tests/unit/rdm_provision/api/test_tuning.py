@@ -471,7 +471,7 @@ def test_other_layouts_are_run_when_the_file_has_the_winner_s_keys(
     inventory = make_inventory("node1", "node2", rdm_slots=1, rdm_gpu="A10", hosts={"node2": SLOW})
     code, out, err = call("tune", job, "-i", inventory, "--write", "--validate", "1", "--inter", "1")
     assert code == 0, err
-    assert "The one predicted as the fastest was the fastest of them." in " ".join(out.split())
+    assert "Of these, the one predicted as the fastest was the fastest." in " ".join(out.split())
     assert len(pruned) == 2
     assert yaml.safe_load(job.read_text())["parallel"]["partition"] != "even"
     tried = [tuning.load(job, words) for _, words in nodes.runs]
