@@ -299,6 +299,28 @@ def test_an_evaluation_joins_no_blocks_that_training_recomputes(monkeypatch: pyt
     assert joined == [3, 3]
 
 
+@pytest.mark.parametrize(("window", "kept"), [(None, False), (4, True)])
+def test_an_evaluation_within_a_window_runs_the_graphs_of_training(
+    window: int | None, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    with_gradients: list[bool] = []
+
+    def chain(functions: Any, states: Any) -> Any:
+        assert not states.requires_grad
+        states = pipeline._chain(functions, states)
+        with_gradients.append(states.requires_grad)
+        return states
+
+    monkeypatch.setattr(pipeline, "_compiled_chain", lambda _: chain)
+    shape = dataclasses.replace(GPT, layers=8, sliding_window=window)
+    model = models.build(_compiled(config(shape)), Topology.single()).eval()
+    with torch.no_grad():
+        loss = model(torch.randint(0, 50, (2, 8)), labels(GPT))
+    assert with_gradients == [kept] * 2
+    assert not loss.requires_grad
+
+
 def _compiled(job: Config) -> Config:
     return dataclasses.replace(job, optimisation=dataclasses.replace(job.optimisation, compile=True))
 

@@ -17,6 +17,7 @@ from rdm_trainer.distributed.pipeline_parallel.pipeline import (
     Layer,
     Maker,
     bounds,
+    evaluates_as_trained,
     joined_blocks,
     recomputed_blocks,
     run_layers,
@@ -84,6 +85,7 @@ class PipelineModel(PipelineModule):
         self._interval = config.parallel.activation_checkpointing_interval
         self._recomputed = recomputed_blocks(config, [self.local_layers])[0]
         self._joined, self._tensor_parallel = joined_blocks(config, topology), topology.tensor > 1
+        self._evaluated_as_trained = evaluates_as_trained(config)
 
     def _partition_layers(self, method: str = "uniform") -> None:  # noqa: ARG002
         self.parts = list(self._bounds)
@@ -100,6 +102,7 @@ class PipelineModel(PipelineModule):
             self._recomputed,
             self._joined,
             tensor_parallel=self._tensor_parallel,
+            evaluated_as_trained=self._evaluated_as_trained,
         )
 
     def _loss(self, states: torch.Tensor, labels: Labels) -> torch.Tensor:
