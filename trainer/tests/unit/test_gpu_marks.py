@@ -104,6 +104,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", made.synchronize)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda.nvtx, "range", made.range)
     monkeypatch.setattr(torch.cuda.profiler, "start", made.start)
     monkeypatch.setattr(torch.cuda.profiler, "stop", made.stop)
