@@ -175,10 +175,10 @@ class Nodes:
     def ended(self, job: str, node: str = "n1") -> dict[str, Any]:
         """Wait until a node reports that a job has ended, and return the report."""
         # The first query returns at once, the others wait for news.
-        patience = itertools.chain([[]], itertools.repeat(["--wait", "2"]))
+        options = itertools.chain([[]], itertools.repeat(["--wait", "2"]))
 
         def look() -> dict[str, Any]:
-            found: dict[str, Any] = self.ask(node, "state", job, *next(patience))["job"]
+            found: dict[str, Any] = self.ask(node, "state", job, *next(options))["job"]
             return found
 
         # The query itself waits.

@@ -59,9 +59,9 @@ def slow() -> float:
     # The clock is the same for all processes of a machine.
     began: float = max(collective.gather(time.monotonic()))
 
-    def done(patience: float) -> bool:
+    def done(timeout: float) -> bool:
         never = threading.Event()
-        never.wait(patience)
+        never.wait(timeout)
         return dist.get_rank() != 0 or time.monotonic() - began > LIMIT_S
 
     collective.wait_until(done)

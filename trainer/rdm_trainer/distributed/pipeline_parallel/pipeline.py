@@ -135,8 +135,8 @@ def joined_blocks(config: Config, topology: Topology) -> int:
 
 def evaluates_as_trained(config: Config) -> bool:
     """Return whether evaluations run the graphs of training, and drop the activations after each graph."""
-    # In a graph without gradients, compiled attention to documents or within a window gave values on an H200
-    # that differed from the uncompiled ones by 5 %, and between engines (PyTorch 2.11).
+    # On an H200, PyTorch 2.11's graphs without gradients computed attention to documents and within windows
+    # wrongly: losses differed from the uncompiled ones, and between engines with the same weights.
     is_limited = config.data.reset_attention_mask or config.model.sliding_window is not None
     return config.optimisation.compile and is_limited
 
@@ -338,9 +338,9 @@ class FlatModel(nn.Module):
             self.interval,
             self.recomputed[chunk],
             self.joined,
-            self.before_layer,
-            self.tensor_parallel,
-            self.evaluated_as_trained,
+            before=self.before_layer,
+            tensor_parallel=self.tensor_parallel,
+            evaluated_as_trained=self.evaluated_as_trained,
         )
         if has_head:
             if self.before_layer is not None:
