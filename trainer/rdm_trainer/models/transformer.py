@@ -23,7 +23,7 @@ from rdm_core.model_spec import ModelSpec
 from rdm_trainer.distributed.context_attention import context_attention, kernel_for
 from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.distributed.parameters import ShardSpec, parameter
-from rdm_trainer.distributed.tensor_parallel.halves import Part, joined, parts_of
+from rdm_trainer.distributed.tensor_parallel.halves import Part, parts_of, whole_of
 from rdm_trainer.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -523,7 +523,7 @@ class Block(nn.Module):
         """
         if isinstance(hidden_states, torch.Tensor):
             if self.divided:
-                return joined(self.added(parts_of(hidden_states), *branches))
+                return whole_of(self.added(parts_of(hidden_states), *branches))
             for norm, inner, projection, *arguments in branches:
                 update = projection(inner(norm(hidden_states), *arguments))
                 hidden_states = hidden_states + self.dropped(update)

@@ -22,7 +22,7 @@ from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 from rdm_core.partition import is_block
 from rdm_trainer.distributed.parameters import initialise
-from rdm_trainer.distributed.tensor_parallel.halves import joined, parts_of
+from rdm_trainer.distributed.tensor_parallel.halves import parts_of, whole_of
 from rdm_trainer.distributed.topology import Topology
 
 __all__ = [
@@ -195,7 +195,7 @@ def _chain_of_parts(functions: Sequence[Callable[[Any], Any]], states: Any) -> A
     parts = parts_of(own)
     states = _chain(functions, (parts, *others) if others else parts)
     own, *others = states if isinstance(states, tuple) else (states,)
-    return (joined(own), *others) if others else joined(own)
+    return (whole_of(own), *others) if others else whole_of(own)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["Part", "joined", "parts_of"]
+__all__ = ["Part", "parts_of", "whole_of"]
 
 Part = Callable[[], torch.Tensor]
 """Waits for the sum of the last update of a part's states, and returns them. It is called once."""
@@ -26,7 +26,7 @@ def _part(states: torch.Tensor) -> Part:
     return lambda: states
 
 
-def joined(parts: Sequence[Part]) -> torch.Tensor:
+def whole_of(parts: Sequence[Part]) -> torch.Tensor:
     """Return the states of a whole micro-batch."""
     states = [part() for part in parts]
     return states[0] if len(states) == 1 else torch.cat(states)
