@@ -75,7 +75,7 @@ class Shape:
 
 
 SHAPES = {
-    "GPT-345M": Shape(24, 1024, 16, 1024, 32, ("14-10", "7-7-7-3")),
+    "GPT-345M": Shape(24, 1024, 16, 1024, 32, ("14-10", "7-7-7-3", "5-4-4-3-5-3", "4-3-3-3-4-3-3-1")),
     "GPT-2 XL 1.5B": Shape(48, 1600, 25, 1024, 16, ("25-23",)),
     "GPT-1.3B": Shape(24, 2048, 16, 2048, 8, ("13-11", "7-6-6-5", "4-3-3-3-3-3-3-2")),
     # As many blocks as fit on one device with the plain loop's; its head takes as long as 2.4 blocks.
