@@ -278,6 +278,14 @@ def test_successive_blocks_are_one_graph_that_changes_no_gradient(
     pipeline._compiled_chain.cache_clear()
 
 
+def test_tensor_ranks_join_more_blocks_and_replicas_none() -> None:
+    job = _compiled(config(GPT))
+    ranks = [Topology.single(), Topology.part(tensor=2)]
+    ranks.append(dataclasses.replace(ranks[1], data=2))
+    assert [pipeline.joined_blocks(job, topology) for topology in ranks] == [4, 8, 1]
+    assert pipeline.joined_blocks(config(GPT), ranks[1]) == 1
+
+
 def test_an_evaluation_joins_no_blocks_that_training_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     joined: list[int] = []

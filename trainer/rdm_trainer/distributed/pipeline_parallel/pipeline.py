@@ -116,8 +116,10 @@ def _compiler(budget: float, options: dict[str, Any] | None) -> Callable[..., An
 
 
 # Blocks in one graph: where one ends and the next one begins, a kernel for both reads and writes the states
-# once. More blocks would take longer to compile, and gain little.
+# once. More blocks take longer to compile. They gain little with one tensor rank; with several, the last sum
+# of each graph overlaps with nothing.
 _JOINED = 4
+_JOINED_WITH_TENSOR_RANKS = 8
 
 
 def joined_blocks(config: Config, topology: Topology) -> int:
@@ -130,7 +132,9 @@ def joined_blocks(config: Config, topology: Topology) -> int:
         or config.zero_stage == 3
         or config.parallel.activation_memory_budget < 1
     )
-    return _JOINED if config.optimisation.compile and not is_alone else 1
+    if is_alone or not config.optimisation.compile:
+        return 1
+    return _JOINED_WITH_TENSOR_RANKS if topology.tensor > 1 else _JOINED
 
 
 def evaluates_as_trained(config: Config) -> bool:
