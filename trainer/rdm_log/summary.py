@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rdm_core.errors import TrainerError
 from rdm_core.progress import finite
 from rdm_log.figures import quantile
 from rdm_log.heads import head, steps_of
@@ -53,7 +54,7 @@ _ENCODED = {
 """How files begin that are not plain text → what they are, and the command that prints them as text."""
 
 
-class NothingToRead(Exception):  # noqa: N818  # its text is one sentence for whoever gave the files
+class NothingToRead(TrainerError):  # noqa: N818  # what follows is no error of the program's
     """The input has no training in it; the message says what was found instead."""
 
 

@@ -37,12 +37,9 @@ def summary(files: tuple[Path, ...], as_json: bool) -> int:
     A FILE may be a directory: a job's, or one with .out files. Pieces such as n1.out.1 and n1.out are read as
     one.
     """
-    from rdm_log.summary import NothingToRead, summarise
+    from rdm_log.summary import summarise
 
-    try:
-        found = summarise(files)
-    except NothingToRead as error:
-        raise TrainerError(str(error)) from error
+    found = summarise(files)
     if as_json:
         click.echo(json.dumps({"ok": True, **found.to_json()}, indent=2, ensure_ascii=False))
         return DONE
@@ -67,12 +64,9 @@ def sections(directory: Path, as_json: bool) -> int:
     from rdm_log.printable import printable
     from rdm_log.sections import sections as sections_of
     from rdm_log.sections import text
-    from rdm_log.summary import NothingToRead, check_readable
+    from rdm_log.summary import check_readable
 
-    try:
-        check_readable(directory)
-    except NothingToRead as error:
-        raise TrainerError(str(error)) from error
+    check_readable(directory)
     if not any(directory.glob("*.out")):
         raise TrainerError(f"{directory} has no NODE.out files; give a directory such as log2/10932251.")
     found = sections_of(directory, directory.resolve().name)
@@ -104,17 +98,13 @@ def verdict(path: Path, state: str, conf: Path | None, as_json: bool) -> int:
     from rdm_log.observe import observe
     from rdm_log.printable import printable
     from rdm_log.report.job import collect
-    from rdm_log.summary import NothingToRead
     from rdm_log.verdict import evaluate
 
-    try:
-        seen = observe(path, state=state, conf=conf, now=time.time())
-        if seen.is_unknown:
-            # What the page refuses has no verdict, in the same words.
-            collect(path)
-        found = evaluate(seen)
-    except NothingToRead as error:
-        raise TrainerError(str(error)) from error
+    seen = observe(path, state=state, conf=conf, now=time.time())
+    if seen.is_unknown:
+        # What the page refuses has no verdict, in the same words.
+        collect(path)
+    found = evaluate(seen)
     if as_json:
         click.echo(json.dumps({"ok": True, **found.to_json()}, indent=2, ensure_ascii=False))
     else:
@@ -139,13 +129,9 @@ def trace(paths: tuple[Path, ...], output: Path) -> int:
     A PATH is a job's directory with a step trace (logging.trace_steps), of each node where they share none,
     or a log with the timers of all ranks that have their moments.
     """
-    from rdm_log.summary import NothingToRead
     from rdm_log.timeline import bubble, chrome_trace, of_paths
 
-    try:
-        found = of_paths(paths)
-    except NothingToRead as error:
-        raise TrainerError(str(error)) from error
+    found = of_paths(paths)
     if not found.spans:
         raise TrainerError(
             f"{paths[0]} has neither a step trace nor timers of all ranks with their moments; set "

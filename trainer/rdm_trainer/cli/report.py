@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rdm_core.errors import DONE, TrainerError
+from rdm_core.errors import DONE
 
 __all__ = ["report"]
 
@@ -50,15 +50,11 @@ def report(paths: tuple[Path, ...], output: Path | None, state: str, conf: Path 
     """
     from rdm_log.printable import printable
     from rdm_log.report.write import default_output, write
-    from rdm_log.summary import NothingToRead
 
     if (state or conf) and len(paths) > 1:
         raise click.UsageError("--state and --conf are for one PATH, such as log2/10932251.")
     output = output or default_output(paths)
-    try:
-        jobs = write(paths, output, state=state, conf=conf)
-    except NothingToRead as error:
-        raise TrainerError(str(error)) from error
+    jobs = write(paths, output, state=state, conf=conf)
     if as_json:
         verdicts = {job.name: job.verdict().to_json() for job in jobs}
         click.echo(
