@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
@@ -26,7 +26,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
-    LoadPlanner,
     ReadItem,
     SavePlan,
     TensorWriteData,
@@ -156,37 +155,15 @@ def read_metadata(directory: Path) -> Metadata:
     return found
 
 
-class _LoadPlanner(LoadPlanner):
+class _LoadPlanner(DefaultLoadPlanner):
     """A plan that reads into boxes."""
 
     def __init__(self, parts: Sequence[Box]) -> None:
+        super().__init__()
         self._parts = {(part.key, part.offsets): part for part in parts}
 
-    def set_up_planner(self, *_: Any, **__: Any) -> None: ...
-
-    def create_local_plan(self) -> LoadPlan:
-        raise NotImplementedError
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        raise NotImplementedError
-
-    def resolve_bytes(self, read_item: ReadItem) -> Any:
-        raise NotImplementedError
-
-    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        index = read_item.dest_index
-        values = self._parts[index.fqn, tuple(index.offset or ())].values
-        for axis, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            values = values.narrow(axis, offset, length)
-        return values
-
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None: ...
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return self._parts[index.fqn, tuple(index.offset or ())].values
 
 
 def _plan(metadata: Metadata, parts: Sequence[Box]) -> list[ReadItem]:
