@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Detection of checkpoint files that have the right size but damaged content.
 
-``torch.save`` writes a checksum of each part. Files without checksums have one in a separate file.
+Each file has its checksum in a separate file. Those of earlier releases are archives of ``torch.save``, which
+writes a checksum of each part; ``torch.load`` ignores it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rdm_core.errors import FAILED, TrainerError
 __all__ = ["CHECKSUM", "DamagedError", "is_sound", "naming", "note", "refuse"]
 
 CHECKSUM = ".crc32"
+_DIRECTORY = 0x10
 
 
 class DamagedError(TrainerError):
@@ -64,7 +66,9 @@ def is_sound(path: Path) -> bool:
         if checksum_file.exists():
             return checksum_file.read_text() == str(_checksum(path))
         with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
+            # Of a part that is marked as a directory, torch reads nothing.
+            is_marked = any(part.external_attr & _DIRECTORY for part in archive.infolist())
+            return not is_marked and archive.testzip() is None
     # A damaged directory of the archive may name a compression or a feature that is not there.
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError):
         return False

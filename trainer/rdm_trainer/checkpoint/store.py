@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from rdm_core.config import Config
 from rdm_core.errors import FAILED, TrainerError
-from rdm_trainer.checkpoint import damage, files, identity, reading
+from rdm_trainer.checkpoint import damage, files, identity
 from rdm_trainer.checkpoint.boxes import Box
 from rdm_trainer.checkpoint.damage import CHECKSUM, DamagedError
 from rdm_trainer.checkpoint.distributed import METADATA, Saved, read_metadata
@@ -275,8 +275,9 @@ class Checkpoints:
         # Several ranks read parts of the same files.
         storage.verify(name, self._read_here(storage, manifest, needed))
         self._states.load(saved, manifest)
-        random, is_sound = storage.all_or_none(name, {_RANDOM}, lambda: reading.load(directory / _RANDOM))
-        storage.refuse_damaged(name, set() if is_sound else {_RANDOM})
+        random = storage.all_or_none(
+            name, {_RANDOM}, lambda: torch.load(directory / _RANDOM, weights_only=True)
+        )
         if len(random) == self._collective.size:
             torch.set_rng_state(random[self._collective.rank])
         before, now = identity.describe(manifest.layout), identity.describe(self._layout)

@@ -149,8 +149,8 @@ class States(abc.ABC):
                 writing.write(content, directory / name)
             own = list(directory.glob(f"__{rank}_*.distcp"))
             own += [directory / METADATA] if rank == 0 else []
-            own += [damage.note(path) for path in own]
             own += [directory / name for name in extra]
+            own += [damage.note(path) for path in own]
             self.files = {path: path.stat().st_size for path in own}
         except CheckpointException as error:
             failed = error.failures.get(rank)

@@ -19,7 +19,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rdm_trainer.checkpoint import reading
+from rdm_trainer.checkpoint import damage, reading
 
 SCALER = {
     "init_scale": 2.0**16,
@@ -51,13 +51,6 @@ def same(found: Any) -> bool:
     return tensors and found["none"] is None
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    save(tmp_path / "a.pt")
-    found, is_sound = reading.load(tmp_path / "a.pt")
-    assert is_sound
-    assert same(found)
-
-
 def test_what_deepspeed_writes_is_read(tmp_path: Path) -> None:
     scalers = [LossScaler(8.0), DynamicLossScaler(**SCALER)]
     torch.save({**STATE, **OF_DEEPSPEED, "scalers": scalers}, tmp_path / "a.pt")
@@ -82,10 +75,10 @@ def test_no_flipped_bit_is_loaded(tmp_path_factory: pytest.TempPathFactory, plac
     content[int(place * len(content))] ^= 1 << bit
     path.write_bytes(content)
     try:
-        found, is_sound = reading.load(path)
-    except Exception:  # of any kind: damage.naming finds the file
+        found = torch.load(path, weights_only=True)
+    except Exception:  # of any kind: the caller reports it
         return
-    assert not is_sound or same(found)
+    assert not damage.is_sound(path) or same(found)
 
 
 @pytest.mark.parametrize("name", ["data.pkl", "data/0", "data/1"])
@@ -97,11 +90,7 @@ def test_a_flipped_bit_is_found_in_every_part(tmp_path: Path, name: str) -> None
         data = archive.read(part)
     content[content.index(data, part.header_offset)] ^= 0x40
     path.write_bytes(content)
-    if name == "data.pkl":
-        with pytest.raises(zipfile.BadZipFile):
-            reading.load(path)
-    else:
-        assert not reading.load(path)[1]
+    assert not damage.is_sound(path)
 
 
 class _Runs:
@@ -148,8 +137,6 @@ def test_a_stage_that_an_older_python_wrote_is_read_and_no_other_attribute(tmp_p
 
 def test_nothing_is_run_that_a_file_names(tmp_path: Path) -> None:
     torch.save({"weights": _Runs(tmp_path / "made")}, tmp_path / "a.pt")
-    with pytest.raises(pickle.UnpicklingError):
-        reading.load(tmp_path / "a.pt")
     with pytest.raises(pickle.UnpicklingError):
         reading.load_mapped(tmp_path / "a.pt")
     assert not (tmp_path / "made").exists()
