@@ -13,7 +13,6 @@ import dataclasses
 import datetime
 import gc
 import itertools
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -69,8 +68,6 @@ def start(config: Config) -> torch.device:
     Raises:
         TrainerError: This node's device cannot compute as the job says.
     """
-    if "WORLD_SIZE" not in os.environ:
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     optimisation, backend = config.optimisation, config.launcher.backend
     process.require_device(optimisation.precision, backend, fp8_recipe=optimisation.fp8_recipe)
     return join(60.0 * config.launcher.distributed_timeout_minutes)

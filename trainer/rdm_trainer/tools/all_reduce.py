@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 from rdm_core.atomic_file import write_atomically
+from rdm_trainer import process
 
 __all__ = ["join", "main", "parse_size", "partner", "sizes", "this_node"]
 
@@ -253,14 +254,8 @@ def _rdma_rates(root: Path) -> Iterator[float]:
 
 def join(seconds: float) -> torch.device:
     """Become a rank, over the backend that a training here would use."""
-    timeout = datetime.timedelta(seconds=seconds)
-    if not torch.cuda.is_available():
-        dist.init_process_group("gloo", timeout=timeout)
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", timeout=timeout, device_id=device)
-    return device
+    process.join("auto", datetime.timedelta(seconds=seconds))
+    return process.device()
 
 
 def measure(bench: Bench, most: int, seconds: float) -> Iterator[dict[str, Any]]:
