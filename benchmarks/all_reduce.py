@@ -98,6 +98,13 @@ def table(found: list[dict[str, Any]], ranks: int) -> str:
     return markdown(rows, words=0)
 
 
+def unfit(ranks: int, gpus: int) -> str | None:
+    """Return why a host with so many GPUs cannot measure ranks, if so."""
+    if ranks < 2:
+        return "it takes at least two GPUs"
+    return f"--ranks {ranks}: this host has {gpus} GPUs" if ranks > gpus else None
+
+
 def main() -> int:
     """Measure as the command line says; return an exit code."""
     from rdm_trainer.tools.all_reduce import parse_size
@@ -113,9 +120,10 @@ def main() -> int:
         if os.environ["RANK"] == "0":
             args.result.write_text(json.dumps(found))
         return 0
-    ranks = args.ranks or devices()
-    if ranks < 2:
-        parser.error("it takes at least two GPUs")
+    gpus = devices()
+    ranks = args.ranks or gpus
+    if (reason := unfit(ranks, gpus)) is not None:
+        parser.error(reason)
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
         options = ["--max-size", str(args.max_size), "--rounds", str(args.rounds)]

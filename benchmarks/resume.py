@@ -142,6 +142,7 @@ def leg_of(args: argparse.Namespace, layout: Layout) -> Leg:
         overrides={
             "optimisation.micro_batch_size": 1,
             "optimisation.global_batch_size": args.samples,
+            "parallel.virtual_pipeline": 1,
             "data.workers": 0,
         },
         engine=args.engine,
@@ -199,9 +200,15 @@ def main() -> int:
         if os.environ["RANK"] == "0":
             args.result.write_text(json.dumps(report))
         return 0
+    from rdm_core import config as configuration
+    from rdm_core.errors import TrainerError
+
     try:
         layouts = [Layout.parse(name) for name in (args.first, args.second)]
-    except ValueError as error:
+        for layout in layouts:
+            config = configuration.from_dict(leg_of(args, layout).configuration())
+            configuration.require(config, layout.world, layout.world)
+    except (ValueError, TrainerError) as error:
         parser.error(str(error))
     reports = []
     with tempfile.TemporaryDirectory(dir=args.directory) as temporary:

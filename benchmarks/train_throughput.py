@@ -10,7 +10,9 @@ per step and device, and are compared with our figures and the plain loop's on o
 `--rivals megatron-core,torchtitan` then measures those likewise, where they are installed: megatron-core in
 the same layouts, torchtitan on one device.
 
-`--set parallel.virtual_pipeline=2` interleaves the pipelines of the native engine.
+With two stages, the native engine trains micro-batches as large as one device's, in two chunks a stage unless
+`--set` has `parallel.virtual_pipeline` or `parallel.eager_forwards`. The others train twice as many
+micro-batches of half the size, for as small a bubble.
 
 MFU counts 6N + 12·L·h·s FLOPs per token (N: all parameters, the tied embedding once), against the given or
 known peak. `--quick` is a smoke test: small shapes, also on a CPU.
@@ -22,6 +24,7 @@ import argparse
 import contextlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -138,11 +141,6 @@ class Layout:
         """Factor of one device's micro-batch: a device computes its part of each micro-batch."""
         return self.tensor
 
-    @property
-    def smaller(self) -> int:
-        """Divisor of it; there are as many times more micro-batches, for a smaller bubble."""
-        return 2 if self.pipeline == 2 else 1
-
 
 LAYOUTS = (
     "one,DP 2,TP 2,PP 2,CP 2,DP 4,TP 4,PP 4,CP 4,TP 2 CP 2,TP 2 DP 2,TP 2 PP 2,PP 2 DP 2,DP 8,TP 8,PP 8,"
@@ -180,31 +178,50 @@ class Leg:
     @property
     def virtual_pipeline(self) -> int:
         """Chunks of each stage; 1 without a pipeline, whatever `--set` says."""
-        return int(self.overrides.get("parallel.virtual_pipeline", 1)) if self.layout.pipeline > 1 else 1
+        if self.layout.pipeline == 1:
+            return 1
+        is_eager = "parallel.eager_forwards" in self.overrides
+        default = 2 if self.layout.pipeline == 2 and self._can_interleave and not is_eager else 1
+        return int(self.overrides.get("parallel.virtual_pipeline", default))
+
+    @property
+    def _can_interleave(self) -> bool:
+        return self.engine == "native" and self.rival is None
+
+    @property
+    def _smaller(self) -> int:
+        """Divisor of one device's micro-batch; there are as many times more micro-batches."""
+        # An odd micro-batch stays whole.
+        is_halved = self.layout.pipeline == 2 and not self._can_interleave
+        return math.gcd(2, self.shape.micro_batch * self.layout.larger) if is_halved else 1
 
     @property
     def micro_batch(self) -> int:
-        """Samples in a micro-batch."""
-        return self.shape.micro_batch * self.layout.larger // self.layout.smaller
+        """Samples in a micro-batch, unless `--set` changes them."""
+        return self.shape.micro_batch * self.layout.larger // self._smaller
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches in a step of one data-parallel rank."""
-        if self.layout.pipeline > 1:
-            return self.accumulation * self.layout.smaller * self.layout.pipeline
-        return self.accumulation * self.layout.smaller
+        """Micro-batches in a step of one data-parallel rank, unless `--set` changes them."""
+        return self.accumulation * self._smaller * self.layout.pipeline
 
     @property
     def global_batch(self) -> int:
         """Samples in a step."""
         return self.micro_batch * self.micro_batches * self.layout.data
 
-    def samples(self, way: str) -> int:
-        """Return the samples in a step of `ours`, `plain` or a rival; `--set` may change them."""
+    def batch(self, way: str) -> tuple[int, int]:
+        """Return micro-batch and micro-batches of `ours`, `plain` or a rival; `--set` may change them."""
         optimisation = self.configuration()["optimisation"]
-        if way == "ours":
-            return int(optimisation["global_batch_size"])
-        return int(optimisation["micro_batch_size"]) * self.micro_batches * self.layout.data
+        size = int(optimisation["micro_batch_size"])
+        if way != "ours":
+            return size, self.micro_batches
+        return size, int(optimisation["global_batch_size"]) // (size * self.layout.data)
+
+    def samples(self, way: str) -> int:
+        """Return the samples in a step."""
+        size, count = self.batch(way)
+        return size * count * self.layout.data
 
     def configuration(self) -> dict[str, Any]:
         """The trainer's configuration, as the mapping that a YAML file would hold."""
@@ -538,7 +555,6 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
         leg, report = result["leg"], result["report"]
         if "error" in report:
             continue
-        shape = Shape(**leg["shape"])
         name, layout, engine = leg["shape_name"], leg["layout"]["name"], leg["engine"]
         medians = {way: statistics.median(rates) for way, rates in report["tokens_per_second"].items()}
 
@@ -558,7 +574,7 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
                     [
                         name,
                         engine if way == "ours" else way,
-                        f"{shape.micro_batch} x {leg['accumulation']}",
+                        result["micro_batches"][way],
                         f"{medians[way]:,.0f}",
                         spread(way),
                         mfu(medians[way]),
@@ -573,7 +589,7 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
                 [
                     name,
                     f"{layout}, {engine if way == 'ours' else way}",
-                    result["micro_batches"],
+                    result["micro_batches"][way],
                     f"{rate:,.0f}",
                     spread(way),
                     mfu(rate),
@@ -740,7 +756,9 @@ def main() -> int:
             results.append(
                 {
                     "leg": asdict(leg),
-                    "micro_batches": f"{leg.micro_batch} x {leg.micro_batches}",
+                    "micro_batches": {
+                        way: "{} x {}".format(*leg.batch(way)) for way in report.get("tokens_per_second", ())
+                    },
                     "flops_per_token": flops.flops_per_token(config.from_dict(leg.configuration()).spec),
                     "report": report,
                 }

@@ -53,3 +53,18 @@ def test_the_tables_of_a_resume() -> None:
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
     found = [{"bytes": 2**30, "seconds": {"verify": [2.0, 1.0, 4.0], "loop": [2.0], "graph": [1.0]}}]
     assert cells(all_reduce.table(found, 8)) == [["1024", "0.9", "0.9", "1.9", "1.000", "0.500"]]
+
+
+def test_a_batch_that_replicas_cannot_share_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["resume.py", "--shape", "tiny", "--to", "DP 2", "--samples", "3"])
+    with pytest.raises(SystemExit, match="2"):
+        resume.main()
+    assert "optimisation.global_batch_size 3 is not a multiple of" in capsys.readouterr().err
+
+
+def test_more_ranks_than_gpus_are_refused() -> None:
+    assert all_reduce.unfit(2, 2) is None
+    assert all_reduce.unfit(2, 0) == "--ranks 2: this host has 0 GPUs"
+    assert all_reduce.unfit(1, 1) == "it takes at least two GPUs"

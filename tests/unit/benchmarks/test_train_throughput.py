@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
+from typing import Any
 
 import pytest
 
@@ -107,6 +109,35 @@ def test_a_layout_is_read_from_its_name(
     assert leg.global_batch * layout.context == 64 * layout.world
 
 
+@pytest.mark.parametrize(
+    ("options", "chunks", "micro_batch"),
+    [
+        (("--engine", "native"), 2, 8),
+        (("--engine", "native", "--set", "parallel.virtual_pipeline=4"), 4, 8),
+        (("--engine", "native", "--set", "parallel.eager_forwards=1"), 1, 8),
+        (("--engine", "deepspeed"), 1, 4),
+        (("--engine", "deepspeed", "--micro-batch", "1"), 1, 1),
+        (("--engine", "deepspeed", "--micro-batch", "3"), 1, 3),
+    ],
+)
+def test_two_stages_interleave_or_halve_even_micro_batches(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], chunks: int, micro_batch: int
+) -> None:
+    (leg,) = wanted(monkeypatch, "--shapes", "GPT-1.3B", "--layouts", "PP 2", *options, devices=2)
+    assert (leg.virtual_pipeline, leg.micro_batch) == (chunks, micro_batch)
+    assert leg.global_batch == 16 * leg.shape.micro_batch
+
+
+def test_a_rival_trains_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, "megatron-core")
+    options = ("--shapes", "GPT-1.3B", "--layouts", "PP 2", "--engine", "native", "--rivals", "megatron-core")
+    legs = wanted(monkeypatch, *options, devices=2)
+    assert [(leg.rival, leg.micro_batch, leg.micro_batches) for leg in legs] == [
+        (None, 8, 16),
+        ("megatron-core", 4, 32),
+    ]
+
+
 @pytest.mark.parametrize("name", ["", "TP", "TP 0", "TP2", "TP 2 TP 2", "TP 2  PP 2", "EP 2", "one TP 2"])
 def test_what_is_no_layout_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
@@ -137,14 +168,19 @@ def test_a_pipeline_is_cut_as_its_number_of_blocks_needs(
 
 @pytest.mark.parametrize(
     ("key", "ours", "plain"),
-    [("global_batch_size=128", 128, 64), ("micro_batch_size=4", 64, 32), ("seed=1", 64, 64)],
+    [
+        ("global_batch_size=128", (8, 16), (8, 8)),
+        ("micro_batch_size=4", (4, 16), (4, 8)),
+        ("seed=1", (8, 8), (8, 8)),
+    ],
 )
 def test_each_way_has_its_own_samples_in_a_step(
-    monkeypatch: pytest.MonkeyPatch, key: str, ours: int, plain: int
+    monkeypatch: pytest.MonkeyPatch, key: str, ours: tuple[int, int], plain: tuple[int, int]
 ) -> None:
     options = ("--shapes", "GPT-1.3B", "--layouts", "one", "--set", f"optimisation.{key}")
     (leg,) = wanted(monkeypatch, *options)
-    assert (leg.samples("ours"), leg.samples("plain"), leg.samples("megatron-core")) == (ours, plain, plain)
+    assert [leg.batch(way) for way in ("ours", "plain", "megatron-core")] == [ours, plain, plain]
+    assert [leg.samples(way) for way in ("ours", "plain")] == [math.prod(ours), math.prod(plain)]
 
 
 def test_a_device_that_measures_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +209,6 @@ def test_the_table_has_a_rival_beside_its_plain_loop() -> None:
         "shape_name": "tiny",
         "layout": {"name": "one"},
         "engine": "native",
-        "accumulation": 8,
     }
     report = {
         "about": "megatron-core 0.19.2: its parts",
@@ -181,7 +216,8 @@ def test_the_table_has_a_rival_beside_its_plain_loop() -> None:
         "megatron-core_peak_gib": 3.0,
         "plain_peak_gib": 2.0,
     }
-    result = {"leg": leg, "micro_batches": "4 x 8", "flops_per_token": 1e9, "report": report}
+    batches = {"megatron-core": "4 x 8", "plain": "4 x 8"}
+    result = {"leg": leg, "micro_batches": batches, "flops_per_token": 1e9, "report": report}
     lines = train_throughput.tables([result, result], 1.0).splitlines()
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells == ["tiny", "megatron-core", "4 x 8", "900", "0.0 %", "90.0", "0.900", "3"]
@@ -192,8 +228,8 @@ def test_the_table_of_layouts_compares_a_rival_with_one_device() -> None:
     base = {"shape": vars(train_throughput.QUICK["tiny"]), "shape_name": "tiny", "engine": "native"}
     results = [
         {
-            "leg": {**base, "layout": {"name": layout}, "accumulation": 8},
-            "micro_batches": "8 x 8",
+            "leg": {**base, "layout": {"name": layout}},
+            "micro_batches": dict.fromkeys(rates, "8 x 8"),
             "flops_per_token": 1e9,
             "report": {"tokens_per_second": rates, "ours_peak_gib": 1.0, "plain_peak_gib": 1.0},
         }
@@ -211,3 +247,22 @@ def test_the_table_of_layouts_compares_a_rival_with_one_device() -> None:
         ["tiny", "TP 2, native", "8 x 8", "720", "0.0 %", "72.0", "0.900", "0.720"],
         ["tiny", "TP 2, megatron-core", "8 x 8", "600", "0.0 %", "60.0", "0.750", "0.600"],
     ]
+
+
+def test_the_table_has_each_way_with_its_own_micro_batches() -> None:
+    leg = {
+        "shape": vars(train_throughput.QUICK["tiny"]),
+        "shape_name": "tiny",
+        "layout": {"name": "one"},
+        "engine": "native",
+    }
+    batches = {"ours": "2 x 16", "plain": "2 x 8"}
+    for ways in (["plain"], ["ours", "plain"]):
+        report: dict[str, Any] = {"tokens_per_second": {way: [1000.0] for way in ways}}
+        report |= {f"{way}_peak_gib": 1.0 for way in ways}
+        result = {"leg": leg, "micro_batches": batches, "flops_per_token": 1e9, "report": report}
+        rows = [line.split("|") for line in train_throughput.tables([result], 0.0).splitlines()[2:]]
+        names = {"ours": "native", "plain": "plain"}
+        assert [(row[2].strip(), row[3].strip()) for row in rows] == [
+            (names[way], batches[way]) for way in ways
+        ]
