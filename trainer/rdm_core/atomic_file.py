@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["PARTIAL", "replacing", "sync_directory", "write_atomically"]
-
 PARTIAL = ".partial"
 """The end of the name of what is being written, or was when its writer was killed."""
 

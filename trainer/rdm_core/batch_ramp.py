@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BatchRamp"]
-
 
 @dataclass(frozen=True)
 class BatchRamp:

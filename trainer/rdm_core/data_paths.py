@@ -11,8 +11,6 @@ from rdm_core.config import Config
 from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.config.schema import Blend
 
-__all__ = ["JOBS", "finetune_here", "here", "with_paths"]
-
 JOBS = Path("/jobs")
 """The directory of jobs in a training container; ``RDM_JOBS`` names another one."""
 

@@ -10,18 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rdm_core.config.job import JobConfig
 
-__all__ = [
-    "BAD_INPUT",
-    "DONE",
-    "FAILED",
-    "STOPPED",
-    "ConfigError",
-    "TrainerError",
-    "Unfit",
-    "as_far_as_it_fits",
-    "divisors",
-]
-
 # Exit codes of rdm-trainer, with the same meaning as those of rdm-provision.
 DONE = 0
 FAILED = 1

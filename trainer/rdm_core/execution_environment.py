@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["EXECUTION_ENVIRONMENT", "FORMER_VARIABLE", "HOST", "is_bare_host"]
-
 EXECUTION_ENVIRONMENT = "RDM_EXECUTION_ENVIRONMENT"
 """The environment variable that names it; without it, processes run in the container."""
 HOST = "host"

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from rdm_core.config.schema import Config
     from rdm_core.model_spec import ModelSpec
 
-__all__ = ["MULTIPLE", "gains", "least_micro_batch", "products", "tokens"]
-
 MULTIPLE = 16
 """Kernels need all sizes of an fp8 product in multiples of this."""
 

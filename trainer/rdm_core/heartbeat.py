@@ -20,17 +20,6 @@ from typing import Any
 
 from rdm_core.atomic_file import write_atomically
 
-__all__ = [
-    "FORMER_VARIABLE",
-    "HEARTBEAT_VARIABLE",
-    "NODE_VARIABLE",
-    "HeartbeatWriter",
-    "collectives",
-    "read",
-    "shape",
-    "starved",
-]
-
 HEARTBEAT_VARIABLE = "RDM_HEARTBEAT"
 """The environment variable with the record's path; the mark is in the same directory."""
 FORMER_VARIABLE = "RDM_PACE"

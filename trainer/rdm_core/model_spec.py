@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ModelSpec", "RopeScaling"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:

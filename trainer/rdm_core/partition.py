@@ -16,8 +16,6 @@ from collections.abc import Sequence
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["explicit", "is_block", "stage_bounds", "work_of"]
-
 _LIST = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})*")
 # The limit for the search for equal sizes: half a minute at worst.
 _MOST_WORK = 10**8

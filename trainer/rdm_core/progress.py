@@ -16,8 +16,6 @@ from typing import Any
 
 from rdm_core.atomic_file import write_atomically
 
-__all__ = ["POINTS", "Progress", "finite", "thin"]
-
 POINTS = 300
 
 _LASTING = ("iteration", "loss", "lr", "consumed_samples", "losses", "checkpoint", "validation")

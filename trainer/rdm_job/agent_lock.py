@@ -18,8 +18,6 @@ from types import TracebackType
 
 from rdm_job import processes
 
-__all__ = ["NO_LOCKS", "AgentLock", "holder"]
-
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL)
 """How file systems refuse locks: Lustre without -o flock, NFS without its lock service, and others."""
 _WIDTH = 80

@@ -27,8 +27,6 @@ from rdm_job.requested import directory_problems, missing_files, read_config, wi
 from rdm_job.slurm import verbs as slurm
 from rdm_log.wording import size_text
 
-__all__ = ["check"]
-
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 _AT_ONCE = 32
 _HINTS = {"container": "use a training image", "host": "make its environment with rdm-provision env up"}

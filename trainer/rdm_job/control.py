@@ -30,8 +30,6 @@ import time
 from collections.abc import Iterable, Set
 from typing import Any
 
-__all__ = ["UNPROVEN", "ControlClient", "ControlServer"]
-
 UNPROVEN = 256
 """How many unproven connections may be open, plus one per member."""
 _UNPROVEN_BYTES = 1024

@@ -14,8 +14,6 @@ from typing import Any
 
 from rdm_log.errors import without_prefix
 
-__all__ = ["GONE", "LINES", "Ended", "first", "how_it_ended", "lines_of", "why_it_ended"]
-
 LINES = 12
 """How many of the last lines of a process's errors are kept."""
 GONE = "its process is gone, killed from outside or out of memory"

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-__all__ = ["adopt_launcher_environment"]
-
 # torch's name → Open MPI's and Slurm's.
 _NAMES = {
     "RANK": ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),

@@ -12,8 +12,6 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-__all__ = ["Exporter"]
-
 _FORM = "text/plain; version=0.0.4; charset=utf-8"
 _TIMEOUT_S = 10.0
 _CONNECTIONS = 16

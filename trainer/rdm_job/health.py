@@ -21,8 +21,6 @@ from rdm_log.signs import Sign
 from rdm_log.verdict import DONE, Observed, evaluate
 from rdm_log.wording import listed
 
-__all__ = ["Health", "newest_progress", "observed", "of_state"]
-
 _BUSY_S = 60.0
 """How long others must use a node before it is reported; a slow rank is reported without this wait."""
 

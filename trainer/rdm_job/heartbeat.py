@@ -15,8 +15,6 @@ from typing import Any
 
 from rdm_job.control import ControlClient, ControlServer
 
-__all__ = ["BEAT_S", "STALL_S", "Heartbeat"]
-
 BEAT_S = 1.0
 STALL_S = 300.0
 """After this many seconds without progress, the agent counts as lost: its file system hangs."""

@@ -16,8 +16,6 @@ from rdm_core.partition import explicit
 from rdm_job.protocol import Request
 from rdm_log.heads import ARGUMENT_OF
 
-__all__ = ["ARGUMENTS", "job_info", "requested"]
-
 ARGUMENTS = (
     *ARGUMENT_OF.values(),
     *("num_attention_heads", "seq_length", "train_iters", "world_size", "optimizer", "lr"),

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Sequence
 from rdm_core.config import JobConfig, workload_of
 from rdm_job.directory import jobs_root
 
-__all__ = ["problems"]
-
 
 def problems(text: str, overrides: Sequence[str], config: JobConfig) -> Iterator[str]:
     """Yield the problems, one sentence each.

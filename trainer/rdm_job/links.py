@@ -20,8 +20,6 @@ from pathlib import Path
 from rdm_core.errors import TrainerError
 from rdm_job import processes
 
-__all__ = ["Links"]
-
 _ROOT = Path("/tmp")  # noqa: S108  # ours alone: made with mode 0700, or refused
 _PREFIX = "rdm-"
 _LOCK = "lock"

@@ -11,8 +11,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["Marked"]
-
 _BLOCK = 64 * 1024
 _LONGEST = 1024 * 1024
 """A line of more bytes is written in parts."""

@@ -12,8 +12,6 @@ from pathlib import Path
 from rdm_job.processes import usage_with_children
 from rdm_log.samples import Device, Sample
 
-__all__ = ["measure"]
-
 _ROOT = Path("/")
 _UNLIMITED = 1 << 60
 _IB = (

@@ -14,8 +14,6 @@ from rdm_job.protocol import State
 from rdm_log.samples import Device, Sample
 from rdm_log.verdict import EXIT_CODES
 
-__all__ = ["of_job", "of_node"]
-
 _Row = tuple[Mapping[str, str], float | int | None]
 
 

@@ -9,8 +9,6 @@ import socket
 
 import psutil
 
-__all__ = ["address_of", "interface_of", "is_free", "network_of", "outward_address", "take_free_ports"]
-
 # Below the range from which Linux takes ports for outgoing connections.
 _PORTS = range(20000, 32000)
 _BLOCK = 32

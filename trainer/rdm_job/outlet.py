@@ -12,8 +12,6 @@ from rdm_core.atomic_file import write_atomically
 from rdm_core.config.job import JobLoggingConfig
 from rdm_job.exporter import Exporter
 
-__all__ = ["Outlet", "file_of"]
-
 _TIMEOUT_S = 5.0
 
 

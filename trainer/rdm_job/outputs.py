@@ -16,8 +16,6 @@ from rdm_core.config import Config, JobConfig
 from rdm_core.cost import flops
 from rdm_job.directory import JobDirectory
 
-__all__ = ["OUTPUTS", "link", "name_of"]
-
 OUTPUTS = "outputs"
 _TIME = "%Y.%m.%d_%H.%M.%S"
 

@@ -21,8 +21,6 @@ from rdm_job.slurm.script import srun_of_ranks
 from rdm_job.watch import Watch
 from rdm_log.tails import tail
 
-__all__ = ["Part"]
-
 _MOST_FAILURES = 8
 """How many of a node's failed processes, the earliest first, are reported to the master."""
 _SEARCHED_LINES = 400

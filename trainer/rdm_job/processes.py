@@ -12,22 +12,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "ATTEMPT_VARIABLE",
-    "JOB_VARIABLE",
-    "alive",
-    "allow_files",
-    "condition",
-    "end",
-    "end_all",
-    "environment_of",
-    "identity",
-    "is_alive",
-    "of_job",
-    "usage",
-    "usage_with_children",
-]
-
 JOB_VARIABLE = "RDM_JOB_ID"
 ATTEMPT_VARIABLE = "RDM_ATTEMPT"
 

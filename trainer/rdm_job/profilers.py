@@ -13,8 +13,6 @@ from pathlib import Path
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["PROFILED_VARIABLE", "PROFILERS", "PROFILES", "Profiler", "wrapped"]
-
 PROFILED_VARIABLE = "RDM_PROFILED"
 """Set in a process that its profiler has started."""
 PROFILES = "profile"

@@ -11,8 +11,6 @@ from typing import Any
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["FINAL", "JOB_NAME", "VERSION", "Failure", "Node", "Offer", "Request", "State"]
-
 VERSION = 1
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 FINAL = ("finished", "failed", "stopped")

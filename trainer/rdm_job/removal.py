@@ -18,8 +18,6 @@ from rdm_core.errors import TrainerError
 from rdm_job.directory import JobDirectory, jobs_root
 from rdm_job.verbs import state
 
-__all__ = ["LEFT", "remove"]
-
 LEFT = ".removed-"
 """The prefix of a directory that is being removed: ``.removed-JOB.IDENTITY``."""
 

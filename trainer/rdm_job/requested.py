@@ -13,8 +13,6 @@ from rdm_core.config import JobConfig, workload_of
 from rdm_job.directory import JobDirectory, here, jobs_root
 from rdm_job.protocol import Request
 
-__all__ = ["directory_problems", "missing_files", "read_config", "with_slots", "written"]
-
 _IN = {"container": "in the container", "host": "on the host"}
 _MOUNT = {"container": "; mount it with container_volumes", "host": ""}
 

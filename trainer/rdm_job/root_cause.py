@@ -16,8 +16,6 @@ from rdm_job.culprit import Ended, first
 from rdm_job.heartbeat import STALL_S
 from rdm_job.protocol import Failure
 
-__all__ = ["SETTLE_S", "SILENCE_S", "Inquiry", "Known", "Replies", "root_cause"]
-
 SILENCE_S = 12.0
 """After this many seconds without a message, an agent counts as lost."""
 SETTLE_S = 5.0

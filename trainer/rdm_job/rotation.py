@@ -21,8 +21,6 @@ from pathlib import Path
 from rdm_job.agent_lock import NO_LOCKS
 from rdm_log.scan import piece, read, with_pieces
 
-__all__ = ["end_of", "lines_from", "rotate"]
-
 
 def rotate(path: Path, most: int, keep: int) -> None:
     """Rotate a log if it is too long. A full disk does not end the job.

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from rdm_core.atomic_file import write_atomically
 
-__all__ = ["MOST", "thin", "thinned"]
-
 MOST = 32 * 1024 * 1024
 """Bytes in a file of records: a few days, at eight devices and one record every five seconds."""
 _FIRST = "[0] "

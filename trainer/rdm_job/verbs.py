@@ -33,8 +33,6 @@ from rdm_log.summary import NothingToRead
 from rdm_log.tails import tail
 from rdm_log.wanted import Wanted
 
-__all__ = ["jobs", "logs", "report", "revive", "sections", "start", "state", "stop"]
-
 _START_S = 60
 """How long an agent may take to start, in seconds; one that fails to start exits at once."""
 _KILL_S = 20.0

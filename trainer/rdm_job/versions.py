@@ -7,8 +7,6 @@ import contextlib
 import importlib.metadata
 import platform
 
-__all__ = ["versions"]
-
 _OWN = ("rdm-trainer",)
 _OF_TRAINING = ("torch", "deepspeed")
 

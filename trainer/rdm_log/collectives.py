@@ -15,8 +15,6 @@ from rdm_log.peers import GroupState, RankHeartbeat
 from rdm_log.signs import Sign
 from rdm_log.wording import listed
 
-__all__ = ["awaited"]
-
 
 class _Wait(NamedTuple):
     """Ranks that wait in a collective, those that are in another one instead, and those in none."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from rdm_log.messages import MESSAGES, UNKNOWN, Kind, Message
 
-__all__ = ["Finding", "Findings", "findings", "without_prefix"]
-
 _LONGEST = 4096
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # What launchers and torch put before a line: a node name, a rank, or both.

@@ -8,15 +8,6 @@ import math
 from array import array
 from collections.abc import Sequence
 
-__all__ = [
-    "Curve",
-    "Largest",
-    "Marks",
-    "Sample",
-    "Series",
-    "quantile",
-]
-
 
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Return the value below which a share of some values lies, interpolated.

@@ -10,8 +10,6 @@ from pathlib import Path
 from rdm_log.grammars import GRAMMARS
 from rdm_log.scan import regular
 
-__all__ = ["ARGUMENT_OF", "HEAD", "head", "info_of", "info_of_job", "steps_of", "vocabulary_of"]
-
 ARGUMENT_OF = {
     "NUM_LAYERS": "num_layers",
     "HIDDEN_SIZE": "hidden_size",

@@ -12,8 +12,6 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-__all__ = ["HARMLESS", "MESSAGES", "UNKNOWN", "Kind", "Message"]
-
 Kind = Literal["error", "warning", "noise"]
 
 

@@ -29,18 +29,6 @@ from rdm_log.tails import tail, text_lines
 from rdm_log.verdict import Observed, Verdict
 from rdm_log.wording import listed, size_text
 
-__all__ = [
-    "ENDED",
-    "STREAM",
-    "check_state",
-    "merged",
-    "node_of_log",
-    "observe",
-    "of_json",
-    "read_json",
-    "to_json",
-]
-
 ENDED = ("finished", "failed", "stopped")
 """The launcher's words for a job that is over."""
 STREAM = ".gpu.jsonl"

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
 
-__all__ = ["of_each"]
-
 _MOST = 4
 """The most processes: a single process collects their results."""
 _FEW = 32

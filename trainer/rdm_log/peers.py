@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from rdm_log.signs import Sign
 
-__all__ = ["GroupState", "RankHeartbeat", "first_nan", "holding", "limit_of", "slow", "strained", "usual"]
-
 _MANY = 8
 _SLOWER = {True: 1.3, False: 1.5}
 """A rank is slow when its compute time is this multiple of its peers', by whether they are many…"""

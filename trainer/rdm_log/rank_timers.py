@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping
 from rdm_log.peers import limit_of
 from rdm_log.signs import Sign
 
-__all__ = ["TIMERS", "layout", "slow"]
-
 TIMERS = ("forward-compute", "backward-compute")
 """The timers whose sum is a rank's compute time per step."""
 _MOST_SIGNS = 8

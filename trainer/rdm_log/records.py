@@ -6,23 +6,6 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
-__all__ = [
-    "DONE",
-    "NAN",
-    "SKIPPED",
-    "Argument",
-    "Checkpoint",
-    "EngineStep",
-    "Evaluation",
-    "Memory",
-    "Milestone",
-    "RankTimes",
-    "Record",
-    "Step",
-    "Throughput",
-    "Timer",
-]
-
 DONE = "after training is done"
 """The milestone of a training that ended normally."""
 SKIPPED = "number of skipped iterations"

@@ -34,8 +34,6 @@ from rdm_log.records import (
     Timer,
 )
 
-__all__ = ["Loss", "Run", "TimerFigures", "add_record", "merged", "runs", "with_engine"]
-
 _OUTLIERS = 20
 """The number of slowest steps that are kept."""
 _RECENT_TIMES = 10

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Device", "Sample"]
-
 _DRIVERS_SHARE = 0.02
 _DRIVERS_MOST = 1024**3
 """A driver alone uses at most this share of a GPU's memory, and at most these bytes."""

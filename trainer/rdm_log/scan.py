@@ -24,20 +24,6 @@ from rdm_log.grammars import BAR
 from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, of_steps, parse
 from rdm_log.records import RankTimes, Record, Step
 
-__all__ = [
-    "BLOCK",
-    "END",
-    "TIMERS",
-    "RankTimers",
-    "piece",
-    "pieces",
-    "read",
-    "records",
-    "regular",
-    "whole_lines",
-    "with_pieces",
-]
-
 BLOCK = 1024 * 1024
 """Bytes that are searched at once."""
 END = sys.maxsize

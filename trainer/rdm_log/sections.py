@@ -21,8 +21,6 @@ from rdm_log.records import Step
 from rdm_log.scan import pieces, read, records, regular, with_pieces
 from rdm_log.tails import count_lines, tail
 
-__all__ = ["Section", "job_info", "sections", "text"]
-
 _TIMES = 20
 """The number of last step times that are shown."""
 _DEBUG = 11

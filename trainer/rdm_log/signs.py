@@ -17,8 +17,6 @@ from typing import Any
 from rdm_log.samples import Device, Sample
 from rdm_log.wording import size_text
 
-__all__ = ["WINDOW_S", "Sign", "held_back", "of_node"]
-
 WINDOW_S = 600.0
 """For how long an agent keeps its samples."""
 _GIB = 1024.0**3

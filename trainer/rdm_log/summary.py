@@ -22,18 +22,6 @@ from rdm_log.runs import Run, merged, runs
 from rdm_log.scan import pieces, read, records, regular
 from rdm_log.wording import listed
 
-__all__ = [
-    "NothingToRead",
-    "Summary",
-    "check_readable",
-    "log_files",
-    "newest_run",
-    "plain",
-    "progress",
-    "summarise",
-    "unreadable_logs",
-]
-
 _OUTLIER = 1.5
 """A step is an outlier when it takes longer than this multiple of the median."""
 _TOKENS = "tokens per gpu per second (tgs)"

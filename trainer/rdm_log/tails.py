@@ -12,8 +12,6 @@ from pathlib import Path
 
 from rdm_log.scan import END, read, regular, with_pieces
 
-__all__ = ["count_lines", "tail", "text_lines"]
-
 
 def tail(path: Path, lines: int, *, most: int = 64 * 1024, since: int = 0) -> list[str]:
     """Return the last lines of a log, also if it was just rotated.

@@ -26,23 +26,6 @@ from rdm_log.rank_timers import layout
 from rdm_log.scan import TIMERS, RankTimers, pieces, regular, whole_lines, with_pieces
 from rdm_log.summary import check_readable, newest_run, summarise
 
-__all__ = [
-    "BLOCK",
-    "KINDS",
-    "TRACES",
-    "VERSION",
-    "Span",
-    "Timeline",
-    "bubble",
-    "chrome_trace",
-    "laid_out",
-    "of_paths",
-    "read_timers",
-    "read_traces",
-    "shares",
-    "trace_files",
-]
-
 KINDS = ("forward", "backward", "send", "receive", "reduce", "optimiser", "load", "collective", "other")
 """The kinds of spans. A ``collective`` lies within another span, such as a forward pass."""
 TRACES = "trace"

@@ -11,8 +11,6 @@ from pathlib import Path
 from rdm_log.errors import without_prefix
 from rdm_log.tails import text_lines
 
-__all__ = ["Wanted"]
-
 # Megatron begins lines with it; DeepSpeed writes it after the time, the level and the source line.
 _NAMED = re.compile(r"(?:\[[^\]]*\] )*\[Rank (\d{1,9})\]")
 _TRACEBACK = "Traceback (most recent call last)"

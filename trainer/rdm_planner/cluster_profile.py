@@ -15,8 +15,6 @@ from rdm_core.config.schema import Config
 from rdm_core.errors import TrainerError
 from rdm_planner.profile import Profile, shape_of
 
-__all__ = ["FASTEST", "ClusterProfile"]
-
 FASTEST = 2.0
 """The highest speed of a node. It catches a percentage such as 90, which should be 0.9."""
 

@@ -21,8 +21,6 @@ from rdm_core.pipeline_schedule import passes
 from rdm_planner.partition import Problem
 from rdm_planner.schedules import Chosen, Path
 
-__all__ = ["Interleaved", "InterleavedProblem", "Timed", "chunk_blocks", "degrees", "timeline"]
-
 _MOST_CHUNKS = 4
 
 # Beyond this many groups of one micro-batch per stage, each further group adds the same time.

@@ -39,8 +39,6 @@ from rdm_planner.schedules import BlockingSends, EagerOneForwardOneBackward, One
 from rdm_planner.search import ideal_sums, slowdowns
 from rdm_planner.times import LayerWork, Link, PublishedPeaks, Times
 
-__all__ = ["Job", "TrainerModel", "blocks_of", "published_peaks", "with_layout"]
-
 _BITS = 8
 _MOST_MICRO_BATCH = 64
 _BOTH = ("none", "full")

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Estimate", "Layout"]
-
 
 @dataclass(frozen=True, order=True)
 class Layout:

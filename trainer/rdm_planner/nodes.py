@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["NodeKind", "order_count", "orders", "ring_nodes", "tried_orders"]
-
 _ORDERS = 200
 # If there are more orders, only rotations are tried: all of them up to 90 nodes, beyond that only as many as
 # a search handles in seconds.

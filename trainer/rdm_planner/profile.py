@@ -20,18 +20,6 @@ from rdm_core.errors import TrainerError
 from rdm_planner.nodes import NodeKind
 from rdm_planner.times import Link
 
-__all__ = [
-    "FORMAT",
-    "LEAST_SECONDS",
-    "LayerTimes",
-    "MeasuredTimes",
-    "Profile",
-    "interpolate",
-    "packages_of",
-    "require_modelled",
-    "shape_of",
-]
-
 FORMAT = 1
 """Version of the file's format."""
 

@@ -13,17 +13,6 @@ from rdm_planner.layouts import Estimate
 from rdm_planner.nodes import NodeKind
 from rdm_planner.partition import ends_that_fit
 
-__all__ = [
-    "Point",
-    "Slower",
-    "gpus_needed",
-    "nearest_batch",
-    "pareto_front",
-    "rejected",
-    "slower",
-    "subsets",
-]
-
 _MOST_TIMES = 64
 
 

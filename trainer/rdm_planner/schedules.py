@@ -15,15 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = [
-    "BlockingSends",
-    "Chosen",
-    "EagerOneForwardOneBackward",
-    "OneForwardOneBackward",
-    "Path",
-    "Schedule",
-]
-
 # The share of the forward pass in a stage's time if the backward pass takes twice as long.
 _FORWARD = 1 / 3
 

@@ -15,8 +15,6 @@ from typing import Protocol
 from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.partition import CutSearch, Problem, ends_that_fit
 
-__all__ = ["CostModel", "Found", "floor", "ideal_sums", "search", "slowdowns"]
-
 
 class CostModel(Protocol):
     """The cost of one model's layouts on nodes in one order."""

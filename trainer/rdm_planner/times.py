@@ -13,8 +13,6 @@ from typing import Protocol
 
 from rdm_planner.nodes import NodeKind
 
-__all__ = ["LayerWork", "Link", "PublishedPeaks", "Times"]
-
 
 @dataclass(frozen=True)
 class Link:

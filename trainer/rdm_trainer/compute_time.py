@@ -20,8 +20,6 @@ import torch.distributed as dist
 
 from rdm_core.heartbeat import HeartbeatWriter
 
-__all__ = ["ComputeTime", "waiting"]
-
 _COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"),
     *("broadcast", "reduce", "send", "recv", "barrier", "all_to_all", "all_to_all_single", "gather"),

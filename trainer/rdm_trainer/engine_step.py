@@ -9,8 +9,6 @@ from __future__ import annotations
 from rdm_core.config.schema import Config
 from rdm_planner.engine_step import EngineStep
 
-__all__ = ["engine_step"]
-
 
 def engine_step(config: Config) -> EngineStep:
     """Return how a job's engine takes a step: DeepSpeed's, as we configure it, or the native one.

@@ -22,8 +22,6 @@ import torch.distributed as dist
 from rdm_core.heartbeat import HeartbeatWriter
 from rdm_log.peers import GroupState
 
-__all__ = ["FlightRecorder", "enable", "states"]
-
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """Functions of torch that return the entries; a build without NCCL has only the first."""
 _ENTRIES = "2000"

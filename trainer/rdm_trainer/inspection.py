@@ -15,8 +15,6 @@ from rdm_core.config.training import has_sound_data
 from rdm_core.errors import ConfigError, as_far_as_it_fits
 from rdm_trainer import data, writers
 
-__all__ = ["problems"]
-
 
 def problems(job: dict[str, Any]) -> list[str]:
     """Return what is wrong, one sentence each.

@@ -12,17 +12,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = [
-    "LM_LOSS",
-    "LOAD_BALANCING_LOSS",
-    "Step",
-    "datetime_line",
-    "memory_line",
-    "start_line",
-    "training_line",
-    "validation_lines",
-]
-
 LM_LOSS = "lm loss"
 LOAD_BALANCING_LOSS = "load balancing loss"
 

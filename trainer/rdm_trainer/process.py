@@ -22,18 +22,6 @@ import torch.distributed as dist
 from rdm_core.errors import TrainerError
 from rdm_trainer import flight_recorder
 
-__all__ = [
-    "Start",
-    "Stop",
-    "alone",
-    "device",
-    "join",
-    "memory",
-    "require_alone",
-    "require_device",
-    "write_line",
-]
-
 _LOCK = ".training.lock"
 
 # Ada's, the first with matrix products in fp8.

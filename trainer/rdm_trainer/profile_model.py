@@ -39,8 +39,6 @@ from rdm_trainer.engines import create
 from rdm_trainer.engines.engine import DTYPES, Engine
 from rdm_trainer.tools.all_reduce import join, this_node
 
-__all__ = ["measure", "measure_links", "measure_nodes", "start"]
-
 _MICRO_BATCHES = 4
 """In each step."""
 _WARM_UP, _STEPS = 2, 4

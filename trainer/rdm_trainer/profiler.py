@@ -18,8 +18,6 @@ from rdm_core.config import Config
 from rdm_job.profilers import PROFILES
 from rdm_trainer.engines.engine import Engine
 
-__all__ = ["Profiler"]
-
 
 class Profiler:
     """Records some steps of this rank with a profiler.

@@ -32,8 +32,6 @@ from rdm_job.protocol import State
 from rdm_trainer import process
 from rdm_trainer.distributed.collective import Collective
 
-__all__ = ["exporting"]
-
 _EACH_S = 5.0
 """Seconds between exports; the same as agents'."""
 _THIS_MACHINE = "127.0.0.1"

@@ -10,8 +10,6 @@ from rdm_core import config as configuration
 from rdm_core import data_paths
 from rdm_trainer.train import run
 
-__all__ = ["main"]
-
 
 def main(resolved: Path) -> int:
     """Train as one rank of a job.

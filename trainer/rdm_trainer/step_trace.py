@@ -27,8 +27,6 @@ from rdm_trainer.distributed.collective_watch import CollectiveWatch
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.engine import Engine
 
-__all__ = ["StepTrace"]
-
 
 class StepTrace:
     """Records some steps of this rank and writes them when the last one is over.

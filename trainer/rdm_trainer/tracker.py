@@ -14,8 +14,6 @@ from rdm_core.cost import flops
 from rdm_trainer import metrics, process
 from rdm_trainer.writers import Writers
 
-__all__ = ["Tracker"]
-
 
 class Tracker:
     """Throughput of a job, and its writers.

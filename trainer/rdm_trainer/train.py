@@ -45,8 +45,6 @@ from rdm_trainer.step_trace import StepTrace
 from rdm_trainer.tracker import Tracker
 from rdm_trainer.weights.sources import CheckpointSource, Source, fill, open_source, require_model
 
-__all__ = ["Training", "run"]
-
 
 def run(config: Config, job_dir: Path) -> int:
     """Train in this process, which is one rank of the job.

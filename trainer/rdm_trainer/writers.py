@@ -18,8 +18,6 @@ from typing import Any, Protocol
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["Job", "Writer", "Writers", "missing"]
-
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 """Characters that MLflow allows in no name."""
 _TIMEOUTS = {

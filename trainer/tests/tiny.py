@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CONFIG", "LOSSES"]
-
 _FILE = json.loads(Path(__file__).with_name("tiny_gpt.json").read_text())
 
 CONFIG: dict[str, Any] = _FILE["config"]

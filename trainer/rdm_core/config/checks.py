@@ -14,8 +14,6 @@ from rdm_core.config.slurm import problems as slurm_problems
 from rdm_core.config.workloads import workload_of
 from rdm_core.errors import ConfigError, as_far_as_it_fits
 
-__all__ = ["check", "require"]
-
 
 def check(config: JobConfig, world_size: int | None = None, devices_per_node: int | None = None) -> list[str]:
     """Return the problems, one sentence each; an empty list if the job can start.

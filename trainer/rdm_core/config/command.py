@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from rdm_core.config.job import JobConfig
 
-__all__ = ["CommandConfig", "check"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CommandConfig(JobConfig):

@@ -16,8 +16,6 @@ from rdm_core.config.schema import Blend, Config
 from rdm_core.config.workloads import WORKLOADS
 from rdm_core.config.yaml_text import EXPONENT, KeyPath, Lines, key_name, shown
 
-__all__ = ["UNREAD", "Converter"]
-
 _T = TypeVar("_T")
 UNREAD: Any = object()
 """The value of a key whose override cannot be read."""

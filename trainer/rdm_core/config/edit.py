@@ -14,8 +14,6 @@ from rdm_core.atomic_file import replacing
 from rdm_core.config.read import load_text
 from rdm_core.errors import ConfigError
 
-__all__ = ["with_values", "write"]
-
 
 def with_values(text: str, overrides: Sequence[str], source: str = "the configuration") -> str:
     """Return a job's YAML with other values.

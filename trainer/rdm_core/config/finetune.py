@@ -22,20 +22,6 @@ from rdm_core.config.job import (
     PositiveFloat,
 )
 
-__all__ = [
-    "CheckpointConfig",
-    "DataConfig",
-    "DpoConfig",
-    "EvaluationConfig",
-    "FinetuneConfig",
-    "LoggingConfig",
-    "LoraConfig",
-    "ModelConfig",
-    "OptimisationConfig",
-    "ZeroConfig",
-    "check",
-]
-
 
 @dataclass(frozen=True)
 class ModelConfig:

@@ -15,15 +15,6 @@ from rdm_core.config.schema import Config
 from rdm_core.config.yaml_text import KeyPath, Lines, check_length, key_name, parse, shown, text_of, to_yaml
 from rdm_core.errors import ConfigError, Unfit
 
-__all__ = [
-    "dump",
-    "from_dict",
-    "load",
-    "load_as",
-    "load_job",
-    "load_text",
-]
-
 _J = TypeVar("_J", bound=JobConfig)
 
 

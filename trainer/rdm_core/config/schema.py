@@ -33,20 +33,6 @@ from rdm_core.config.job import (
 from rdm_core.cost import flops
 from rdm_core.model_spec import ModelSpec, RopeScaling
 
-__all__ = [
-    "Blend",
-    "CheckpointConfig",
-    "Config",
-    "DataConfig",
-    "LoggingConfig",
-    "ModelConfig",
-    "OptimisationConfig",
-    "ParallelConfig",
-    "RampupConfig",
-    "RopeScalingConfig",
-    "TokenizerConfig",
-]
-
 
 @dataclass(frozen=True)
 class RopeScalingConfig:

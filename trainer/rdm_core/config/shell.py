@@ -19,8 +19,6 @@ import subprocess
 
 from rdm_core.errors import ConfigError
 
-__all__ = ["variables"]
-
 _SECONDS = 10
 _BUILTINS = (
     ": [ break compgen continue declare echo enable eval exit export false let local printf readonly return "

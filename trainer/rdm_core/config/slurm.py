@@ -15,19 +15,6 @@ from dataclasses import dataclass, replace
 
 from rdm_core.config.job import JobConfig, SlurmConfig
 
-__all__ = [
-    "Component",
-    "can_run",
-    "components",
-    "generic_resources",
-    "image_kind",
-    "limit_seconds",
-    "problems",
-    "runs_in_image",
-    "takes",
-    "world_size",
-]
-
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
 _COUNT = r"[1-9][0-9]{0,6}"
 _HOSTS = r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*"

@@ -15,8 +15,6 @@ from rdm_core.config.checks import require
 from rdm_core.config.read import from_dict
 from rdm_core.errors import ConfigError
 
-__all__ = ["Imported", "job_of"]
-
 _SHAPES = {"xl": (48, 1600), "small": (24, 1024)}
 """Model → layers and width, which the scripts set if the file does not."""
 _GPTS = ("xl", "small", "gpt", "gpt2")

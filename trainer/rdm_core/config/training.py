@@ -10,16 +10,6 @@ from rdm_core import float8
 from rdm_core.config.schema import Config, ParallelConfig
 from rdm_core.errors import TrainerError, Unfit, as_far_as_it_fits, divisors
 
-__all__ = [
-    "MOST_TRACED",
-    "check",
-    "check_program",
-    "fp8_problems",
-    "has_sound_data",
-    "memory_budget_problems",
-    "unsupported",
-]
-
 MOST_TRACED = 100
 """The most steps to trace. More would take much memory, and nobody could view so many events."""
 

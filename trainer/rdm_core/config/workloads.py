@@ -40,8 +40,6 @@ from rdm_core.config.training import check as check_training
 from rdm_core.config.training import check_program
 from rdm_core.cost import flops
 
-__all__ = ["WORKLOADS", "Workload", "workload_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:

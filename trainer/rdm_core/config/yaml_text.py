@@ -13,8 +13,6 @@ import yaml
 
 from rdm_core.errors import ConfigError
 
-__all__ = ["EXPONENT", "KeyPath", "Lines", "check_length", "key_name", "parse", "shown", "text_of", "to_yaml"]
-
 KeyPath = tuple[str | int, ...]
 """The way to a value: keys, and positions in lists."""
 Lines = dict[KeyPath, int]

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-__all__ = ["chunk_tokens"]
-
 # The most logits of one chunk, by whether the loss is compiled. Chunks are large, so that it costs little to
 # add up their weight gradients: 2 GiB in 16 bits if compiled; otherwise there are fp32 copies as well.
 _ELEMENTS = {True: 1 << 30, False: 1 << 27}

@@ -22,8 +22,6 @@ from rdm_core.cost.chunks import chunk_tokens
 from rdm_core.cost.flops import Accelerator, LayerSize
 from rdm_core.pipeline_schedule import bubble, most_held
 
-__all__ = ["GIB", "Memory", "Report", "Stage", "dry_run", "stage_memory", "zero_replicas"]
-
 GIB = 1024**3
 
 # The device context, kernels, and communication buffers of NCCL or RCCL.

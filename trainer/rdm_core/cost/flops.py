@@ -8,23 +8,6 @@ from dataclasses import dataclass
 
 from rdm_core.model_spec import ModelSpec
 
-__all__ = [
-    "ACCELERATORS",
-    "Accelerator",
-    "LayerSize",
-    "active_parameters",
-    "checkpoint_bytes",
-    "find_accelerator",
-    "flops_per_sample",
-    "flops_per_token",
-    "forward_flops",
-    "layer_parameters",
-    "layer_sizes",
-    "megatron_tflops",
-    "parameters",
-    "peak_tflops",
-]
-
 _CHECKPOINT_BYTES = 14
 
 

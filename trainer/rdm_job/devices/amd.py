@@ -16,8 +16,6 @@ from rdm_job.devices.amd_smi import Library
 from rdm_job.devices.visible import Lists, chosen
 from rdm_log.samples import Device
 
-__all__ = ["Reader", "count"]
-
 _AMD = "0x1002"
 _ERRORS = re.compile(r"^(ue|ce): (\d+)", re.MULTILINE)
 

@@ -7,8 +7,6 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Library"]
-
 _MIB = 1024 * 1024
 _MICRO = 10_000
 """A power limit above this is in uW, not in W: versions of the library differ."""

@@ -14,8 +14,6 @@ from typing import Any
 from rdm_job.devices.visible import Lists, chosen
 from rdm_log.samples import Device
 
-__all__ = ["Reader", "count"]
-
 _QUERY = "index,uuid,name,temperature.gpu,utilization.gpu,memory.used,memory.total"
 _LISTED = re.compile(r"^( *)(?:GPU|MIG) .*\(UUID: (\S+)\)", re.MULTILINE)
 _MIB = 1024 * 1024

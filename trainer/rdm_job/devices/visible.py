@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["Lists", "chosen", "lists_of"]
-
 Lists = Sequence[Sequence[str]]
 """The entries of each variable that is set; each selects from the previous one's selection."""
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from rdm_job.rendezvous.roster import Member
 
-__all__ = ["change_in_place", "with_block", "without_block"]
-
 
 def without_block(text: str, name: str) -> str:
     """Return a hosts file without a block; if the block's end is missing, only its first line is removed.

@@ -21,8 +21,6 @@ from rdm_job.protocol import Failure, Node, Offer, Request, State
 from rdm_job.rendezvous.meeting import BEAT_S, TERMINATED, End, Started
 from rdm_job.watch import Watch
 
-__all__ = ["Record"]
-
 _POLL_S = 1.0
 
 

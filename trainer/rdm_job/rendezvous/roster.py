@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Member", "Roster", "differing"]
-
 _NAME = re.compile(r"[^ /]{1,253}")
 """A log is named after it; 253 is the longest host name (RFC 1035)."""
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from rdm_job.rendezvous.fabric import Fabric
     from rdm_job.rendezvous.workers import Workers
 
-__all__ = ["OWN_WORKLOADS", "Plan", "launch", "own_member", "read_secret", "session_key", "show", "work"]
-
 _VARIABLE = "RDZV_SECRET"
 _SHORTEST = 16
 _RETRY_S = 1.0

@@ -18,8 +18,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["ClientTransport", "FileClient", "FileServer", "ServerTransport"]
-
 _LAUNCHER = "0"
 _EVERY_S = 0.5
 """Seconds between two reads of a worker: one file server may have to serve a thousand workers."""

@@ -30,8 +30,6 @@ from rdm_core.atomic_file import write_atomically
 from rdm_core.errors import FAILED, TrainerError
 from rdm_log.printable import printable
 
-__all__ = ["SPECS", "WorkerSpec", "Workers", "job_name", "read_spec"]
-
 SPECS = Path(__file__).with_name("specs")
 _SUBMIT_S = 120.0
 _LONGEST_NAME = 40

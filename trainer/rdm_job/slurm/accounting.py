@@ -13,18 +13,6 @@ from typing import Any
 
 from rdm_core.config.slurm import limit_seconds
 
-__all__ = [
-    "ASSOCIATION_FORMAT",
-    "QOS_FORMAT",
-    "Accounting",
-    "Association",
-    "Limits",
-    "Qos",
-    "associations",
-    "enforced",
-    "qualities",
-]
-
 _COUNTED = {"grpjobs": "GrpJobs", "grpsubmit": "GrpSubmitJobs"}
 _COUNTED_OF_ASSOCIATION = {**_COUNTED, "maxjobs": "MaxJobs", "maxsubmit": "MaxSubmitJobs"}
 _COUNTED_OF_QOS = {

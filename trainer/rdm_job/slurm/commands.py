@@ -24,22 +24,6 @@ from rdm_job.slurm.accounting import (
 )
 from rdm_job.slurm.states import SlurmJob
 
-__all__ = [
-    "SlurmError",
-    "accounting",
-    "cancel",
-    "cluster",
-    "environment",
-    "has_pyxis",
-    "is_there",
-    "nodes",
-    "queue",
-    "recorded",
-    "submit",
-    "without_mpi",
-    "would_run",
-]
-
 _TIMEOUT_S = 60
 # Variables of the environment in which this runs, or that would override the script's options.
 _LEFT_OUT = re.compile(r"(MY_IP|PYTHON\w*|VIRTUAL_ENV|RDM_\w+|SBATCH_\w+|SLURM_(?!CONF$)\w+)")

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from rdm_core.config.slurm import image_kind, takes
 
-__all__ = ["PROGRAMS", "command", "import_commands", "key", "mounted", "pyxis", "ready"]
-
 PROGRAMS = {"enroot": "enroot", "apptainer": "apptainer", "charliecloud": "ch-run"}
 """The runtimes in order of preference, and their programs."""
 _GPUS = {"cuda": ["--nv"], "rocm": ["--rocm"]}

@@ -20,8 +20,6 @@ from typing import IO, Any
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["flatten", "image_id"]
-
 _HIDDEN, _OPAQUE = ".wh.", ".wh..wh..opq"
 _CHANGED = ("path", "linkpath", "size")
 """The headers of a member that are rewritten."""

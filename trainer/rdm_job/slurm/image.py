@@ -23,8 +23,6 @@ from rdm_job.directory import JobDirectory
 from rdm_job.slurm import container, docker_archive
 from rdm_job.slurm.image_paths import is_there
 
-__all__ = ["enter", "of_pyxis", "prepare", "problems"]
-
 _KEPT = ".images"
 """The directory of prepared images, next to the jobs."""
 

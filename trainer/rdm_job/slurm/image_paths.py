@@ -15,8 +15,6 @@ from rdm_core.config import Config, dump
 from rdm_core.data_paths import with_paths
 from rdm_job import inspection
 
-__all__ = ["is_there", "problems"]
-
 _BLENDS = ("blend", "train", "valid", "test")
 _TOKENIZER = ("vocab", "merges", "file")
 

@@ -15,21 +15,6 @@ from dataclasses import dataclass, replace
 from rdm_core.config import JobConfig
 from rdm_core.config.slurm import Component, components, generic_resources, limit_seconds
 
-__all__ = [
-    "ClusterNode",
-    "Partition",
-    "its_partition",
-    "mebibytes",
-    "near",
-    "nodes",
-    "partitions",
-    "problems",
-    "span",
-    "unknown_partitions",
-    "with_gpus",
-    "without_gpus",
-]
-
 _FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z/:_]*)=")
 _FEATURE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 

@@ -18,8 +18,6 @@ from rdm_core.config.slurm import Component, components, limit_seconds
 from rdm_job.slurm.accounting import Accounting, Association, Limits, Qos
 from rdm_job.slurm.limits import Partition, its_partition, mebibytes, near, span
 
-__all__ = ["problems"]
-
 _NORMAL = "normal"
 """The QOS of a job whose association has several QOS and no default one."""
 _MINUTES = "-minutes"

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["NEVER", "REASONS", "is_limit", "never", "why"]
-
 # The only reason that Slurm writes as a sentence.
 _DRAINED = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions"
 NEVER = "it will never start like this"

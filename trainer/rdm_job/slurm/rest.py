@@ -23,8 +23,6 @@ from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.limits import ClusterNode, Partition
 from rdm_job.slurm.states import SlurmJob
 
-__all__ = ["Access", "Rest", "access", "of_config"]
-
 _TIMEOUT_S = 60
 _UNIX = "unix:"
 _Found = TypeVar("_Found")

@@ -15,8 +15,6 @@ from rdm_core.config.slurm import generic_resources, limit_seconds
 from rdm_job.slurm.limits import ClusterNode, Partition, mebibytes
 from rdm_job.slurm.states import counted
 
-__all__ = ["APIS", "accounts", "error_text", "name", "newest", "nodes", "partitions", "submission"]
-
 APIS = (38, 40, 41, 42)
 """The supported versions, as the last number of ``v0.0.N``."""
 _FIRST_NEW = 40

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from rdm_core.config import JobConfig
 from rdm_core.config.slurm import Component, components, image_kind, runs_in_image, takes
 
-__all__ = ["OUTPUT", "RUN_VARIABLE", "script", "srun_of_ranks"]
-
 OUTPUT = "slurm.out"
 """The output of the script itself, srun and Slurm, in the job's directory."""
 RUN_VARIABLE = "RDM_SLURM_RUN"

@@ -14,19 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = [
-    "ACCOUNT_FORMAT",
-    "QUEUE_FORMAT",
-    "SlurmJob",
-    "counted",
-    "of_account_text",
-    "of_answer",
-    "of_json",
-    "of_queue_text",
-    "queue_position",
-    "the_job",
-]
-
 QUEUE_FORMAT = "%i|%T|%P|%N|%S|%Q|%e|%r"
 """For ``squeue --noheader --format``. The reason is last, because it may contain anything."""
 ACCOUNT_FORMAT = "JobID,State%60,Partition,NodeList%1000,ExitCode,Start,End"

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from rdm_job.slurm.commands import SlurmError
 
-__all__ = ["HINT", "VARIABLE", "Token", "of", "read"]
-
 VARIABLE = "SLURM_JWT"
 """The environment variable that ``scontrol token`` prints."""
 _FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")

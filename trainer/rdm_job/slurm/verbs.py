@@ -36,8 +36,6 @@ from rdm_job.slurm.script import OUTPUT, script
 from rdm_job.slurm.states import SlurmJob, the_job
 from rdm_log.tails import tail
 
-__all__ = ["check", "start", "state", "states", "stop"]
-
 _FRESH_S = 10.0
 """While the agents' last state is younger than this, in seconds, Slurm is not queried."""
 _END_S = 60.0

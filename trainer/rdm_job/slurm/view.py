@@ -16,8 +16,6 @@ from rdm_job.slurm import states
 from rdm_job.slurm.reasons import never, why
 from rdm_job.slurm.states import SlurmJob
 
-__all__ = ["LATE_S", "current", "goes_on"]
-
 LATE_S = 90.0
 """How long the agents' final state may take to reach the login host, in seconds: NFS may show a directory as
 it was up to a minute ago (nfs(5), acdirmax)."""

@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 from rdm_log.observe import STREAM
 from rdm_log.scan import regular
 
-__all__ = ["COLUMNS", "MEASURES", "history", "node_of"]
-
 COLUMNS = 200
 """The most columns for a node."""
 MEASURES: Mapping[str, tuple[str, str, bool]] = {

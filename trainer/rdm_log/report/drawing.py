@@ -11,25 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "BARS",
-    "BLACK",
-    "BLUE",
-    "DASHES",
-    "GREEN",
-    "GREY",
-    "JOB_COLOURS",
-    "ORANGE",
-    "PURPLE",
-    "SKY",
-    "VERMILLION",
-    "Plot",
-    "colour_of",
-    "dash_of",
-    "plot",
-    "short",
-]
-
 Plot = dict[str, Any]
 """``id``, ``title``, ``note``, ``wide``, ``controls``, ``variants``: each a ``label`` and plotly's input."""
 

@@ -9,8 +9,6 @@ from rdm_log.report.drawing import BARS, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY,
 from rdm_log.report.job import Job, timeline_of
 from rdm_log.timeline import Span, Timeline, bubble
 
-__all__ = ["gantt", "shares"]
-
 _BUBBLE = "#E4E4E4"
 _KIND_COLOURS = {
     "forward": BLUE,

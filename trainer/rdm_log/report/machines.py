@@ -12,8 +12,6 @@ from rdm_log.report.devices import MEASURES
 from rdm_log.report.drawing import BARS, Plot, colour_of, plot, short
 from rdm_log.report.job import Job
 
-__all__ = ["bandwidth", "devices", "devices_word", "fabric", "memory"]
-
 _MARKED = 16
 """Up to this many ranks, each has a tick."""
 _BARS_WIDE = 6

@@ -21,8 +21,6 @@ from rdm_log.report.machines import devices_word
 from rdm_log.report.plots import plots
 from rdm_log.timeline import bubble
 
-__all__ = ["page"]
-
 _SIGNS = {
     "healthy": ("good", "✓"),
     "finished": ("good", "✓"),

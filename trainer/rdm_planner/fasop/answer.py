@@ -18,8 +18,6 @@ from rdm_planner.layouts import Estimate
 from rdm_planner.nodes import NodeKind
 from rdm_planner.search import search
 
-__all__ = ["FasopAnswer", "answer", "show"]
-
 _KINDS = {"A10": A10, "A100": A100, "A100-40": A100}
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["minmax"]
-
 
 def minmax(
     layers: int,

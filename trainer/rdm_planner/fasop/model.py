@@ -18,8 +18,6 @@ from rdm_planner.partition import Problem
 from rdm_planner.schedules import OneForwardOneBackward
 from rdm_planner.search import ideal_sums
 
-__all__ = ["FasopModel", "rotations"]
-
 _BITS = 16
 _GIB = 1024**3
 # FASOP's safety factor on estimated memory.

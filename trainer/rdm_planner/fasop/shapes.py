@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from rdm_core.errors import TrainerError
 from rdm_planner.nodes import NodeKind
 
-__all__ = ["A10", "A100", "CASES", "SHAPES", "Shape", "layer_seconds", "measured_seconds"]
-
 
 @dataclass(frozen=True)
 class Shape:

@@ -27,8 +27,6 @@ from rdm_planner.search import search
 from rdm_planner.tune.fleet import Fleet
 from rdm_planner.tune.options import TuneOptions
 
-__all__ = ["Answer", "answer", "read_job"]
-
 _SEARCHED = (
     "parallel.tensor",
     "parallel.pipeline",

@@ -24,8 +24,6 @@ from rdm_core.errors import TrainerError
 from rdm_planner.cluster_profile import FASTEST
 from rdm_planner.tune.fleet import NodeGroup
 
-__all__ = ["MOST_GPUS", "MOST_NODES", "read"]
-
 MOST_NODES, MOST_GPUS = 4096, 64
 """Limits: nodes of a kind, and GPUs of a node."""
 _BANDWIDTHS = ("inter", "intra")

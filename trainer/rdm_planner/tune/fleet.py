@@ -17,8 +17,6 @@ from rdm_planner.profile import MeasuredTimes, Profile
 from rdm_planner.times import Times
 from rdm_planner.tune.options import TuneOptions
 
-__all__ = ["Fleet", "NodeGroup", "by_gpu"]
-
 _OWN = {"speed": 1.0, "price": None, "inter": None, "intra": None}
 """Attributes that may differ between nodes with the same GPU, with their defaults."""
 

@@ -14,8 +14,6 @@ import click
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["TuneOptions", "tune_options"]
-
 
 @dataclass(frozen=True)
 class TuneOptions:

@@ -16,8 +16,6 @@ from rdm_log import report as reports
 from rdm_planner.interleaved import timeline
 from rdm_planner.tune.answer import Answer
 
-__all__ = ["page", "write"]
-
 _WIDTH, _LEFT, _ROW = 1100, 150, 26
 _MOST_SHOWN = 24
 """Micro-batches in the diagram: more are too narrow to see."""

@@ -13,8 +13,6 @@ from rich.table import Table
 
 from rdm_planner.tune.answer import Answer
 
-__all__ = ["show"]
-
 _LEAST_SHARE = 0.005
 _WIDEST = 1000
 """Characters; wider than any table."""

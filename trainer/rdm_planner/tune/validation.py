@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["chosen", "compared", "rank_correlation"]
-
 
 def chosen(count: int, best: int) -> list[int]:
     """Return the ranks of the layouts to run: the best ones, and as many of the others, evenly spread.

@@ -17,8 +17,6 @@ from rdm_planner.tune.answer import Answer, answer
 from rdm_planner.tune.fleet import Fleet
 from rdm_planner.tune.options import TuneOptions
 
-__all__ = ["searched", "tune"]
-
 
 def tune(
     options: TuneOptions,

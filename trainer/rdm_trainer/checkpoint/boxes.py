@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Box", "boxes"]
-
 
 @dataclass(frozen=True)
 class Box:

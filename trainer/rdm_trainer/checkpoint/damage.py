@@ -16,8 +16,6 @@ from pathlib import Path
 from rdm_core.atomic_file import write_atomically
 from rdm_core.errors import FAILED, TrainerError
 
-__all__ = ["CHECKSUM", "DamagedError", "is_sound", "naming", "note", "refuse"]
-
 CHECKSUM = ".crc32"
 _DIRECTORY = 0x10
 

@@ -39,8 +39,6 @@ from rdm_trainer.checkpoint.boxes import Box
 from rdm_trainer.checkpoint.partitions import PartitionReader, Partitions
 from rdm_trainer.checkpoint.writing import Sink
 
-__all__ = ["METADATA", "Saved", "read_metadata", "write"]
-
 METADATA = ".metadata"
 
 

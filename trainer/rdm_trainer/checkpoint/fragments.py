@@ -13,8 +13,6 @@ from torch import nn
 from rdm_trainer.checkpoint.boxes import Box, boxes
 from rdm_trainer.distributed.parameters import ShardSpec, shard_spec_of
 
-__all__ = ["STATES", "STEP", "Fragment", "boxes_of", "shard_boxes", "whole_shape"]
-
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
 """The states of each weight, by their names in DeepSpeed's files."""
 

@@ -11,9 +11,6 @@ from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 from rdm_core.model_spec import ModelSpec
 
-__all__ = ["describe", "differences", "layout_of", "model_of", "require_same_model"]
-
-
 _BUCKETS = "relative_attention_num_buckets"
 # Values missing in checkpoints of earlier releases, which knew one family of models.
 _FORMER = {

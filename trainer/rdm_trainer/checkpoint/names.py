@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["present_name"]
-
 # Names until 0.1.0 → present names, after a layer's number if there is one.
 _RENAMED = {
     "attention_norm": "input_layernorm",

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["load_mapped"]
-
 
 class _Attributes:
     """A stand-in for a class of DeepSpeed's that has attributes alone, so that DeepSpeed is not needed."""

@@ -18,8 +18,6 @@ from rdm_trainer.checkpoint.files import Inventory, Manifest
 from rdm_trainer.distributed.collective import CHUNK, Collective
 from rdm_trainer.distributed.leaders import find_leaders
 
-__all__ = ["Storage", "shares"]
-
 _T = TypeVar("_T")
 
 # Bytes sent between two barriers of all ranks.

@@ -26,8 +26,6 @@ from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.engine import Engine
 
-__all__ = ["Checkpoints", "Found", "find"]
-
 _RANDOM = "rng_states.pt"
 
 

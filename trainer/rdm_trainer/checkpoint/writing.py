@@ -12,8 +12,6 @@ import torch
 
 from rdm_trainer.checkpoint import files
 
-__all__ = ["Sink", "write"]
-
 
 class Sink:
     """A file that keeps its first error and ignores all later writes.

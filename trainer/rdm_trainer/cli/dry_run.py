@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rdm_core.cost.dry_run import Report, Stage
     from rdm_core.cost.flops import Accelerator
 
-__all__ = ["dry_run"]
-
 # What well-tuned training reaches of the peak; for the estimate of the time only.
 _UTILISATION = 0.4
 # The fields of a rank's memory, and their columns.

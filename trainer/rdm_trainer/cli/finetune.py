@@ -7,8 +7,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["finetune"]
-
 _EPILOG = """
 \b
 On this machine:  rdm-trainer finetune qwen3-8b-finetune.yaml data.train=[alpaca.parquet]

@@ -10,8 +10,6 @@ import click
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["profile"]
-
 _EPILOG = """
 \b
 One GPU:            rdm-trainer profile gpt2-xl.yaml --output h100.json

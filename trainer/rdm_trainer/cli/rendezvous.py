@@ -13,8 +13,6 @@ from rdm_core.errors import TrainerError
 if TYPE_CHECKING:
     from rdm_core.config.job import JobConfig, LauncherConfig
 
-__all__ = ["rendezvous"]
-
 _EPILOG = """
 \b
 On one host:    ROLE=launcher NUM_NODES=2 RDZV_ID=demo RDZV_SECRET_FILE=key \\

@@ -10,8 +10,6 @@ import click
 
 from rdm_core.errors import DONE
 
-__all__ = ["report"]
-
 
 @click.command(
     epilog="""\b

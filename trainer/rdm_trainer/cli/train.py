@@ -7,8 +7,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["train"]
-
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))

@@ -19,8 +19,6 @@ from rdm_planner.tune.options import TuneOptions, tune_options
 if TYPE_CHECKING:
     from rdm_planner.tune.fleet import NodeGroup
 
-__all__ = ["tune"]
-
 _EPILOG = """
 \b
 16 nodes with 8 H100 each:        rdm-trainer tune gpt-5b.yaml --nodes 16xH100:8

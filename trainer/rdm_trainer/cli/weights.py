@@ -12,8 +12,6 @@ from click.core import ParameterSource
 
 from rdm_log.wording import size_text
 
-__all__ = ["export", "generate", "import_"]
-
 _iteration = click.option(
     "--iteration", type=click.IntRange(min=0), help="The step.  [default: the newest complete one]"
 )

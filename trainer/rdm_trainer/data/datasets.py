@@ -16,8 +16,6 @@ from rdm_trainer.data.index_maps.gpt import GPTIndex
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.span_corruption import SpanCorruption
 
-__all__ = ["Arrays", "Blended", "Chained", "GPTDataset", "SampleSource", "T5Dataset", "WindowDataset"]
-
 # A GPT's: tokens [s + 1].
 # A BERT's: tokens [s], labels [s], loss mask [s].
 # A T5's: encoder ids [s_e], decoder ids [s_d], labels [s_d], loss mask [s_d].

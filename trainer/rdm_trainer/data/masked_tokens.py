@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from rdm_trainer.data.datasets import Arrays, SampleSource
 
-__all__ = ["AROUND", "MaskedTokens", "TokenMasking"]
-
 AROUND = 2
 """Tokens that a sample adds to its text: the first and the last."""
 

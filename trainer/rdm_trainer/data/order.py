@@ -16,8 +16,6 @@ from typing import Any
 from rdm_core.config import Config
 from rdm_trainer.data.splits import evaluations
 
-__all__ = ["Order", "samples_wanted"]
-
 
 def samples_wanted(
     config: Config, iteration: int | None = None, consumed_samples: int = 0

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from rdm_core.batch_ramp import BatchRamp
 
-__all__ = ["Sampler"]
-
 
 @dataclass(frozen=True)
 class Sampler:

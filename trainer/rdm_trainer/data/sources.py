@@ -26,8 +26,6 @@ from rdm_trainer.data.span_corruption import SpanCorruption
 from rdm_trainer.data.splits import SPLITS, bounds, share
 from rdm_trainer.tokenizers.special_tokens import of_job
 
-__all__ = ["sources", "span_corruption"]
-
 _Samples = tuple[SampleSource | None, SampleSource | None, SampleSource | None]
 
 

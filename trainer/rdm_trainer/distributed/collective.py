@@ -18,8 +18,6 @@ import torch.distributed as dist
 
 from rdm_trainer.compute_time import waiting
 
-__all__ = ["CHUNK", "Collective", "Flags"]
-
 # Bytes per message when sending a file.
 CHUNK = 16 * 1024 * 1024
 

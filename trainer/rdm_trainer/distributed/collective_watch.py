@@ -21,8 +21,6 @@ import torch.distributed as dist
 
 from rdm_trainer.distributed.tensor_parallel import layers
 
-__all__ = ["CollectiveWatch"]
-
 _METHODS = {
     "_allgather_base": "all_gather_into_tensor",
     "_reduce_scatter_base": "reduce_scatter_tensor",

@@ -21,8 +21,6 @@ import torch
 
 from rdm_trainer.distributed.context_parallel import SequencePart
 
-__all__ = ["Kernel", "choose_kernel", "context_attention", "kernel_for", "merged", "prefers_cudnn"]
-
 Kernel = Literal["cudnn", "flash", "cpu"]
 
 # torch itself prefers cuDNN's kernel only on these GPUs, and only from this version on: older ones have a

@@ -18,8 +18,6 @@ import torch
 from rdm_trainer.distributed.tensor_parallel import layers
 from rdm_trainer.distributed.topology import Topology
 
-__all__ = ["SequencePart"]
-
 
 @dataclass(frozen=True)
 class SequencePart:

@@ -15,15 +15,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = [
-    "Accumulator",
-    "GradientSum",
-    "accumulate",
-    "add_embedding_gradient",
-    "add_product",
-    "add_weight_gradient",
-]
-
 _CUBLAS = torch.version.cuda is not None
 # Compiled kernels see a large gradient as rows of this many elements, so that they know its alignment.
 _ROW = 1024

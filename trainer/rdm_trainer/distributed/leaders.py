@@ -11,8 +11,6 @@ from pathlib import Path
 from rdm_trainer.distributed.clocks import host_identity
 from rdm_trainer.distributed.collective import Collective
 
-__all__ = ["find_leaders"]
-
 _TOKEN = ".rdm-token-"  # noqa: S105
 
 

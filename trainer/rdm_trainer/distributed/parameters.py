@@ -19,8 +19,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["ShardSpec", "initialise", "parameter", "seed_of", "shard_spec_of"]
-
 _BLOCK_ELEMENTS = 1 << 20  # drawn at once: 4 MiB
 _FEW = 8
 """Below this number of blocks, threads would cost more than they save."""

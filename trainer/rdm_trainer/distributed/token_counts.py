@@ -17,8 +17,6 @@ import torch.distributed as dist
 
 from rdm_trainer.distributed.topology import Topology
 
-__all__ = ["Batch", "with_counts"]
-
 Batch = tuple[Any, tuple[torch.Tensor, ...]]
 
 

@@ -23,16 +23,6 @@ import torch.distributed as dist
 
 from rdm_core.errors import TrainerError
 
-__all__ = [
-    "Topology",
-    "key_value_group",
-    "own_group",
-    "prefer_collectives",
-    "quiet",
-    "replicas",
-    "split_color",
-]
-
 # The largest size_t.
 _SIZE_T = 0xFFFFFFFFFFFFFFFF
 

@@ -15,8 +15,6 @@ from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.engine import Engine
 from rdm_trainer.engines.native.engine import NativeEngine
 
-__all__ = ["create", "create_topology"]
-
 
 def create_topology(config: Config) -> Topology:
     """Map the initialised world to the job's axes, with the process groups that its engine uses.

@@ -26,8 +26,6 @@ from rdm_trainer.checkpoint.distributed import METADATA, Saved
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.fragments import STEP, Fragment, boxes_of
 
-__all__ = ["States"]
-
 # The ranks wait for each other at the end of writing, which may take any time. If a rank dies, the job ends
 # in other ways.
 _TIMEOUT = datetime.timedelta(days=7)

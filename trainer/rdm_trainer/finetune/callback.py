@@ -24,8 +24,6 @@ from rdm_trainer.finetune.checkpoints import Checkpoints
 from rdm_trainer.process import Stop
 from rdm_trainer.writers import Writers
 
-__all__ = ["METRICS", "Reporter"]
-
 METRICS = "metrics.jsonl"
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from rdm_core.errors import TrainerError
 from rdm_trainer.distributed.collective import Collective
 
-__all__ = ["Checkpoints"]
-
 _MARK = ".complete"
 _PREFIX = "checkpoint-"
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from rdm_core.config.finetune import FinetuneConfig
 
-__all__ = ["deepspeed_json"]
-
 _SMALLEST_BUCKET = 1_000_000
 
 

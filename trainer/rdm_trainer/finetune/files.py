@@ -13,8 +13,6 @@ from rdm_core.errors import TrainerError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["Rows", "prompt_of", "read"]
-
 
 class Rows:
     """Rows of the training and of the evaluation; their columns have trl's names.

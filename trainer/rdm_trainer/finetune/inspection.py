@@ -16,8 +16,6 @@ from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.errors import ConfigError, TrainerError
 from rdm_trainer.finetune.packages import require_packages
 
-__all__ = ["missing", "problems"]
-
 
 def missing(config: FinetuneConfig, *, is_of_nodes: bool = False) -> Iterator[str]:
     """Yield what a fine-tuning needs and this machine lacks, one sentence each.

@@ -12,8 +12,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.errors import TrainerError
 
-__all__ = ["adapter_of", "check_targets", "count_parameters", "load_model", "load_tokenizer", "merge"]
-
 
 def load_tokenizer(config: FinetuneConfig, *, is_chat: bool, has_turns: bool) -> Any:
     """Return the model's tokenizer.

@@ -9,8 +9,6 @@ import sys
 from rdm_core.errors import TrainerError
 from rdm_core.execution_environment import is_bare_host
 
-__all__ = ["require_packages"]
-
 _PACKAGES = ("accelerate", "datasets", "peft", "transformers", "trl")
 _IMAGE = "/opt/rdm"
 """The environment of our images; see trainer/images/install.sh."""

@@ -11,8 +11,6 @@ from rdm_core import data_paths
 from rdm_core.config.finetune import FinetuneConfig
 from rdm_trainer.finetune.packages import require_packages
 
-__all__ = ["main"]
-
 
 def main(resolved: Path) -> int:
     """Fine-tune as one rank of a job.

@@ -36,8 +36,6 @@ from rdm_trainer.finetune.callback import Reporter
 from rdm_trainer.finetune.checkpoints import Checkpoints
 from rdm_trainer.finetune.deepspeed_json import deepspeed_json
 
-__all__ = ["ADAPTER", "MODEL", "run"]
-
 MODEL, ADAPTER = "model", "adapter"
 """Directories of a job: the model that was tuned or merged, and the adapter alone."""
 

@@ -17,8 +17,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-__all__ = ["SHAPE", "rows", "write"]
-
 SHAPE: Mapping[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,

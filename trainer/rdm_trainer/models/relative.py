@@ -22,8 +22,6 @@ from rdm_core.model_spec import ModelSpec
 from rdm_trainer.distributed.parameters import ShardSpec, parameter
 from rdm_trainer.distributed.topology import Topology
 
-__all__ = ["RelativePositions", "bucket_of", "score_bias"]
-
 
 class RelativePositions(nn.Module):
     """A stack's table, with this tensor rank's heads as columns, and the dropout after the embedding."""

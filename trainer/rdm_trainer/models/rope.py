@@ -13,8 +13,6 @@ import torch
 
 from rdm_core.model_spec import ModelSpec, RopeScaling
 
-__all__ = ["RotaryPositions", "frequencies"]
-
 
 class RotaryPositions:
     """The rotations of all positions of a sequence, shared by the blocks of a rank.

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-__all__ = ["attention_of_last", "first_seen", "flex_attention", "mask_of"]
-
 
 def first_seen(
     places: torch.Tensor, starts: torch.Tensor | None = None, window: int | None = None

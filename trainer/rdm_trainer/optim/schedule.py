@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rdm_core.config import Config
 
-__all__ = ["LearningRate", "WeightDecay"]
-
 
 @dataclass(frozen=True)
 class LearningRate:

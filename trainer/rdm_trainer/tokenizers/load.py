@@ -22,8 +22,6 @@ from rdm_trainer.tokenizers.special_tokens import (
     special_tokens,
 )
 
-__all__ = ["Encoder", "Tokenizer", "is_lower_case", "load"]
-
 
 class Encoder(Protocol):
     """Texts to tokens and back."""

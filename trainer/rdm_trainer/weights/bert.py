@@ -9,8 +9,6 @@ from typing import Any
 from rdm_core.config import ModelConfig
 from rdm_trainer.weights.mapped import Mapped, join_heads, split_heads
 
-__all__ = ["FAMILY", "config_json", "is_published", "mapping", "zeros"]
-
 FAMILY = "megatron-bert"
 
 _TOKEN_TYPES = 2

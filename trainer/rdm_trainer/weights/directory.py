@@ -20,8 +20,6 @@ from rdm_trainer.tokenizers.special_tokens import special_tokens
 from rdm_trainer.weights import families
 from rdm_trainer.weights.sources import CONFIG, INDEX, TOKENIZER_FILES, Source
 
-__all__ = ["SHARD_BYTES", "write"]
-
 SHARD_BYTES = 5 * 10**9
 """Size of a file, and about the most that is in memory at once."""
 

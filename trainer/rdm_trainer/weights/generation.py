@@ -16,8 +16,6 @@ from rdm_trainer.models.transformer import Past, PositionEmbedding, SelfAttentio
 from rdm_trainer.tokenizers.load import load
 from rdm_trainer.weights.sources import Source, fill
 
-__all__ = ["Generator"]
-
 
 class Generator:
     """A whole model in this process.

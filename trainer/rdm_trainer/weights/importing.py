@@ -15,8 +15,6 @@ from rdm_trainer import models
 from rdm_trainer.checkpoint import files
 from rdm_trainer.weights.sources import CONFIG, open_published
 
-__all__ = ["configuration"]
-
 
 def configuration(directory: Path) -> str:
     """Return the YAML of a job with a model, its tokenizer and its weights.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Mapped", "Tensors", "join_heads", "split_heads", "with_rows"]
-
 Tensors = Sequence[torch.Tensor]
 
 

@@ -13,8 +13,6 @@ from rdm_core.config import ModelConfig
 from rdm_core.errors import TrainerError
 from rdm_trainer.weights.mapped import Mapped, join_heads, split_heads
 
-__all__ = ["config_json", "is_published", "mapping", "section"]
-
 _ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu", "gated-silu": "swiglu"}
 _LONGEST = 512
 """Tokens of a sample after an import, as in the published models' training; there is no upper limit."""

@@ -16,8 +16,6 @@ from rdm_trainer import models
 from rdm_trainer.checkpoint import writing
 from rdm_trainer.engines.deepspeed.states import DeepSpeedStates
 
-__all__ = ["written"]
-
 
 class _States(DeepSpeedStates):
     def __init__(self, config: Config, *arguments: Any) -> None:

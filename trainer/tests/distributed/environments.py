@@ -17,8 +17,6 @@ from tests.distributed.slurm_cluster import PROGRAM, Slurm
 from tests.tiny import CONFIG
 from tests.waiting import wait_until
 
-__all__ = ["Agents", "Environment", "InSlurm", "reaches", "state", "tiny", "trains"]
-
 
 class Environment(Protocol):
     """Two nodes with a process on each.

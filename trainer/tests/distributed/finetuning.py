@@ -21,8 +21,6 @@ from typing import Any
 
 from rdm_job import network
 
-__all__ = ["Finetunings", "finetunings", "logits", "losses"]
-
 _TRAINER = Path(__file__).parents[2]
 _READY = "ready\n"
 _LOGITS = "logits.json"

@@ -17,8 +17,6 @@ from rdm_job.network import interface_of, outward_address, take_free_ports
 from tests.distributed.processes import Command
 from tests.waiting import DEADLINE_S, wait_until
 
-__all__ = ["Member", "Members", "codes", "interface"]
-
 _PROGRAM = [sys.executable, "-m", "rdm_trainer"]
 Member = Command | subprocess.Popen[bytes]
 

@@ -31,8 +31,6 @@ from typing import Any
 
 from tests.waiting import DEADLINE_S
 
-__all__ = ["TIMEOUT_S", "Command", "RankError", "ask_job", "run", "started"]
-
 TIMEOUT_S = 1500.0
 """Ranks of a launch that have not answered after these seconds are ended."""
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -14,8 +14,6 @@ from pathlib import Path
 from rdm_job import network
 from tests.waiting import DEADLINE_S, wait_until
 
-__all__ = ["Registry", "serving"]
-
 
 class Registry:
     """The registry.

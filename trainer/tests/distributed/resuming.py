@@ -17,8 +17,6 @@ from rdm_trainer import metrics
 from rdm_trainer.train import Training
 from tests.distributed import deepspeed_files, training
 
-__all__ = ["GPT", "MOE", "QWEN", "RAMP", "T5", "Case", "Log", "follow", "parallel", "train"]
-
 
 def _job(base: Config, name: str) -> Config:
     return dataclasses.replace(

@@ -11,8 +11,6 @@ from pathlib import Path
 from tests.distributed.slurm_cluster import Slurm
 from tests.waiting import DEADLINE_S, wait_until
 
-__all__ = ["ABOVE", "ACCOUNT", "AccountedSlurm"]
-
 ACCOUNT, ABOVE = "physics", "science"
 """The user's account, and the one above it."""
 _QOS = "long"

@@ -21,8 +21,6 @@ import pytest
 
 import rdm_trainer
 
-__all__ = ["inside", "root"]
-
 _KEPT = Path(__file__).parents[3] / ".artifacts/slurm"
 _PACKAGES = (
     *("slurm-client", "slurmctld", "slurmd", "slurmdbd", "slurmrestd"),

@@ -14,8 +14,6 @@ from rdm_trainer.data.loaders import starts_of
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines import create
 
-__all__ = ["BERT", "GPT", "MOE", "QWEN", "T5", "batches", "configure", "losses"]
-
 # A vocabulary that is padded differently for 1, 2 and 4 tensor ranks, and sizes that these divide.
 GPT = Config(
     model=ModelConfig(

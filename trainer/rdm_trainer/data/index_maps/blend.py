@@ -18,8 +18,6 @@ from rdm_core.errors import TrainerError
 from rdm_trainer.data.index_maps.files import misfit, read
 from rdm_trainer.data.index_maps.maker import MapMaker, Progress
 
-__all__ = ["blend", "load_or_build", "normalise"]
-
 
 def normalise(weights: Sequence[float]) -> list[float]:
     """Return the weights divided by their sum."""

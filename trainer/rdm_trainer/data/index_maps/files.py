@@ -12,8 +12,6 @@ import numpy.typing as npt
 from rdm_core.atomic_file import replacing
 from rdm_core.errors import TrainerError
 
-__all__ = ["misfit", "read", "require_writable", "save"]
-
 
 def require_writable(path: Path) -> None:
     """Create a file's directory, and reject one that cannot be written: a map may take long to compute.

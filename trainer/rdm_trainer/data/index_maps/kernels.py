@@ -12,8 +12,6 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["blend", "mt19937_64", "sentence_rows", "swap_rows"]
-
 # Other threads run meanwhile, so that the process can still answer other processes.
 _compiled = numba.njit(nogil=True)
 

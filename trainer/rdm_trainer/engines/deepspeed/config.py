@@ -8,8 +8,6 @@ from typing import Any
 from rdm_core.config.schema import Config, OptimisationConfig
 from rdm_core.cost import flops
 
-__all__ = ["deepspeed_json"]
-
 # Elements of DeepSpeed's communication buffers; a small model needs smaller ones.
 _BUCKET = 200_000_000
 _SMALLEST_BUCKET = 1_000_000

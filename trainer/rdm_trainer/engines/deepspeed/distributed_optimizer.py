@@ -27,8 +27,6 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
 )
 from rdm_trainer.distributed.topology import Topology
 
-__all__ = ["DistributedOptimizer"]
-
 
 class DistributedOptimizer(BF16_Optimizer):
     """DeepSpeed's bf16 optimiser after ``adopt``."""

@@ -31,8 +31,6 @@ from rdm_trainer.engines.deepspeed.states import DeepSpeedStates
 from rdm_trainer.engines.deepspeed.subclasses import adopt
 from rdm_trainer.engines.engine import DTYPES, Batch, Engine, StepResult, adamw
 
-__all__ = ["DeepSpeedEngine"]
-
 
 class DeepSpeedEngine(Engine):
     """The model, its optimiser and DeepSpeed.

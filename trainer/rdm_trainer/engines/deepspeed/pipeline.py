@@ -24,8 +24,6 @@ from rdm_trainer.distributed.pipeline_parallel.pipeline import (
 )
 from rdm_trainer.distributed.topology import Topology, quiet
 
-__all__ = ["PipelineModel"]
-
 
 class _Spec(LayerSpec):
     def __init__(self, layer: Layer, index: int, make: Maker) -> None:

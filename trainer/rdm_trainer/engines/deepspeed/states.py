@@ -15,8 +15,6 @@ from rdm_trainer.checkpoint.fragments import STATES, Fragment
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.states import States
 
-__all__ = ["DeepSpeedStates"]
-
 _LOSS_SCALER = "loss_scaler"
 # The state of a dynamic loss scaler; its other attributes are settings.
 _SCALE_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")

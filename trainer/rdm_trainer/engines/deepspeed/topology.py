@@ -29,8 +29,6 @@ from rdm_trainer.distributed.topology import (
     replicas,
 )
 
-__all__ = ["create_topology", "without_compiler"]
-
 
 class _CpuWithoutCompiler(CPU_Accelerator):
     def create_op_builder(self, class_name: str) -> Any:

@@ -13,8 +13,6 @@ from torch import nn
 
 from rdm_trainer.distributed.token_counts import Batch
 
-__all__ = ["GraphedPasses", "StaticBatch"]
-
 # Micro-batches before the capture. Kernels are compiled and chosen, and libraries allocate, in the first one.
 _WARM_UPS = 2
 

@@ -23,8 +23,6 @@ from rdm_trainer.engines.native.pipeline import Stage
 from rdm_trainer.engines.native.sharded_adamw import ShardedAdamW
 from rdm_trainer.engines.native.states import NativeStates
 
-__all__ = ["NativeEngine"]
-
 
 class NativeEngine(Engine):
     """The model, a schedule for its micro-batches, and an optimiser sharded over the replicas.

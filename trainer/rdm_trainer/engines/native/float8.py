@@ -10,8 +10,6 @@ from rdm_core.config import Config
 from rdm_trainer.distributed.tensor_parallel.float8 import Float8Weight
 from rdm_trainer.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
-__all__ = ["Float8Layers"]
-
 
 class Float8Layers:
     """Converts a model's linear layers to fp8, and casts their weights once for all micro-batches of a step.

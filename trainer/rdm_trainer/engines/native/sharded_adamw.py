@@ -32,8 +32,6 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.engine import DTYPES, adamw
 
-__all__ = ["ShardedAdamW"]
-
 # Elements of a bucket: 128 MiB of fp32 gradients keep a link busy and leave little to reduce at the end.
 _BUCKET = 1 << 25
 # Elements: kernels expect a weight to begin at a multiple of 128 bytes.

@@ -14,8 +14,6 @@ from rdm_trainer.checkpoint.fragments import Fragment
 from rdm_trainer.engines.native.sharded_adamw import ShardedAdamW
 from rdm_trainer.engines.states import States
 
-__all__ = ["NativeStates"]
-
 
 class _Engine(Protocol):
     config: Config

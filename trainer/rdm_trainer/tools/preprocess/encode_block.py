@@ -17,8 +17,6 @@ from rdm_trainer.tokenizers.load import Tokenizer
 from rdm_trainer.tools.preprocess.sentences import sentences
 from rdm_trainer.tools.preprocess.text_input import Block
 
-__all__ = ["Encoded", "Recipe", "encode_block"]
-
 
 @dataclass(frozen=True)
 class Recipe:

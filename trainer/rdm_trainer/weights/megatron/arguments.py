@@ -16,8 +16,6 @@ from rdm_core.errors import TrainerError, divisors
 from rdm_trainer.tokenizers.load import is_lower_case
 from rdm_trainer.tokenizers.special_tokens import read_wordpieces
 
-__all__ = ["arguments_of", "degrees_of", "model_of", "refuse", "tokenizer_type_of"]
-
 _LLAMA3 = {
     "kind": "llama3",
     "original_max_position_embeddings": 8192,

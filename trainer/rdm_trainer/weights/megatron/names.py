@@ -13,8 +13,6 @@ import torch
 from rdm_core.errors import TrainerError
 from rdm_trainer.weights.megatron.tensors import EXPERTS, HEAD_BIAS, separate
 
-__all__ = ["flat", "kind_of", "names_in", "numbered"]
-
 _OLDER = (
     (r"\.final_(layer)?norm\.", ".final_layernorm."),
     (r"\.(self_)?attention\.query_key_value\.", ".self_attention.linear_qkv."),

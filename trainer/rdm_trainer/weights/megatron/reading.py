@@ -21,17 +21,6 @@ from rdm_trainer.weights.megatron.arguments import degrees_of, model_of
 from rdm_trainer.weights.megatron.names import flat, kind_of, names_in, numbered
 from rdm_trainer.weights.megatron.tensors import HEAD_BIAS, Placed, blocks_of, placed
 
-__all__ = [
-    "FILE",
-    "LATEST",
-    "RELEASE",
-    "MegatronSource",
-    "is_checkpoint",
-    "load",
-    "step_directory",
-    "with_head_bias",
-]
-
 LATEST = "latest_checkpointed_iteration.txt"
 FILE = "model_optim_rng.pt"
 RELEASE = "release"

@@ -12,8 +12,6 @@ import torch
 from rdm_core.config import ModelConfig
 from rdm_trainer.weights.mapped import with_rows
 
-__all__ = ["EXPERTS", "HEAD_BIAS", "Placed", "blocks_of", "fused", "names_of", "placed", "separate"]
-
 EXPERTS = "mlp.experts.local_experts."
 """What precedes an expert's number in a block; Megatron-core's ``SequentialMLP`` has the name."""
 

@@ -28,8 +28,6 @@ from rdm_trainer.weights.megatron.arguments import model_of
 from rdm_trainer.weights.megatron.names import kind_of
 from rdm_trainer.weights.megatron.tensors import HEAD_BIAS, Placed, blocks_of, fused, placed
 
-__all__ = ["TorchDistSource", "is_checkpoint"]
-
 _COMMON = "common.pt"
 _PREFIXES = ("", "module.", "model.")
 """Prefixes of all names; the wrapper of the saved model determines which one."""

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 
 from rdm_log.records import RankTimes, Record
 
-__all__ = ["by_kind"]
-
 
 def by_kind(found: Iterable[Record]) -> tuple[list[tuple[str, int, float]], list[str]]:
     """Return the timers of ranks, and all other records: a block's timers come before its lines."""

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ARGUMENTS", "timers"]
-
 ARGUMENTS = (
     "------------------------ arguments ------------------------\n"
     "  tensor_model_parallel_size ...................... {tensor}\n"
