@@ -19,19 +19,17 @@ _ATTEMPT = f"{ATTEMPT_VARIABLE}=".encode()
 _MANY_FILES = 1 << 20
 
 
-def of_job(job: str, *, excluding: Iterable[int] = (), until: int | None = None) -> list[int]:
-    """Return a job's running processes, including those that a launcher started over ssh.
+def of_job(job: str, *, until: int | None = None) -> list[int]:
+    """Return a job's other running processes, including those that a launcher started over ssh.
 
     Args:
         job: The value of their variable, ``Request.job_id``.
-        excluding: Processes to leave out; this one always is.
         until: The last attempt whose processes count; by default, those of all attempts do.
     """
-    excluded = {os.getpid(), *excluding}
     entry = f"{JOB_VARIABLE}={job}".encode()
     found = []
     for path in Path("/proc").iterdir():
-        if not path.name.isdigit() or int(path.name) in excluded:
+        if not path.name.isdigit() or int(path.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             variables = (path / "environ").read_bytes().split(b"\0")
@@ -105,15 +103,13 @@ def end(processes: Iterable[int], number: signal.Signals) -> None:
             os.kill(process, number)
 
 
-def end_all(
-    job: str, *, excluding: Iterable[int] = (), until: int | None = None, timeout: float = 10.0
-) -> bool:
+def end_all(job: str, *, until: int | None = None) -> bool:
     """Kill every process of a job on this node, and wait until they are gone. Return whether there were any.
 
     This repeats because a launcher may still be starting new ones. ``of_job`` describes the arguments.
     """
-    deadline, found = time.monotonic() + timeout, False
-    while processes := of_job(job, excluding=excluding, until=until):
+    deadline, found = time.monotonic() + 10.0, False
+    while processes := of_job(job, until=until):
         found = True
         end(processes, signal.SIGKILL)
         if time.monotonic() > deadline:
