@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from rdm_core.config import Config, DataConfig, ModelConfig, ParallelConfig
 from rdm_core.cost import flops
+from rdm_core.cost.flops import LayerSize
 from rdm_core.errors import TrainerError
 from rdm_trainer import models
 from rdm_trainer.data.loaders import starts_of
@@ -63,6 +64,8 @@ T5_RELATIVE = dataclasses.replace(
     biases="none",
 )
 BERT = dataclasses.replace(GPT, kind="bert")
+WIDE = dataclasses.replace(GPT, kv_channels=6, ffn_hidden_size=40, max_position_embeddings=50)
+SHAPES = [GPT, WIDE, QWEN, MOE, dataclasses.replace(MOE, activation="gelu"), T5, T5_BIASED, T5_RELATIVE, BERT]
 
 
 def config(model: ModelConfig, **parallel: Any) -> Config:
@@ -81,29 +84,29 @@ def labels(model: ModelConfig, batch: int = 2) -> tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("shape", [GPT, QWEN, T5, T5_BIASED, T5_RELATIVE, BERT])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_parameters_are_those_that_the_arithmetic_counts(shape: ModelConfig, tied: bool) -> None:
     shape = dataclasses.replace(shape, tied_embeddings=tied)
     assert sum(weight.numel() for weight in built(shape).parameters()) == flops.parameters(config(shape).spec)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("shape", [GPT, QWEN, T5, T5_BIASED, T5_RELATIVE, BERT])
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_every_layer_has_the_size_that_the_arithmetic_says(
     shape: ModelConfig, tied: bool, tensor: int
 ) -> None:
     job = config(dataclasses.replace(shape, tied_embeddings=tied), tensor=tensor)
-    sizes: list[tuple[str, int, int]] = []
+    sizes: list[LayerSize] = []
     for layer in models.layers(job, Topology.part(tensor=tensor, tensor_rank=tensor - 1)):
-        weights = list(layer.make().parameters())
-        split = sum(weight.numel() for weight in weights if shard_spec_of(weight).dimension is not None)
-        whole = sum(weight.numel() for weight in weights) - split
-        if layer.joined:
-            sizes[-1] = (sizes[-1][0], sizes[-1][1] + split * tensor, sizes[-1][2] + whole)
-        else:
-            sizes.append((layer.kind, split * tensor, whole))
-    assert sizes == [(size.name, size.split, size.whole) for size in flops.layer_sizes(job.spec)]
+        size = LayerSize(layer.kind) if not layer.joined else sizes.pop()
+        for weight in layer.make().parameters():
+            spec = shard_spec_of(weight)
+            kind = "whole" if spec.dimension is None else "experts" if spec.experts else "split"
+            count = weight.numel() * (1 if kind == "whole" else tensor)
+            size = dataclasses.replace(size, **{kind: getattr(size, kind) + count})
+        sizes.append(size)
+    assert sizes == [dataclasses.replace(size, idle=0, tied=0) for size in flops.layer_sizes(job.spec)]
 
 
 @pytest.mark.parametrize("shape", [GPT, QWEN, BERT])
