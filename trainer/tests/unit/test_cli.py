@@ -13,44 +13,35 @@ from rdm_core.config import from_dict, load
 from rdm_core.cost import dry_run, flops
 from rdm_trainer import cli
 from rdm_trainer.cli.dry_run import _recomputed
+from tests.unit.conftest import Program
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 XL = str(CONFIGS / "gpt2-xl.yaml")
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Run the program in this process: exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as caught:
-        cli.main(list(arguments))
-    captured = capsys.readouterr()
-    code = caught.value.code
-    assert isinstance(code, int)
-    return code, captured.out, captured.err
-
-
-def test_help_names_every_verb_without_loading_it(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "--help")
+def test_help_names_every_verb_without_loading_it(program: Program) -> None:
+    code, out, _ = program("--help")
     assert code == 0
     assert all(f"  {verb} " in out for verb in cli.VERBS)
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
-def test_every_verb_has_a_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
-    code, out, _ = run(capsys, verb, "--help")
+def test_every_verb_has_a_help(program: Program, verb: str) -> None:
+    code, out, _ = program(verb, "--help")
     assert code == 0
     assert f"rdm-trainer {verb}" in out
 
 
-def test_an_unknown_verb_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "trian")
+def test_an_unknown_verb_gets_the_nearest(program: Program) -> None:
+    code, _, err = program("trian")
     assert code == 3
     assert "Did you mean train?" in err
 
 
-def test_config_prints_what_can_be_read_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, _ = run(capsys, "config", XL, "model.layers=12", "parallel.partition=even", "--world", "64")
+def test_config_prints_what_can_be_read_again(program: Program, tmp_path: Path) -> None:
+    code, out, _ = program("config", XL, "model.layers=12", "parallel.partition=even", "--world", "64")
     assert code == 3
-    code, out, _ = run(capsys, "config", XL, "parallel.data=null", "launcher.nodes=16", "--world", "64")
+    code, out, _ = program("config", XL, "parallel.data=null", "launcher.nodes=16", "--world", "64")
     assert code == 0
     (tmp_path / "again.yaml").write_text(out, encoding="utf-8")
     again = load(tmp_path / "again.yaml")
@@ -58,28 +49,28 @@ def test_config_prints_what_can_be_read_again(capsys: pytest.CaptureFixture[str]
     assert again.model.ffn_hidden_size == 6400
 
 
-def test_config_tells_what_needs_no_wrong_key_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_tells_what_needs_no_wrong_key_beside_it(program: Program) -> None:
     words = ("model.layers=few", "parallel.zero_stage=3", "parallel.pipeline=2")
-    code, _, err = run(capsys, "config", XL, *words)
+    code, _, err = program("config", XL, *words)
     assert code == 3
     assert "model.layers must be an integer" in err
     assert "parallel.zero_stage 3 is not combined" in err
 
 
-def test_config_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "config", XL, "--json")
+def test_config_prints_json(program: Program) -> None:
+    code, out, _ = program("config", XL, "--json")
     assert code == 0
     assert from_dict(json.loads(out)).model.layers == 48
 
 
-def test_train_prints_the_configuration_and_stops(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "train", XL, "optimisation.lr=1e-3", "--print-config")
+def test_train_prints_the_configuration_and_stops(program: Program) -> None:
+    code, out, _ = program("train", XL, "optimisation.lr=1e-3", "--print-config")
     assert code == 0
     assert yaml.safe_load(out)["optimisation"]["lr"] == 1e-3
 
 
-def test_problems_are_sentences_and_the_code_is_3(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "dry-run", XL, "parallel.tensor=3", "optimisation.min_lr=1")
+def test_problems_are_sentences_and_the_code_is_3(program: Program) -> None:
+    code, out, err = program("dry-run", XL, "parallel.tensor=3", "optimisation.min_lr=1")
     assert code == 3
     assert out == ""
     lines = err.splitlines()
@@ -104,16 +95,14 @@ def test_problems_are_sentences_and_the_code_is_3(capsys: pytest.CaptureFixture[
         (("generate", "a", "b", "--temperature", "inf"), "inf is not a finite number"),
     ],
 )
-def test_a_wrong_option_is_one_sentence(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
-) -> None:
-    code, out, err = run(capsys, *arguments)
+def test_a_wrong_option_is_one_sentence(program: Program, arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = program(*arguments)
     assert (code, out) == (3, "")
     assert words in err
 
 
-def test_problems_are_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "config", "no-such.yaml", "--json")
+def test_problems_are_json_when_asked(program: Program) -> None:
+    code, out, err = program("config", "no-such.yaml", "--json")
     assert (code, err) == (3, "")
     assert json.loads(out) == {
         "ok": False,
@@ -121,11 +110,9 @@ def test_problems_are_json_when_asked(capsys: pytest.CaptureFixture[str]) -> Non
     }
 
 
-def test_dry_run_shows_stages_and_the_verdict(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_shows_stages_and_the_verdict(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    code, out, _ = run(capsys, "dry-run", XL, "--gpu", "A10")
+    code, out, _ = program("dry-run", XL, "--gpu", "A10")
     assert code == 0
     assert "Fits A10" in out
     assert "0-11-8-8-8-8-5-0" in out
@@ -136,52 +123,52 @@ def test_dry_run_shows_stages_and_the_verdict(
     assert "engine deepspeed" in " ".join(out.split())
 
 
-def test_dry_run_says_what_of_the_hosts_memory_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_says_what_of_the_hosts_memory_is_needed(program: Program) -> None:
     nodes = "launcher={nodes: 1, devices_per_node: 1}"
     keys = ("engine=deepspeed", "parallel={pipeline: 1, data: 1, partition: even}", nodes)
-    out = run(capsys, "dry-run", XL, "--gpu", "A10", *keys)[1]
+    out = program("dry-run", XL, "--gpu", "A10", *keys)[1]
     assert re.search(r"parallel\.offload_optimizer=cpu: [\d.]+ GiB", out)
     assert "of the host's memory" not in out
-    out = run(capsys, "dry-run", XL, *keys, "parallel.offload_optimizer=cpu")[1]
+    out = program("dry-run", XL, *keys, "parallel.offload_optimizer=cpu")[1]
     # 1.56e9 parameters, 18 bytes each.
     assert "at least 26.1" in out
 
 
-def test_dry_run_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "dry-run", str(CONFIGS / "t5-23b.yaml"), "--gpu", "A10")
+def test_dry_run_that_does_not_fit_says_what_would(program: Program) -> None:
+    code, out, _ = program("dry-run", str(CONFIGS / "t5-23b.yaml"), "--gpu", "A10")
     assert code == 1
     assert "Does not fit A10" in out
     assert "parallel.activation_checkpointing=full" in out
     # So few that one less would not fit.
     batch = ("optimisation.micro_batch_size=6", "optimisation.global_batch_size=192")
-    out = run(capsys, "dry-run", XL, "--gpu", "A10", *batch)[1]
+    out = program("dry-run", XL, "--gpu", "A10", *batch)[1]
     full = "parallel.activation_checkpointing=full"
     assert re.search(rf"{full}\s+parallel.activation_checkpointing_blocks=3: .*, fits", out)
     for blocks, expected in ((2, 1), (3, 0)):
         keys = (full, f"parallel.activation_checkpointing_blocks={blocks}")
-        assert run(capsys, "dry-run", XL, "--gpu", "A10", *batch, *keys)[0] == expected
+        assert program("dry-run", XL, "--gpu", "A10", *batch, *keys)[0] == expected
 
 
-def test_dry_run_counts_eager_forwards(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_counts_eager_forwards(program: Program) -> None:
     layout = [f"parallel.{key}" for key in ("pipeline=4", "partition=even", "data=8", "eager_forwards=2")]
     batch = ["optimisation.global_batch_size=1024", "optimisation.micro_batch_size=8"]
-    code, out, _ = run(capsys, "dry-run", XL, "--gpu", "A100-40", "engine=native", *layout, *batch)
+    code, out, _ = program("dry-run", XL, "--gpu", "A100-40", "engine=native", *layout, *batch)
     assert "pipeline 4 (eager forwards 2)" in " ".join(out.split())
     assert code == 1
     assert re.search(r"parallel.eager_forwards=0: .* GiB, fits", out)
 
 
-def test_dry_run_takes_a_budget_for_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_takes_a_budget_for_what_it_is(program: Program) -> None:
     budget = "parallel.activation_memory_budget=0.5"
-    assert "by the budget of 0.5;" in run(capsys, "dry-run", XL, budget)[1]
-    out = run(capsys, "dry-run", XL)[1]
+    assert "by the budget of 0.5;" in program("dry-run", XL, budget)[1]
+    out = program("dry-run", XL)[1]
     assert "the budget" not in out
     batch = ("optimisation.micro_batch_size=24", "optimisation.global_batch_size=1536")
-    out = run(capsys, "dry-run", XL, "--gpu", "A10", *batch, budget)[1]
+    out = program("dry-run", XL, "--gpu", "A10", *batch, budget)[1]
     keys = ("parallel.activation_checkpointing=full", "parallel.activation_memory_budget=1")
     assert re.search(rf"{keys[0]}\s+{keys[1]}", out)
     # What is proposed is accepted.
-    assert run(capsys, "dry-run", XL, *batch, *keys)[0] == 0
+    assert program("dry-run", XL, *batch, *keys)[0] == 0
 
 
 def test_dry_run_finds_the_fewest_blocks_to_recompute_in_intervals() -> None:
@@ -206,17 +193,15 @@ def test_dry_run_finds_the_fewest_blocks_to_recompute_in_intervals() -> None:
 
 
 @pytest.mark.parametrize("name", ["t5-11b", "t5-23b", "gpt-345m", "gpt2-xl"])
-def test_dry_run_cuts_no_number_off(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_dry_run_cuts_no_number_off(program: Program, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    _, out, _ = run(capsys, "dry-run", str(CONFIGS / f"{name}.yaml"))
+    _, out, _ = program("dry-run", str(CONFIGS / f"{name}.yaml"))
     assert "logits" in out
     assert "…" not in out
 
 
-def test_dry_run_json(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "dry-run", XL, "--gpu", "NVIDIA H200", "--json")
+def test_dry_run_json(program: Program) -> None:
+    code, out, _ = program("dry-run", XL, "--gpu", "NVIDIA H200", "--json")
     report = json.loads(out)
     assert code == 0
     assert report["fits"] is True
@@ -226,31 +211,29 @@ def test_dry_run_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert first.pop("total") == sum(first.values())
 
 
-def test_dry_run_takes_the_smallest_world_when_none_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_dry_run_takes_the_smallest_world_when_none_is_named(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(
         "optimisation: {train_iterations: 1}\ndata: {mock: true}\nparallel: {tensor: 2, pipeline: 2}\n",
         encoding="utf-8",
     )
-    code, out, _ = run(capsys, "dry-run", str(path), "--json")
+    code, out, _ = program("dry-run", str(path), "--json")
     assert code == 0
     assert json.loads(out)["world_size"] == 4
 
 
-def test_an_unknown_gpu_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "dry-run", XL, "--gpu", "H9000")
+def test_an_unknown_gpu_is_refused_with_the_known_ones(program: Program) -> None:
+    code, _, err = program("dry-run", XL, "--gpu", "H9000")
     assert code == 3
     assert "'H9000' is not known" in err
     assert "MI300X" in err
 
 
 def test_a_former_option_is_taken_with_a_notice(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
-    code, out, err = run(capsys, "job", "remove", "--look")
+    code, out, err = program("job", "remove", "--look")
     assert (code, json.loads(out)["removed"]) == (0, [])
     assert "'look' is deprecated" in err
     assert "--dry-run" in err

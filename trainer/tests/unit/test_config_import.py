@@ -10,7 +10,7 @@ import yaml
 
 from rdm_core.config import check, from_dict, load, shell, tdpp
 from rdm_core.errors import ConfigError
-from rdm_trainer import cli
+from tests.unit.conftest import Program
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DOCUMENT = """\
@@ -156,17 +156,13 @@ def test_what_a_line_sets_counts_at_once_but_not_behind_export() -> None:
     assert found == {"A": "3", "B": "2", "C": "2"}
 
 
-def test_the_command_prints_a_job_that_can_be_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_a_job_that_can_be_read(tmp_path: Path, program: Program) -> None:
     (tmp_path / "_00_conf.sh").write_text(DOCUMENT, encoding="utf-8")
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["config", "import", str(tmp_path / "_00_conf.sh")])
-    assert caught.value.code == 0
-    printed = capsys.readouterr()
-    (tmp_path / "job.yaml").write_text(printed.out, encoding="utf-8")
+    code, out, err = program("config", "import", tmp_path / "_00_conf.sh")
+    assert code == 0
+    (tmp_path / "job.yaml").write_text(out, encoding="utf-8")
     assert load(tmp_path / "job.yaml").launcher.slurm.gpus_per_node == {"": "4"}
-    assert "#SBATCH" in printed.err
+    assert "#SBATCH" in err
 
 
 @pytest.mark.parametrize(("name", "world"), [("megatron_ds_snmg", 8), ("megatron_ds_mnmg", 16)])

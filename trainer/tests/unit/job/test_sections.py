@@ -11,7 +11,7 @@ import pytest
 from rdm_core import config as configuration
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
-from rdm_trainer import cli
+from tests.unit.conftest import Program
 
 CONFIG = """
 name: demo
@@ -23,9 +23,7 @@ data: {mock: true}
 STEP = " iteration       10/      10 | elapsed time per iteration (ms): 1409.8 | lm loss: 1.0E+00 |\n"
 
 
-def test_a_job_in_sections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_in_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
     monkeypatch.setenv("RDM_NODE", "n2")
     nodes = (Node("n1", "10.0.0.100", 2), Node("n2", "10.0.0.101", 2))
@@ -37,9 +35,7 @@ def test_a_job_in_sections(
     job.log("n2", "out").write_text(STEP)
     # The nodes may share the directory.
     job.log("n1", "out").write_text("n1 wrote this\n")
-    with pytest.raises(SystemExit):
-        cli.main(["job", "sections", "demo-1"])
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(program("job", "sections", "demo-1")[1])
     assert answer["ok"], answer
     out, _, _, info, times = answer["sections"]
     assert out["lines"] == [str(job.log("n2", "out")), f"==> {job.log('n2', 'out')} <==", STEP.rstrip("\n")]

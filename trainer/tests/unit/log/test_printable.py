@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdm_log.printable import printable
-from rdm_trainer import cli
+from tests.unit.conftest import Program
 
 TITLE = "\x1b]0;PWNED\x07"
 
@@ -41,19 +41,13 @@ def test_of_any_bytes_no_control_character_is_left(text: str) -> None:
     ("verb", "words"),
     [("summary", "[bold]forward"), ("sections", "RuntimeError: no"), ("verdict", "RuntimeError: no")],
 )
-def test_what_is_printed_of_a_log(
-    verb: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_printed_of_a_log(verb: str, words: str, tmp_path: Path, program: Program) -> None:
     step = " iteration        1/       2 | elapsed time per iteration (ms): 9.0 | lm loss: 9.0 |\n"
     timers = f"time (ms) | {TITLE}[bold]forward: 1.0 |\n"
     (tmp_path / "n1.out").write_text(f"{step}{timers}{TITLE}last\n")
     (tmp_path / "n1.err").write_text(f"RuntimeError: {TITLE}no\n")
-    with pytest.raises(SystemExit):
-        cli.main(["log", verb, str(tmp_path)])
-    shown = capsys.readouterr().out
-    assert {"summary": "[bold]forward", "sections": "RuntimeError: no", "verdict": "RuntimeError: no"}[
-        verb
-    ] in shown
+    _, shown, _ = program("log", verb, tmp_path)
+    assert words in shown
     assert "\x1b" not in shown
     assert "\x07" not in shown
     assert "PWNED" not in shown

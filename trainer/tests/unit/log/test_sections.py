@@ -10,7 +10,7 @@ import pytest
 
 from rdm_log.sections import Section, sections, text
 from rdm_log.tails import count_lines, tail
-from rdm_trainer import cli
+from tests.unit.conftest import Program
 
 SAMPLE = (Path(__file__).parent / "corpus/sample.txt").read_text()
 NODES = [f"n{number:03d}" for number in range(60, 68)]
@@ -85,18 +85,14 @@ def test_the_documents_directory_gives_the_documents_output(job: Path) -> None:
         assert list(found[title].lines) == shown_of(title)
 
 
-def test_the_command(job: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["log", "sections", str(job)])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.rstrip() == text(sections(job, "10932251"))
-    with pytest.raises(SystemExit):
-        cli.main(["log", "sections", str(job), "--json"])
-    assert json.loads(capsys.readouterr().out)["sections"][4]["lines"][0] == "iteration 10 : 4.5416 s"
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["log", "sections", str(tmp_path)])
-    assert ended.value.code == 3
-    assert "has no NODE.out files" in capsys.readouterr().err
+def test_the_command(job: Path, program: Program, tmp_path: Path) -> None:
+    code, out, _ = program("log", "sections", job)
+    assert (code, out.rstrip()) == (0, text(sections(job, "10932251")))
+    _, out, _ = program("log", "sections", job, "--json")
+    assert json.loads(out)["sections"][4]["lines"][0] == "iteration 10 : 4.5416 s"
+    code, _, err = program("log", "sections", tmp_path)
+    assert code == 3
+    assert "has no NODE.out files" in err
 
 
 def test_a_nodes_own_files_and_the_given_job_info(job: Path) -> None:

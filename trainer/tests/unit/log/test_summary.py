@@ -19,7 +19,7 @@ from rdm_log.figures import Curve, Largest, Sample, quantile
 from rdm_log.records import Step
 from rdm_log.runs import runs
 from rdm_log.summary import NothingToRead, summarise
-from rdm_trainer import cli
+from tests.unit.conftest import Program
 
 CORPUS = Path(__file__).parent / "corpus"
 START = "[after megatron is initialized] datetime: 2023-06-14 16:0{minute}:12 \n"
@@ -343,20 +343,16 @@ def test_what_is_no_log_is_reported_in_a_sentence(tmp_path: Path, text: str, pro
     assert str(tmp_path / "n1.out") in str(error.value)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["log", "summary", str(CORPUS / "sample.txt")])
-    assert ended.value.code == 0
-    out = capsys.readouterr().out
+def test_the_command(tmp_path: Path, program: Program) -> None:
+    code, out, _ = program("log", "summary", CORPUS / "sample.txt")
+    assert code == 0
     for words in ("30 to 50 of 50", "10.1772 to 8.9176", "median 1,391.", "46.0 samples/s", "3.9 GiB"):
         assert words in out
-    with pytest.raises(SystemExit):
-        cli.main(["log", "summary", str(CORPUS / "sample.txt"), "--json"])
-    assert json.loads(capsys.readouterr().out)["runs"][0]["last_iteration"] == 50
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["log", "summary", str(tmp_path / "absent.out")])
-    assert ended.value.code == 3
-    assert f"There is no file {tmp_path}/absent.out." in capsys.readouterr().err
+    _, out, _ = program("log", "summary", CORPUS / "sample.txt", "--json")
+    assert json.loads(out)["runs"][0]["last_iteration"] == 50
+    code, _, err = program("log", "summary", tmp_path / "absent.out")
+    assert code == 3
+    assert f"There is no file {tmp_path}/absent.out." in err
 
 
 # --- figures in bounded memory

@@ -28,7 +28,7 @@ from rdm_log.timeline import (
     read_traces,
     shares,
 )
-from rdm_trainer import cli
+from tests.unit.conftest import Program
 from tests.unit.log.forked import ARGUMENTS, timers
 
 
@@ -322,13 +322,12 @@ def test_traces_of_nodes_that_share_no_directory_are_one(tmp_path: Path) -> None
     assert sorted(read_traces(sorted((tmp_path / "b" / "trace").iterdir()), "n2").spans) == [1]
 
 
-def test_chromes_trace_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chromes_trace_format(tmp_path: Path, program: Program) -> None:
     trace(tmp_path, 0)
     trace(tmp_path, 1)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["log", "trace", str(tmp_path), "-o", str(tmp_path / "trace.json")])
-    assert ended.value.code == 0
-    assert "4 spans of 2 ranks, step 20." in capsys.readouterr().out
+    code, out, _ = program("log", "trace", tmp_path, "-o", tmp_path / "trace.json")
+    assert code == 0
+    assert "4 spans of 2 ranks, step 20." in out
     data = json.loads((tmp_path / "trace.json").read_text())
     events = [event for event in data["traceEvents"] if event["ph"] == "X"]
     assert events[0] == {
@@ -346,8 +345,7 @@ def test_chromes_trace_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert chrome_trace(Timeline())["traceEvents"] == []
 
 
-def test_what_has_no_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["log", "trace", str(tmp_path), "-o", str(tmp_path / "trace.json")])
-    assert ended.value.code == 3
-    assert "set logging.trace_steps, such as 20-22" in capsys.readouterr().err
+def test_what_has_no_trace_is_refused(tmp_path: Path, program: Program) -> None:
+    code, _, err = program("log", "trace", tmp_path, "-o", tmp_path / "trace.json")
+    assert code == 3
+    assert "set logging.trace_steps, such as 20-22" in err

@@ -27,7 +27,7 @@ from rdm_log.samples import Device, Sample
 from rdm_log.signs import Sign
 from rdm_log.summary import NothingToRead, plain, summarise
 from rdm_log.verdict import EXIT_CODES, Observed, evaluate
-from rdm_trainer import cli
+from tests.unit.conftest import Program
 
 SAMPLE = Path(__file__).parent / "corpus/sample.txt"
 COUNT = 60
@@ -325,16 +325,13 @@ def test_words_of_slurm_and_of_launchers_are_states(state: str) -> None:
     check_state(state)
 
 
-def test_another_word_is_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_word_is_no_state(tmp_path: Path, program: Program) -> None:
     (tmp_path / "n1.out").write_text(" iteration 3/ 5 | lm loss: 9.0 |\n")
-    for words in (["log", "verdict"], ["report", "-o", str(tmp_path / "x.html")]):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*words, str(tmp_path), "--state", "COMPLETE"])
-        assert ended.value.code == 3
-        message = " ".join(capsys.readouterr().err.split())
-        assert (
-            "COMPLETE is no state of a job that Slurm or a launcher knows; did you mean COMPLETED?" in message
-        )
+    for words in (["log", "verdict"], ["report", "-o", tmp_path / "x.html"]):
+        code, _, message = program(*words, tmp_path, "--state", "COMPLETE")
+        assert code == 3
+        hint = "COMPLETE is no state of a job that Slurm or a launcher knows; did you mean COMPLETED?"
+        assert hint in message
     with pytest.raises(NothingToRead, match="such as RUNNING, COMPLETED or FAILED"):
         check_state("banana")
     with pytest.raises(NothingToRead, match=r"^FAILURE is no state"):
@@ -389,7 +386,7 @@ def test_a_job_that_learns_at_an_even_speed_is_healthy(
     assert evaluate(replace(HEALTHY, runs=(run(losses, times),))).word == "healthy"
 
 
-def test_a_directory_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_is_evaluated(tmp_path: Path, program: Program) -> None:
     sample = SAMPLE.read_text()
     info = "".join(f"{line}\n" for line in sample.splitlines() if re.match(r"[A-Z_]+: ", line))
     (tmp_path / "n060.out").write_text(info + sample.replace("/      50 |", "/     500 |"))
@@ -400,11 +397,9 @@ def test_a_directory_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[
         "MODEL='xl' # small or xl\nNNODES=8\nWORLD_SIZE=$((4 * 8))\nPARTITION=\"0-11-8-8-8-8-5-0\"\n"
     )
 
-    def printed(*words: str) -> tuple[object, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["log", "verdict", str(tmp_path), *words])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out + captured.err
+    def printed(*words: str) -> tuple[int, str]:
+        code, out, err = program("log", "verdict", tmp_path, *words)
+        return code, out + err
 
     assert printed("--state", "RUNNING", "--conf", str(conf)) == (
         0,
@@ -644,18 +639,16 @@ def test_what_agents_have_measured_is_evaluated_without_them(tmp_path: Path) -> 
     ],
 )
 def test_what_has_nothing_of_a_training_has_neither_a_verdict_nor_a_page(
-    written: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    written: bytes, words: str, tmp_path: Path, program: Program
 ) -> None:
     (tmp_path / "n1.out").write_bytes(written)
     (tmp_path / "n1.err").write_bytes(written)
     # No GPU is reported.
     (tmp_path / "n1.gpu").write_bytes(written)
 
-    def printed(*arguments: str) -> tuple[object, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*arguments])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out + captured.err
+    def printed(*arguments: str) -> tuple[int, str]:
+        code, out, err = program(*arguments)
+        return code, out + err
 
     page = printed("report", str(tmp_path), "-o", str(tmp_path / "x.html"))
     assert page == printed("log", "verdict", str(tmp_path))
@@ -732,9 +725,7 @@ def test_an_error_at_either_end_of_long_errors_is_found(
     )
 
 
-def test_what_may_hang_or_cannot_be_read_is_named_and_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_may_hang_or_cannot_be_read_is_named_and_left_out(tmp_path: Path, program: Program) -> None:
     (tmp_path / "n1.out").write_text(lines_of_steps(1, 500))
     pipes = ["n1.err", "n1.gpu", "n1.gpu.jsonl", "n2.out", "network.json", "resolved.yaml", "state.json"]
     for name in pipes:
@@ -748,15 +739,14 @@ def test_what_may_hang_or_cannot_be_read_is_named_and_left_out(
         "Not all logs were read: n2.out is a named pipe; n1.err is a named pipe; n2.err is a directory; "
         "n1.gpu is a named pipe; n1.gpu.jsonl is a named pipe; state.json is a named pipe.",
     )
-    for command in (["report", str(tmp_path), "-o", str(tmp_path / "x.html")], ["log", "sections"]):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*command, *[str(tmp_path)] * (command[0] == "log")])
-        assert ended.value.code == 0
-    assert "==> " in capsys.readouterr().out
+    assert program("report", tmp_path, "-o", tmp_path / "x.html")[0] == 0
+    code, out, _ = program("log", "sections", tmp_path)
+    assert code == 0
+    assert "==> " in out
 
 
 def test_a_log_that_may_never_end_is_refused_before_it_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -764,11 +754,9 @@ def test_a_log_that_may_never_end_is_refused_before_it_is_opened(
     page = str(tmp_path / "x.html")
     for file, kind in ((str(pipe), "a named pipe"), ("/dev/zero", "a device")):
         for command in (["log", "summary"], ["log", "verdict"], ["report", "-o", page]):
-            with pytest.raises(SystemExit) as ended:
-                cli.main([*command, file])
-            assert ended.value.code == 3, command
-            message = f"{file} is {kind}, which may never end: write what it says to a file.\n"
-            assert message in capsys.readouterr().err, command
+            code, _, err = program(*command, file)
+            assert code == 3, command
+            assert f"{file} is {kind}, which may never end: write what it says to a file.\n" in err, command
 
 
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -789,7 +777,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["", "logs"])
 def test_a_directory_that_may_not_be_read_is_reported_in_a_sentence(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program
 ) -> None:
     (tmp_path / "logs").mkdir()
     really = Path.iterdir
@@ -804,14 +792,10 @@ def test_a_directory_that_may_not_be_read_is_reported_in_a_sentence(
         with pytest.raises(NothingToRead, match="cannot be read: Permission denied"):
             read()
     if not name:
-        for command in (
-            ["sections", str(tmp_path)],
-            ["trace", str(tmp_path), "-o", str(tmp_path / "t.json")],
-        ):
-            with pytest.raises(SystemExit) as ended:
-                cli.main(["log", *command])
-            assert ended.value.code == 3
-            assert f"{tmp_path} cannot be read: Permission denied.\n" in capsys.readouterr().err
+        for command in (["sections", tmp_path], ["trace", tmp_path, "-o", tmp_path / "t.json"]):
+            code, _, err = program("log", *command)
+            assert code == 3
+            assert f"{tmp_path} cannot be read: Permission denied.\n" in err
 
 
 @pytest.mark.parametrize(

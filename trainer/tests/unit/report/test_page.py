@@ -24,7 +24,7 @@ from rdm_log.report.plots import OF_ALL_JOBS, OF_EACH_JOB, plots
 from rdm_log.report.write import write
 from rdm_log.summary import NothingToRead
 from rdm_log.timeline import KINDS
-from rdm_trainer import cli
+from tests.unit.conftest import Program
 from tests.unit.log.forked import ARGUMENTS, timers
 from tests.unit.report.conftest import (
     LAST,
@@ -262,19 +262,16 @@ def test_it_can_be_printed(tmp_path: Path, opened: Any) -> None:
     assert shown.wrong == []
 
 
-def test_two_jobs_are_compared(tmp_path: Path, opened: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_jobs_are_compared(tmp_path: Path, opened: Any, program: Program) -> None:
     for name, layers in (("wide", 12), ("deep", 24)):
         job = write_job(tmp_path / name)
         settings = (
             f"model: {{layers: {layers}, hidden_size: 64}}\nlauncher: {{env: {{KEY: {name}-secret}}}}\n"
         )
         (job / "resolved.yaml").write_text(settings)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(
-            ["report", str(tmp_path / "wide"), str(tmp_path / "deep"), "-o", str(tmp_path / "both.html")]
-        )
-    assert ended.value.code == 0
-    assert f"Written to {tmp_path / 'both.html'}." in capsys.readouterr().out
+    code, out, _ = program("report", tmp_path / "wide", tmp_path / "deep", "-o", tmp_path / "both.html")
+    assert code == 0
+    assert f"Written to {tmp_path / 'both.html'}." in out
     shown = opened(tmp_path / "both.html")
     assert shown.wrong == []
     assert shown.page.inner_text("table:has-text('model.layers') >> nth=0").split() == [
@@ -487,9 +484,7 @@ def test_long_lines_are_thinned_before_they_are_parsed(tmp_path: Path) -> None:
         assert abs(value - column) <= 2
 
 
-def test_the_verdict_of_those_who_watched_it_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verdict_of_those_who_watched_it_counts(tmp_path: Path, program: Program) -> None:
     job = write_job(tmp_path / "gpt-1")
     slow = "Rank 3 on n001 is slow."
     faulty = {"kind": "slow", "node": "n001", "rank": 3}
@@ -502,9 +497,7 @@ def test_the_verdict_of_those_who_watched_it_counts(
     parts.mkdir(parents=True)
     (parts / "n000.report.json").write_text(json.dumps(collect(job, node="n000").to_json()))
     assert collect(parts).verdict().to_json() == shown.verdict().to_json()
-    with pytest.raises(SystemExit):
-        cli.main(["log", "verdict", str(job), "--json"])
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(program("log", "verdict", job, "--json")[1])
     assert (printed["culprits"], printed["since"]) == ([faulty], 1e9)
     # Its writer is gone.
     long_ago = time.time() - 3600
