@@ -41,29 +41,44 @@ def test_experts_are_the_same_behind_every_layout(name: str, tmp_path: Path) -> 
     the_same_behind_every_layout(shaken(MODELS[name]), tmp_path)
 
 
-def their_model(args: argparse.Namespace) -> Any:
-    """Return megatron-core's model for a training's arguments."""
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+def transformer_config(args: argparse.Namespace, *same_name: str, **more: Any) -> Any:
+    """Return megatron-core's configuration for a training's arguments, with more of them by their names."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    same_name = (
-        *("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
-        *("ffn_hidden_size", "moe_ffn_hidden_size", "moe_router_topk", "moe_router_pre_softmax"),
-        *("moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_layer_freq", "moe_grouped_gemm"),
-        *("add_bias_linear", "add_qkv_bias", "normalization", "qk_layernorm", "layernorm_epsilon"),
-    )
-    config = TransformerConfig(
+    same_name += ("num_layers", "hidden_size", "num_attention_heads", "kv_channels", "ffn_hidden_size")
+    same_name += ("add_bias_linear", "normalization", "layernorm_epsilon")
+    return TransformerConfig(
         **{name: getattr(args, name) for name in same_name},
-        num_moe_experts=args.num_experts,
         gated_linear_unit=args.swiglu,
-        activation_func=functional.silu,
+        activation_func=functional.silu if args.swiglu else lambda x: functional.gelu(x, approximate="tanh"),
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
         perform_initialization=False,
         bias_activation_fusion=False,
         masked_softmax_fusion=False,
+        **more,
+    )
+
+
+def load_into(model: Any, weights: Weights) -> None:
+    """Load weights into megatron-core's model, which must have the same."""
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert unexpected == []
+    assert [key for key in missing if not key.endswith("_extra_state")] == []
+
+
+def their_model(args: argparse.Namespace) -> Any:
+    """Return megatron-core's model for a training's arguments."""
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    config = transformer_config(
+        args,
+        *("num_query_groups", "moe_ffn_hidden_size", "moe_router_topk", "moe_router_pre_softmax"),
+        *("moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_layer_freq", "moe_grouped_gemm"),
+        *("add_qkv_bias", "qk_layernorm"),
+        num_moe_experts=args.num_experts,
     )
     spec = get_gpt_layer_local_spec(
         num_experts=args.num_experts,
@@ -120,9 +135,7 @@ def test_megatron_cores_own_model_computes_the_same(name: str, tmp_path: Path) -
     file = tmp_path / "out/release/mp_rank_00/model_optim_rng.pt"
     saved = torch.load(file, weights_only=False)
     theirs = their_model(saved["args"])
-    missing, unexpected = theirs.load_state_dict(saved["model"], strict=False)
-    assert unexpected == []
-    assert [key for key in missing if not key.endswith("_extra_state")] == []
+    load_into(theirs, saved["model"])
     tokens = torch.randint(0, 50, (3, 24), generator=torch.Generator().manual_seed(2))
     hidden = torch.ones(24, 24).triu(1).bool()
     logits = theirs(tokens, torch.arange(24).expand(3, -1), hidden[None, None])
