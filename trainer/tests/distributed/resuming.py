@@ -15,7 +15,7 @@ from rdm_core.config import CheckpointConfig, Config, DataConfig, LoggingConfig,
 from rdm_log import lines, records
 from rdm_trainer import metrics
 from rdm_trainer.train import Training
-from tests.distributed import deepspeed_files, training
+from tests.distributed import deepspeed_files, processes, training
 
 
 def _job(base: Config, name: str) -> Config:
@@ -83,6 +83,7 @@ def _gathered(value: Any) -> list[Any]:
     return values
 
 
+@processes.own_groups()
 def train(
     config: Config,
     job_dir: Path,

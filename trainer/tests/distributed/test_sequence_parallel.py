@@ -46,6 +46,7 @@ SHARDED = {"parallel.sequence_parallel": True}
 COMPILED = {"optimisation.compile": True}
 
 
+@processes.own_groups()
 def trained(config: Config) -> tuple[list[float], dict[str, torch.Tensor], set[int]]:
     """Train two steps; return losses and gradient norms, weights, and norm layers' tokens of this rank."""
     topology = create.create_topology(config)

@@ -13,6 +13,7 @@ from rdm_core.config import Config, DataConfig, ModelConfig, OptimisationConfig
 from rdm_trainer.data.loaders import starts_of
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines import create
+from tests.distributed import processes
 
 # A vocabulary that is padded differently for 1, 2 and 4 tensor ranks, and sizes that these divide.
 GPT = Config(
@@ -134,24 +135,26 @@ def losses(jobs: Mapping[str, Config], steps: int = 3) -> dict[str, list[dict[st
     Returns:
         For each job, each step's loss, grad_norm, skipped and loss_scale; and an evaluation at the end.
     """
-    answers = {}
-    for name, config in jobs.items():
-        topology = create.create_topology(config)
-        engine = create.create(config, topology)
-        data = batches(config, topology, steps)
-        said = []
-        for _ in range(steps):
-            step = engine.train_step(data)
-            said.append(
-                {
-                    "loss": step.loss,
-                    "grad_norm": step.grad_norm,
-                    "skipped": step.skipped,
-                    "loss_scale": step.loss_scale,
-                    **({} if step.balance is None else {"balance": float(step.balance)}),
-                }
-            )
-        said.append({"loss": engine.evaluate(batches(config, topology, 1))})
-        answers[name] = said
-        engine.close()
-    return answers
+    return {name: _losses(config, steps) for name, config in jobs.items()}
+
+
+@processes.own_groups()
+def _losses(config: Config, steps: int) -> list[dict[str, Any]]:
+    topology = create.create_topology(config)
+    engine = create.create(config, topology)
+    data = batches(config, topology, steps)
+    said = []
+    for _ in range(steps):
+        step = engine.train_step(data)
+        said.append(
+            {
+                "loss": step.loss,
+                "grad_norm": step.grad_norm,
+                "skipped": step.skipped,
+                "loss_scale": step.loss_scale,
+                **({} if step.balance is None else {"balance": float(step.balance)}),
+            }
+        )
+    said.append({"loss": engine.evaluate(batches(config, topology, 1))})
+    engine.close()
+    return said
