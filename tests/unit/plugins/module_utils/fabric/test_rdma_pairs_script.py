@@ -21,17 +21,23 @@ from ansible_collections.rdm.provision.plugins.module_utils.fabric import rdma_p
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_schedule import partners, rounds
 
 from tests.conftest import ROOT
-from trainer.tests.waiting import wait_until
+from trainer.tests.waiting import DEADLINE_S, Begun, Test, begin, wait_until
 
-# Its own, since a program ends what other runs have left, also that of another suite on this machine.
-MARK = f"{script.MARK}_{random.getrandbits(64):x}"
-PROGRAM = Path(script.__file__).read_text().replace(f'MARK = "{script.MARK}"', f'MARK = "{MARK}"')
+# A test may collect the results late.
+PROGRAM = Path(script.__file__).read_text().replace(f"KEPT = {script.KEPT}", f"KEPT = {DEADLINE_S}")
+
+
+def own_mark() -> str:
+    """Return a mark for a test's programs: a program ends what other runs with its mark have left here."""
+    return f"{script.MARK}_{random.getrandbits(64):x}"
 
 
 class Cluster:
     """The programs of N nodes, each with its own address."""
 
-    def __init__(self, directory: Path, devices: dict[str, str], **changes: Any) -> None:
+    def __init__(self, directory: Path, mark: str, devices: dict[str, str], **changes: Any) -> None:
+        self.mark = mark
+        self.program = PROGRAM.replace(f'MARK = "{script.MARK}"', f'MARK = "{mark}"')
         for name in (script.BANDWIDTH, script.LATENCY):
             shutil.copy(ROOT / "tests/standins/perftest.py", directory / name)
         self.path = f"{directory}:{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -74,13 +80,13 @@ class Cluster:
     def start(self, *names: str) -> None:
         for name in names or self.names:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", PROGRAM, json.dumps(self.settings[name])],
-                env={"PATH": self.path, MARK: self.run},
+                [sys.executable, "-I", "-S", "-c", self.program, json.dumps(self.settings[name])],
+                env={"PATH": self.path, self.mark: self.run},
             )
 
     def collect(self, name: str, seconds: float = 240.0, appears: float = script.APPEARS) -> dict[str, Any]:
         request = json.dumps({**self.settings[name], "collect": seconds})
-        program = PROGRAM.replace(f"APPEARS = {script.APPEARS}", f"APPEARS = {appears}")
+        program = self.program.replace(f"APPEARS = {script.APPEARS}", f"APPEARS = {appears}")
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", program, request], check=True, capture_output=True, text=True
         )
@@ -90,13 +96,26 @@ class Cluster:
     def results(self, *names: str) -> dict[str, dict[str, Any]]:
         return {name: self.collect(name) for name in names or self.names}
 
+    def running(self) -> set[int]:
+        """Return the processes of its run."""
+        found = set()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if f"{self.mark}={self.run}".encode() in path.read_bytes().split(b"\0"):
+                    found.add(int(path.parent.name))
+            except OSError:
+                continue
+        return found
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+
+@contextlib.contextmanager
+def clusters(directory: Path) -> Iterator[Callable[..., Cluster]]:
+    """Provide a function that makes a test's clusters, which have one mark."""
     made: list[Cluster] = []
+    mark = own_mark()
 
     def make(devices: dict[str, str], **changes: Any) -> Cluster:
-        made.append(Cluster(tmp_path, devices, **changes))
+        made.append(Cluster(directory, mark, devices, **changes))
         return made[-1]
 
     yield make
@@ -106,26 +125,68 @@ def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
             process.wait()
 
 
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    with clusters(tmp_path) as make:
+        yield make
+
+
 @pytest.mark.parametrize(
     ("sent", "received", "tries"), [(190.0, 198.0, 100), (0.0089, 0.0298, 20), (0.0298, 0.0267, 50)]
 )
 def test_a_slow_link_gets_fewer_tries(tmp_path: Path, sent: float, received: float, tries: int) -> None:
-    settings = script.Settings(**Cluster(tmp_path, {"n1": "mlx5_0", "n2": "mlx5_0"}).settings["n1"])
+    settings = script.Settings(
+        **Cluster(tmp_path, own_mark(), {"n1": "mlx5_0", "n2": "mlx5_0"}).settings["n1"]
+    )
     for found in ([sent, received, None], [received, sent, None]):
         assert script.options(settings, script.LATENCY, found) == ["-s", "2", "-n", str(tries)]
     assert "-D" in script.options(settings, script.BANDWIDTH, [None, None, None])
 
 
-def of_run(run: str) -> set[int]:
-    """Return the processes that carry a run's mark."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"{MARK}={run}".encode() in path.read_bytes().split(b"\0"):
-                found.add(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+def a_hung_pair_is_ended_and_costs_only_itself(cluster: Callable[..., Cluster]) -> Iterator[None]:
+    devices = {"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_hang"}
+    nodes = cluster(devices, pair_limit=20.0)
+    nodes.start()
+    yield
+    found = nodes.results()
+    assert found["n1"]["pairs"]["n2"] == [96.61, 96.61, 2.07]
+    for name in ("n1", "n2"):
+        assert list(found[name]["errors"]) == ["n3"]
+    assert set(found["n3"]["errors"]) == {"n1", "n2"}
+    messages = [text for one in found.values() for text in one["errors"].values()]
+    assert "it did not end within 20 s" in messages
+    wait_until("no program is left", lambda: not nodes.running())
+
+
+def a_node_that_never_comes_or_is_frozen_fails_only_its_pairs(
+    cluster: Callable[..., Cluster],
+) -> Iterator[None]:
+    nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_0", "n4": "mlx5_0"}, gather=15.0)
+    nodes.start("n4")
+    wait_until("n4 has no problem", lambda: nodes.collect("n4", 0.0), lambda found: "problem" not in found)
+    # Before it has connected to a partner.
+    nodes.processes["n4"].send_signal(signal.SIGSTOP)
+    nodes.start("n1", "n2")
+    yield
+    found = nodes.results("n1", "n2")
+    for one in found.values():
+        assert set(one["errors"]) == {"n3", "n4"}
+        assert "connection refused" in one["errors"]["n3"]
+    assert found["n1"]["pairs"]["n2"] == [96.61, 96.61, 2.07]
+    assert nodes.collect("n3", appears=0.1) == {"problem": script.GONE}
+
+
+LIMITS = (
+    a_hung_pair_is_ended_and_costs_only_itself,
+    a_node_that_never_comes_or_is_frozen_fails_only_its_pairs,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
+    """The tests of limits, which begin before all others."""
+    with contextlib.ExitStack() as stack:
+        yield begin(LIMITS, lambda: stack.enter_context(clusters(tmp_path_factory.mktemp("limit"))))
 
 
 def test_every_pair_is_measured_in_both_directions_and_both_know_it(cluster: Any) -> None:
@@ -143,20 +204,6 @@ def test_every_pair_is_measured_in_both_directions_and_both_know_it(cluster: Any
         assert process.wait(240) == 0
 
 
-def test_a_hung_pair_is_ended_and_costs_only_itself(cluster: Any) -> None:
-    devices = {"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_hang"}
-    nodes = cluster(devices, pair_limit=20.0)
-    nodes.start()
-    found = nodes.results()
-    assert found["n1"]["pairs"]["n2"] == [96.61, 96.61, 2.07]
-    for name in ("n1", "n2"):
-        assert list(found[name]["errors"]) == ["n3"]
-    assert set(found["n3"]["errors"]) == {"n1", "n2"}
-    messages = [text for one in found.values() for text in one["errors"].values()]
-    assert "it did not end within 20 s" in messages
-    wait_until("no program is left", lambda: not of_run(nodes.run))
-
-
 def test_what_perftest_says_comes_from_the_node_that_it_failed_on(cluster: Any) -> None:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_broken"})
     nodes.start()
@@ -164,21 +211,6 @@ def test_what_perftest_says_comes_from_the_node_that_it_failed_on(cluster: Any) 
     message = "ib_write_bw on n2: Couldn't get device mlx5_broken"
     assert found["n1"]["errors"] == {"n2": message}
     assert found["n2"]["errors"] == {"n1": message}
-
-
-def test_a_node_that_never_comes_or_is_frozen_fails_only_its_pairs(cluster: Any) -> None:
-    nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_0", "n4": "mlx5_0"}, gather=15.0)
-    nodes.start("n4")
-    wait_until("n4 has no problem", lambda: nodes.collect("n4", 0.0), lambda found: "problem" not in found)
-    # Before it has connected to a partner.
-    nodes.processes["n4"].send_signal(signal.SIGSTOP)
-    nodes.start("n1", "n2")
-    found = nodes.results("n1", "n2")
-    for one in found.values():
-        assert set(one["errors"]) == {"n3", "n4"}
-        assert "connection refused" in one["errors"]["n3"]
-    assert found["n1"]["pairs"]["n2"] == [96.61, 96.61, 2.07]
-    assert nodes.collect("n3", appears=0.1) == {"problem": script.GONE}
 
 
 def test_a_program_that_does_not_answer_once_is_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,27 +242,27 @@ def test_nobody_goes_on_longer_than_the_limit(cluster: Any) -> None:
     found = nodes.results()
     assert found["n1"]["errors"] == {"n2": "n1 had no time left for it"}
     assert found["n2"]["done"]
-    wait_until("no program is left", lambda: not of_run(nodes.run))
+    wait_until("no program is left", lambda: not nodes.running())
 
 
 def test_what_a_killed_run_has_left_is_ended_by_the_next(cluster: Any) -> None:
     before = cluster({"n1": "mlx5_0", "n2": "mlx5_hang"})
     before.start()
-    wait_until("both programs run, perftest's server and client", lambda: len(of_run(before.run)) == 4)
+    wait_until("both programs run, perftest's server and client", lambda: len(before.running()) == 4)
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_0"})
     nodes.start()
     assert nodes.results()["n1"]["pairs"] == {"n2": [96.61, 96.61, 2.07]}
-    wait_until("no program is left", lambda: not of_run(before.run))
+    wait_until("no program is left", lambda: not before.running())
 
 
 def test_what_it_started_ends_with_it(cluster: Any) -> None:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_hang"})
     nodes.start()
-    wait_until("both programs run, perftest's server and client", lambda: len(of_run(nodes.run)) == 4)
+    wait_until("both programs run, perftest's server and client", lambda: len(nodes.running()) == 4)
     for process in nodes.processes.values():
         process.kill()
         process.wait()
-    wait_until("no program is left", lambda: not of_run(nodes.run))
+    wait_until("no program is left", lambda: not nodes.running())
 
 
 def test_a_port_that_another_program_has_is_skipped(cluster: Any) -> None:
@@ -303,3 +335,8 @@ def test_what_is_no_result_is_none() -> None:
         f"{header} 1 2\n",
     ):
         assert script.bandwidth(text) is None
+
+
+@pytest.mark.parametrize("test", LIMITS, ids=lambda test: test.__name__)
+def test_limits(begun: Begun, test: Test) -> None:
+    next(begun[test], None)
