@@ -96,21 +96,11 @@ class Timeline:
         """The steps that have spans."""
         return sorted({span.step for spans in self.spans.values() for span in spans})
 
-    def of_step(self, step: int, ranks: Iterable[int] | None = None) -> Timeline:
-        """Return the part for one step, and for some ranks."""
-        chosen = set(self.spans if ranks is None else ranks)
-        kept = {
-            rank: [span for span in spans if span.step == step]
-            for rank, spans in self.spans.items()
-            if rank in chosen
-        }
-        return Timeline(
-            {rank: spans for rank, spans in kept.items() if spans},
-            self.stages,
-            self.nodes,
-            self.uncertainty,
-            self.source,
-            self.is_pipeline,
+    def of_step(self, step: int) -> Timeline:
+        """Return the part for one step."""
+        kept = {rank: [span for span in spans if span.step == step] for rank, spans in self.spans.items()}
+        return dataclasses.replace(
+            self, spans={rank: spans for rank, spans in kept.items() if spans}, times={}
         )
 
 

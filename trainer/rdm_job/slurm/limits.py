@@ -224,7 +224,7 @@ def unknown_partitions(config: JobConfig, there: Sequence[Partition]) -> list[st
         else:
             is_known = all(one.is_default is not None for one in there)
             why = "Slurm has no default partition" if is_known else "The default partition is not known"
-            found.append(f"{why}; give launcher.slurm.partition: {_or(names)}.")
+            found.append(f"{why}; give launcher.slurm.partition: {' or '.join(names)}.")
     return found
 
 
@@ -343,7 +343,3 @@ def near(value: str, known: Iterable[str]) -> str:
     """Return "did you mean" with the nearest known name; empty if none is near."""
     close = difflib.get_close_matches(value, list(known), n=1)
     return f"did you mean {close[0]}?" if close else ""
-
-
-def _or(names: Sequence[str]) -> str:
-    return " or ".join(names)

@@ -115,10 +115,8 @@ def _association(known: Accounting, account: str, partition: Partition) -> Assoc
             return mine
     if not own or "associations" not in known.enforced:
         return None
-    return (
-        f"You may use account {account} only in {_and(one.partition for one in own)}, and not in "
-        f"partition {partition.name}."
-    )
+    others = " and ".join(sorted(one.partition for one in own))
+    return f"You may use account {account} only in {others}, and not in partition {partition.name}."
 
 
 def _of_qos(
@@ -377,7 +375,3 @@ def _near(value: str, known: Iterable[str]) -> str:
     names = sorted(known)
     there = f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}." if names else "there is none."
     return near(value, names) or there
-
-
-def _and(names: Iterable[str]) -> str:
-    return " and ".join(sorted(names))

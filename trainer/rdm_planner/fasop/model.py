@@ -197,19 +197,16 @@ class FasopModel:
             raise ValueError(f"{layout.pipeline} stages are more than the blocks of both halves")
         return best
 
-    def estimate(
-        self, layout: Layout, cut: Sequence[int] | None = None, ends: Sequence[float] | None = None
-    ) -> Estimate:
+    def estimate(self, layout: Layout, cut: Sequence[int] | None = None) -> Estimate:
         """Return the cost of a layout.
 
         Args:
             layout: The layout.
             cut: Layers of each stage; FASOP's own if None.
-            ends: When each stage ends, seconds; simulated if None.
         """
         if cut is None:
             cut, ends = self.heuristic(layout)
-        if ends is None:
+        else:
             problem = self.problem(layout)
             ends = problem.schedule.ends(problem.times(cut))
         rate = self._reduce_rate(layout, self._stage_gpus(layout.pipeline)[0])
