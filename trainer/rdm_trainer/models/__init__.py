@@ -12,7 +12,7 @@ from torch import nn
 
 from rdm_core.config import Config, ModelConfig
 from rdm_trainer.distributed.parameters import ShardSpec, shard_spec_of
-from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill, FlatModel, Layer, bounds, joined_blocks
+from rdm_trainer.distributed.pipeline_parallel.pipeline import BlockGroups, Fill, FlatModel, Layer, bounds
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models import bert, gpt, t5
 from rdm_trainer.tokenizers import special_tokens
@@ -67,8 +67,8 @@ def build(
     if topology.pipeline > 1:
         virtual = [range(*ends) for ends in pairwise(bounds(config, parts))]
         chunks = virtual[topology.pipeline_rank :: topology.pipeline]
-    joined = joined_blocks(config, topology)
-    return FlatModel(config, parts, device, dtype, shard, fill, chunks, joined)
+    groups = BlockGroups.of(config, topology)
+    return FlatModel(config, parts, groups, device, dtype, shard, fill, chunks)
 
 
 def shard_specs(model: ModelConfig) -> dict[str, ShardSpec]:

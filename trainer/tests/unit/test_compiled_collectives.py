@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rdm_core import config as configuration
 from rdm_core.partition import is_block
 from rdm_trainer import models
-from rdm_trainer.distributed.pipeline_parallel.pipeline import Maker, joined_blocks, run_layers
+from rdm_trainer.distributed.pipeline_parallel.pipeline import BlockGroups, Maker
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models import transformer
 
@@ -55,12 +55,10 @@ def begun(
         make = Maker(config, device, torch.float32)
         modules = [make(layer, index) for index, layer in blocks]
         states = torch.randn(samples, config.model.seq_length // context, 16, requires_grad=True)
-        joined = joined_blocks(config, topology)
+        groups = BlockGroups.of(config, topology)
 
         def step() -> None:
-            run_layers(
-                [layer for _, layer in blocks], modules, states, 1, 0, joined, tensor_parallel=True
-            ).sum().backward()
+            groups.run([layer for _, layer in blocks], modules, states, 0).sum().backward()
 
         with fresh_cache():
             _, passes = run_and_get_code(step)

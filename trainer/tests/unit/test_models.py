@@ -242,7 +242,8 @@ def test_checkpointing_changes_no_gradient() -> None:
         target = labels(shape)
         for interval, recomputed in ((1, 0), (1, 9), (2, 9), (1, 1), (2, 2)):
             model = built(shape).train()
-            model.interval, model.recomputed = interval, [recomputed]
+            model.groups = dataclasses.replace(model.groups, interval=interval)
+            model.recomputed = [recomputed]
             model(inputs, target).backward()
             gradients.append([weight.grad for weight in model.parameters()])
         for other in gradients[1:]:
@@ -285,8 +286,8 @@ def test_tensor_ranks_join_more_blocks_and_replicas_none() -> None:
     job = _compiled(config(GPT))
     ranks = [Topology.single(), Topology.part(tensor=2)]
     ranks.append(dataclasses.replace(ranks[1], data=2))
-    assert [pipeline.joined_blocks(job, topology) for topology in ranks] == [4, 8, 1]
-    assert pipeline.joined_blocks(config(GPT), ranks[1]) == 1
+    assert [pipeline.BlockGroups.of(job, topology).joined for topology in ranks] == [4, 8, 1]
+    assert pipeline.BlockGroups.of(config(GPT), ranks[1]).joined == 1
 
 
 def test_an_evaluation_joins_no_blocks_that_training_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,16 +26,14 @@ from rdm_trainer.distributed.tensor_parallel.halves import parts_of, whole_of
 from rdm_trainer.distributed.topology import Topology
 
 __all__ = [
+    "BlockGroups",
     "Fill",
     "FlatModel",
     "Labels",
     "Layer",
     "Maker",
     "bounds",
-    "evaluates_as_trained",
-    "joined_blocks",
     "recomputed_blocks",
-    "run_layers",
 ]
 
 Labels = tuple[torch.Tensor, ...]
@@ -122,8 +120,7 @@ _JOINED = 4
 _JOINED_WITH_TENSOR_RANKS = 8
 
 
-def joined_blocks(config: Config, topology: Topology) -> int:
-    """Return how many successive blocks are compiled as one graph."""
+def _joined_blocks(config: Config, topology: Topology) -> int:
     # Replicas reduce gradients when a graph's backward pass ends, so that the last and largest would be
     # reduced alone. Experts break a graph. A memory budget holds for each block.
     is_alone = (
@@ -135,14 +132,6 @@ def joined_blocks(config: Config, topology: Topology) -> int:
     if is_alone or not config.optimisation.compile:
         return 1
     return _JOINED_WITH_TENSOR_RANKS if topology.tensor > 1 else _JOINED
-
-
-def evaluates_as_trained(config: Config) -> bool:
-    """Return whether evaluations run the graphs of training, and drop the activations after each graph."""
-    # On an H200, PyTorch 2.11's graphs without gradients computed attention to documents and within windows
-    # wrongly: losses differed from the uncompiled ones, and between engines with the same weights.
-    is_limited = config.data.reset_attention_mask or config.model.sliding_window is not None
-    return config.optimisation.compile and is_limited
 
 
 class Maker:
@@ -213,55 +202,77 @@ def _compiled_chain(tensor_parallel: bool) -> Callable[[Sequence[Callable[[Any],
     return torch.compile(_chain, dynamic=False)
 
 
-def run_layers(
-    layers: Sequence[Layer],
-    functions: Sequence[Callable[[Any], Any]],
-    states: Any,
-    interval: int,
-    recomputed: int,
-    joined: int = 1,
-    before: Callable[[Any], object] | None = None,
-    tensor_parallel: bool = False,
-    evaluated_as_trained: bool = False,
-) -> Any:
-    """Apply the layers.
+@dataclass(frozen=True)
+class BlockGroups:
+    """How successive blocks are computed together.
 
-    Args:
-        layers: The layers in order.
-        functions: The function of each layer.
-        states: Input of the first layer.
-        interval: Keep only the first block's input of this many successive blocks.
-        recomputed: Number of blocks, from the first, to which this applies.
-        joined: Number of other successive blocks in one compiled graph.
-        before: Called with each function before it computes, if set.
+    Attributes:
+        joined: Number of blocks in one compiled graph.
+        interval: Number of blocks of which only the first one's input is kept, where they are recomputed.
         tensor_parallel: Joined blocks are sharded over tensor ranks, and map the first of the states.
-        evaluated_as_trained: The result of :func:`evaluates_as_trained`.
+        evaluated_as_trained: Evaluations run the graphs of training, and drop the activations after each.
     """
-    index = 0
-    while index < len(layers):
-        is_recomputed = recomputed > 0 and is_block(layers[index].kind)
-        most = min(interval, recomputed) if is_recomputed else joined
-        blocks = itertools.takewhile(lambda layer: is_block(layer.kind), layers[index : index + most])
-        group = functions[index : index + max(1, len(list(blocks)))]
-        if before is not None:
-            for function in group:
-                before(function)
-        if is_recomputed:
-            recomputed -= len(group)
-        if is_recomputed and torch.is_grad_enabled():
-            states = checkpoint(_chain, group, states, use_reentrant=False)
-        else:
-            # An evaluation takes the graphs of training's blocks: those of a checkpoint are not joined.
-            is_joined = len(group) > 1 and not is_recomputed
-            chain = _compiled_chain(tensor_parallel) if is_joined else _chain
-            if evaluated_as_trained and not torch.is_grad_enabled():
-                with torch.enable_grad():
-                    states = chain(group, states)
-                states = _detached(states)
+
+    joined: int
+    interval: int
+    tensor_parallel: bool
+    evaluated_as_trained: bool
+
+    @classmethod
+    def of(cls, config: Config, topology: Topology) -> BlockGroups:
+        """Return the groups of a job's blocks."""
+        # On an H200, PyTorch 2.11's graphs without gradients computed attention to documents and within
+        # windows wrongly: losses differed from the uncompiled ones, and between engines of the same weights.
+        is_limited = config.data.reset_attention_mask or config.model.sliding_window is not None
+        return cls(
+            joined=_joined_blocks(config, topology),
+            interval=config.parallel.activation_checkpointing_interval,
+            tensor_parallel=topology.tensor > 1,
+            evaluated_as_trained=config.optimisation.compile and is_limited,
+        )
+
+    def run(
+        self,
+        layers: Sequence[Layer],
+        functions: Sequence[Callable[[Any], Any]],
+        states: Any,
+        recomputed: int,
+        before: Callable[[Any], object] | None = None,
+    ) -> Any:
+        """Apply layers.
+
+        Args:
+            layers: The layers in order.
+            functions: The function of each layer.
+            states: Input of the first layer.
+            recomputed: Number of blocks, from the first, that compute their activations again.
+            before: Called with each function before it computes, if set.
+        """
+        index = 0
+        while index < len(layers):
+            is_recomputed = recomputed > 0 and is_block(layers[index].kind)
+            most = min(self.interval, recomputed) if is_recomputed else self.joined
+            blocks = itertools.takewhile(lambda layer: is_block(layer.kind), layers[index : index + most])
+            group = functions[index : index + max(1, len(list(blocks)))]
+            if before is not None:
+                for function in group:
+                    before(function)
+            if is_recomputed:
+                recomputed -= len(group)
+            if is_recomputed and torch.is_grad_enabled():
+                states = checkpoint(_chain, group, states, use_reentrant=False)
             else:
-                states = chain(group, states)
-        index += len(group)
-    return states
+                # An evaluation takes the graphs of training's blocks: those of a checkpoint are not joined.
+                is_joined = len(group) > 1 and not is_recomputed
+                chain = _compiled_chain(self.tensor_parallel) if is_joined else _chain
+                if self.evaluated_as_trained and not torch.is_grad_enabled():
+                    with torch.enable_grad():
+                        states = chain(group, states)
+                    states = _detached(states)
+                else:
+                    states = chain(group, states)
+            index += len(group)
+        return states
 
 
 def recomputed_blocks(config: Config, chunks: Sequence[Sequence[Layer]]) -> list[int]:
@@ -282,16 +293,18 @@ class FlatModel(nn.Module):
     Args:
         config: The job.
         layers: The whole model; the last layer is the head.
+        groups: How its blocks are computed together.
         device: The device of the parameters.
         dtype: The type of the parameters.
         shard: Called with each layer once it has its weights, before the next layer is created; ZeRO-3 uses
             it to shard the layer over replicas.
         fill: Gives each layer its weights; initial ones by default.
         chunks: The layers of this stage, in ascending order; all in one chunk by default.
-        joined: As in :func:`run_layers`.
 
     Attributes:
         layers: The layers of all chunks.
+        groups: How their blocks are computed together.
+        recomputed: Number of blocks of each chunk that compute their activations again.
         before_layer: Called with each layer before it computes, if set.
     """
 
@@ -301,21 +314,19 @@ class FlatModel(nn.Module):
         self,
         config: Config,
         layers: Sequence[Layer],
+        groups: BlockGroups,
         device: torch.device,
         dtype: torch.dtype,
         shard: Callable[[nn.Module], object] | None = None,
         fill: Fill | None = None,
         chunks: Sequence[range] = (),
-        joined: int = 1,
     ) -> None:
         super().__init__()
         make = Maker(config, device, dtype, shard, fill)
         self._all, self._chunks = layers, chunks or (range(len(layers)),)
         numbers = [index for chunk in self._chunks for index in chunk]
         self.layers = tuple(layers[index] for index in numbers)
-        self.interval = config.parallel.activation_checkpointing_interval
-        self.joined, self.tensor_parallel = joined, config.parallel.tensor > 1
-        self.evaluated_as_trained = evaluates_as_trained(config)
+        self.groups = groups
         self.recomputed = recomputed_blocks(
             config, [layers[chunk.start : chunk.stop] for chunk in self._chunks]
         )
@@ -335,16 +346,12 @@ class FlatModel(nn.Module):
         has_head = numbers.stop == len(self._all)
         modules = self._modules_of(numbers)
         body = len(modules) - has_head
-        states = run_layers(
+        states = self.groups.run(
             [self._all[index] for index in numbers[:body]],
             modules[:body],
             inputs,
-            self.interval,
             self.recomputed[chunk],
-            self.joined,
-            before=self.before_layer,
-            tensor_parallel=self.tensor_parallel,
-            evaluated_as_trained=self.evaluated_as_trained,
+            self.before_layer,
         )
         if has_head:
             if self.before_layer is not None:

@@ -12,15 +12,13 @@ from torch import nn
 
 from rdm_core.config import Config
 from rdm_trainer.distributed.pipeline_parallel.pipeline import (
+    BlockGroups,
     Fill,
     Labels,
     Layer,
     Maker,
     bounds,
-    evaluates_as_trained,
-    joined_blocks,
     recomputed_blocks,
-    run_layers,
 )
 from rdm_trainer.distributed.topology import Topology, quiet
 
@@ -80,10 +78,8 @@ class PipelineModel(PipelineModule):
                 loss_fn=self._loss,
             )
         self.local_layers = tuple(layers[self._local_start : self._local_stop])
-        self._interval = config.parallel.activation_checkpointing_interval
         self._recomputed = recomputed_blocks(config, [self.local_layers])[0]
-        self._joined, self._tensor_parallel = joined_blocks(config, topology), topology.tensor > 1
-        self._evaluated_as_trained = evaluates_as_trained(config)
+        self._groups = BlockGroups.of(config, topology)
 
     def _partition_layers(self, method: str = "uniform") -> None:  # noqa: ARG002
         self.parts = list(self._bounds)
@@ -92,15 +88,8 @@ class PipelineModel(PipelineModule):
     def forward(self, inputs: Any) -> Any:
         """Run this stage's layers; on the last stage, up to the head."""
         count = len(self.local_layers) - (self._local_stop == self._num_layers)
-        return run_layers(
-            self.local_layers[:count],
-            self.forward_funcs[:count],
-            inputs,
-            self._interval,
-            self._recomputed,
-            self._joined,
-            tensor_parallel=self._tensor_parallel,
-            evaluated_as_trained=self._evaluated_as_trained,
+        return self._groups.run(
+            self.local_layers[:count], self.forward_funcs[:count], inputs, self._recomputed
         )
 
     def _loss(self, states: torch.Tensor, labels: Labels) -> torch.Tensor:
