@@ -27,7 +27,7 @@ from tests.image_archives import MadeImage, saved, tar
 from tests.integration.engine import Engine, private_engine
 from tests.integration.engines import ENGINES, engine_directory, inside
 from tests.integration.ssh_nodes import configure_ssh, ssh_environment
-from trainer.tests.waiting import wait_until
+from trainer.tests.waiting import Begun, Test, begin, wait_until
 
 IMAGE = "rdm-test/passed-on:1"
 SIZE = 24_000_000
@@ -220,10 +220,38 @@ def ready(engine: Engine, folder: Path, layers: list[bytes]) -> Iterator[Nodes]:
             engine.api.delete(f"/images/{IMAGE}")
 
 
+def whole(engine: Engine, folder: Path) -> contextlib.AbstractContextManager[Nodes]:
+    """Provide the nodes and an archive that each needs all of."""
+    return ready(engine, folder, [tar({"data": os.urandom(SIZE - 10_000)})])
+
+
 @pytest.fixture
 def nodes(engine: Engine, tmp_path: Path) -> Iterator[Nodes]:
-    with ready(engine, tmp_path, [tar({"data": os.urandom(SIZE - 10_000)})]) as nodes:
+    with whole(engine, tmp_path) as nodes:
         yield nodes
+
+
+def the_run_is_killed_at_half(nodes: Nodes) -> Iterator[None]:
+    run = nodes.start(20)
+    nodes.wait_half()
+    run.kill()
+    run.communicate(timeout=TIMEOUT_S)
+    assert len(nodes.processes()) >= 3, "those of the nodes go on"
+    yield
+    wait_until("no process is left", nodes.processes, lambda found: not found)
+    assert nodes.left() <= {".tar", ".have", ".lock", ".result"}
+    assert not nodes.loaded()
+    assert nodes.provision() < EACH_ONCE
+
+
+LIMITS = (the_run_is_killed_at_half,)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
+    """The tests of limits, which begin before all others."""
+    with contextlib.ExitStack() as stack:
+        yield begin(LIMITS, lambda: stack.enter_context(whole(engine, tmp_path_factory.mktemp("limit"))))
 
 
 def test_the_source_dies_at_half(nodes: Nodes) -> None:
@@ -236,18 +264,6 @@ def test_the_source_dies_at_half(nodes: Nodes) -> None:
     assert not nodes.processes()
     assert nodes.left() == {".tar", ".have"}
     nodes.engine.api.delete(f"/images/{IMAGE}")  # n1 had it, and has loaded it
-    assert nodes.provision() < EACH_ONCE
-
-
-def test_the_run_is_killed_at_half(nodes: Nodes) -> None:
-    run = nodes.start(20)
-    nodes.wait_half()
-    run.kill()
-    run.communicate(timeout=TIMEOUT_S)
-    assert len(nodes.processes()) >= 3, "those of the nodes go on"
-    wait_until("no process is left", nodes.processes, lambda found: not found)
-    assert nodes.left() <= {".tar", ".have", ".lock", ".result"}
-    assert not nodes.loaded()
     assert nodes.provision() < EACH_ONCE
 
 
@@ -339,3 +355,8 @@ def test_a_later_run_takes_over_from_an_earlier_one(nodes: Nodes) -> None:
     for name in ("n2", "n3"):
         assert f"image.tar did not reach {name}, which lost its source n1" in output
     nodes.require_loaded()
+
+
+@pytest.mark.parametrize("test", LIMITS, ids=lambda test: test.__name__)
+def test_limits(begun: Begun, test: Test) -> None:
+    next(begun[test], None)
