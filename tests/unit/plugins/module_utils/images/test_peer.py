@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import http.client
 import json
@@ -38,6 +39,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import
 )
 
 from tests.image_archives import MadeImage, oci_layout, saved, tar
+from trainer.tests.waiting import Begun, Test, begin
 
 HOME = "127.0.0.1"
 TOKEN = "of this run"
@@ -146,6 +148,48 @@ def swarm(tmp_path: Path, archive: Path) -> Iterator[Swarm]:
             process.join()
 
 
+def a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on(
+    start: Callable[..., Swarm],
+) -> Iterator[None]:
+    swarm = start(bandwidth=3 * MIB)
+    swarm.join("a", lease_s=12)
+    swarm.wait(lambda nodes: bool(nodes) and nodes["a"]["have"] >= 12)
+    swarm.processes["source"].kill()
+    yield
+    swarm.processes["a"].join(HANGS_S)
+    assert not swarm.processes["a"].is_alive()
+    again = start()
+    with (again.directory / "a").open("r+b") as file:  # a piece that is no longer what it was
+        file.write(bytes(MIB))
+    again.join("a")
+    again.wait_done("a")
+    assert again.request("/status")[1]["sent"] <= 8 * MIB
+    again.end()
+    assert again.has("a")
+
+
+def all_end_by_themselves_when_the_controller_is_gone(start: Callable[..., Swarm]) -> Iterator[None]:
+    # Longer than a busy machine needs until the node has joined.
+    swarm = start(lease_s=10)
+    swarm.join("a", lease_s=1)
+    yield
+    for process in swarm.processes.values():
+        process.join(HANGS_S)
+        assert not process.is_alive()
+
+
+LIMITS = (
+    a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on,
+    all_end_by_themselves_when_the_controller_is_gone,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Begun:
+    """The tests of limits, which begin before all others."""
+    return begin(LIMITS, lambda: functools.partial(Swarm, tmp_path_factory.mktemp("limit"), archive))
+
+
 def test_the_source_sends_it_about_once_and_nothing_listens_afterwards(swarm: Swarm) -> None:
     names = ["a", "b", "c", "d"]
     for name in names[:3]:
@@ -246,34 +290,6 @@ def test_a_peer_that_lies_plants_nothing(swarm: Swarm, lie: Any, why: str) -> No
     swarm.end()
     assert swarm.has("a")
     assert swarm.has("b")
-
-
-def test_a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on(
-    tmp_path: Path, archive: Path
-) -> None:
-    swarm = Swarm(tmp_path, archive, bandwidth=3 * MIB)
-    swarm.join("a", lease_s=12)
-    swarm.wait(lambda nodes: bool(nodes) and nodes["a"]["have"] >= 12)
-    swarm.processes["source"].kill()
-    swarm.processes["a"].join(HANGS_S)
-    assert not swarm.processes["a"].is_alive()
-    again = Swarm(tmp_path, archive)
-    with (tmp_path / "a").open("r+b") as file:  # a piece that is no longer what it was
-        file.write(bytes(MIB))
-    again.join("a")
-    again.wait_done("a")
-    assert again.request("/status")[1]["sent"] <= 8 * MIB
-    again.end()
-    assert again.has("a")
-
-
-def test_all_end_by_themselves_when_the_controller_is_gone(tmp_path: Path, archive: Path) -> None:
-    # Longer than a busy machine needs until the node has joined.
-    swarm = Swarm(tmp_path, archive, lease_s=10)
-    swarm.join("a", lease_s=1)
-    for process in swarm.processes.values():
-        process.join(HANGS_S)
-        assert not process.is_alive()
 
 
 def test_a_source_that_stood_still_has_lost_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,8 +517,8 @@ def test_a_slow_piece_arrives_and_its_connection_serves_the_next(
 
     def drip(connection: socket.socket) -> None:
         connection.sendall(HEAD)
-        for begin in range(0, PIECE, PIECE // 10):
-            connection.sendall(data[begin : begin + PIECE // 10])
+        for at in range(0, PIECE, PIECE // 10):
+            connection.sendall(data[at : at + PIECE // 10])
             time.sleep(0.01)
         connection.recv(1000)
         connection.sendall(HEAD + data)
@@ -773,9 +789,9 @@ def layered(directory: Path, blobs: Path, make: Callable[[MadeImage], bytes]) ->
     path.write_bytes(make(made))
     pieces = read_pieces(str(path), index_archive(str(path)))
     data = path.read_bytes()
-    for begin, end, sha256 in pieces.layers.values():
-        assert hashlib.sha256(data[begin:end]).hexdigest() == sha256
-        (blobs / sha256).write_bytes(data[begin:end])
+    for at, end, sha256 in pieces.layers.values():
+        assert hashlib.sha256(data[at:end]).hexdigest() == sha256
+        (blobs / sha256).write_bytes(data[at:end])
     assert len(pieces.layers) == 3
     return path, pieces
 
@@ -952,3 +968,8 @@ def test_pieces_that_cannot_be_read_are_fetched_again(
     monkeypatch.setattr(os, "pread", broken)
     again.check_claimed()
     assert (again.claimed, again.have) == (0, 0)
+
+
+@pytest.mark.parametrize("test", LIMITS, ids=lambda test: test.__name__)
+def test_limits(begun: Begun, test: Test) -> None:
+    next(begun[test], None)
