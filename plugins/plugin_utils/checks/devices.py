@@ -43,13 +43,11 @@ def accelerator(want: DesiredState, facts: ObservedState, findings: Findings) ->
         findings.warn(want.node, f"rdm_accelerator is cpu, so its {count} GPUs ({has}) stay unused.")
         return
     found = f"{count} GPUs ({has})" if has != "cpu" else "no GPU that its driver serves"
-    findings.problems.append(
-        Problem(
-            want.node,
-            f"rdm_accelerator {want.accelerator}",
-            f"does not fit the node, which has {found}",
-            f"set rdm_accelerator: {has} for this node, or install the GPU driver",
-        )
+    findings.refuse(
+        want.node,
+        f"rdm_accelerator {want.accelerator}",
+        f"does not fit the node, which has {found}",
+        f"set rdm_accelerator: {has} for this node, or install the GPU driver",
     )
 
 
@@ -65,7 +63,7 @@ def gpu_access(want: DesiredState, facts: ObservedState, findings: Findings) -> 
             "install nvidia-container-toolkit, run nvidia-ctk runtime configure --runtime=docker, and "
             "restart Docker"
         )
-        findings.problems.append(Problem(want.node, value, reason, hint))
+        findings.refuse(want.node, value, reason, hint)
     elif want.accelerator == "cuda" and not devices["nvidia"]:
         findings.warn(
             want.node,
@@ -78,7 +76,7 @@ def gpu_access(want: DesiredState, facts: ObservedState, findings: Findings) -> 
         ]
         if missing:
             hint = "load amdgpu with its compute part (modprobe amdgpu; dmesg says what it lacks)"
-            findings.problems.append(Problem(want.node, value, f"needs {names(missing)}, missing here", hint))
+            findings.refuse(want.node, value, f"needs {names(missing)}, missing here", hint)
         groups = [str(group) for group in want.container.groups]
         lacking = [str(gid) for gid in devices["groups"] if str(gid) not in groups]
         if lacking and "groups" in want.chosen and all(group.isdigit() for group in groups):
@@ -108,7 +106,7 @@ def parent(want: DesiredState, facts: ObservedState, findings: Findings) -> None
             hint = f"{hint}, or {choose}" if driverless else choose
         if reason:
             value = f"{want.variable_of(name)} {name}"
-            findings.problems.append(Problem(want.node, value, reason, hint or choose))
+            findings.refuse(want.node, value, reason, hint or choose)
 
 
 def _unfit(want: DesiredState, interface: Mapping[str, Any], facts: ObservedState) -> tuple[str, str]:
@@ -139,7 +137,7 @@ def memlock(want: DesiredState, facts: ObservedState, findings: Findings) -> Non
             "set LimitMEMLOCK=infinity for the docker service, "
             "or go on with less with container_memlock_required: false"
         )
-        findings.problems.append(Problem(want.node, "", shortage, hint))
+        findings.refuse(want.node, "", shortage, hint)
 
 
 def shared_memory(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
@@ -153,14 +151,13 @@ def shared_memory(want: DesiredState, facts: ObservedState, findings: Findings) 
         f"{want.slots} processes"
     )
     if own is not None:
-        problem = Problem(want.node, "container_shm_size", reason, "set it to 1G or more, such as 64G")
+        findings.refuse(want.node, "container_shm_size", reason, "set it to 1G or more, such as 64G")
     else:
         hint = (
             "give it more (mount -o remount,size=50% /dev/shm, and the same in /etc/fstab), or set "
             "container_shm_size: 64G"
         )
-        problem = Problem(want.node, "/dev/shm", reason, hint)  # noqa: S108  # its name
-    findings.problems.append(problem)
+        findings.refuse(want.node, "/dev/shm", reason, hint)  # noqa: S108  # its name
 
 
 def rdma(want: DesiredState, facts: ObservedState, findings: Findings) -> None:

@@ -16,7 +16,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings impo
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import DRIVERS_ON_AN_INTERFACE
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import canonical
 
 OLDEST_ENGINE = (20, 10)
@@ -49,7 +48,7 @@ def engine(want: DesiredState, facts: ObservedState, findings: Findings) -> None
                     f"{podman.SOCKET} for Podman"
                 )
                 value = f"rdm_docker_socket {want.engine.socket}"
-                findings.problems.append(Problem(want.node, value, reason, hint))
+                findings.refuse(want.node, value, reason, hint)
             return
         hints = {
             "absent": _to_have_an_engine(want, "install Docker Engine 20.10 or newer", elsewhere=not others),
@@ -63,7 +62,7 @@ def engine(want: DesiredState, facts: ObservedState, findings: Findings) -> None
             reason += f"; {_described(other)}"
             if other["address"].startswith("/") and _fits(want, other["kind"] == "rootless"):
                 hint = f"set rdm_docker_socket: {other['address']}, or {hint}"
-        findings.problems.append(Problem(want.node, "", reason, hint))
+        findings.refuse(want.node, "", reason, hint)
         return
     for other in others:
         if other["kind"] == "context":
@@ -73,33 +72,25 @@ def engine(want: DesiredState, facts: ObservedState, findings: Findings) -> None
                 f"otherwise): `docker --context default` shows {other['user']} what runs there.",
             )
     if not _fits(want, "rootless" in docker["security_options"]):
-        findings.problems.append(
-            Problem(
-                want.node,
-                f"the engine at {docker['socket']}",
-                f"is rootless, and network_driver {want.network_driver} needs the node's own interfaces",
-                "use an engine that root runs (rdm_docker_socket), or network_driver bridge on a single node",
-            )
+        findings.refuse(
+            want.node,
+            f"the engine at {docker['socket']}",
+            f"is rootless, and network_driver {want.network_driver} needs the node's own interfaces",
+            "use an engine that root runs (rdm_docker_socket), or network_driver bridge on a single node",
         )
     too_old = "install Docker Engine 20.10 or newer"
     if docker["engine"] == "podman":
         _podman(want, docker, findings)
-    elif _version(docker["version"]) < OLDEST_ENGINE:
-        findings.problems.append(
-            Problem(want.node, f"Docker Engine {docker['version']}", "is too old", too_old)
-        )
-    elif _version(docker["api_version"]) < OLDEST_API:
-        findings.problems.append(
-            Problem(want.node, f"Docker API {docker['api_version']}", "is too old", too_old)
-        )
+    elif version_of(docker["version"]) < OLDEST_ENGINE:
+        findings.refuse(want.node, f"Docker Engine {docker['version']}", "is too old", too_old)
+    elif version_of(docker["api_version"]) < OLDEST_API:
+        findings.refuse(want.node, f"Docker API {docker['api_version']}", "is too old", too_old)
     if not facts.get("python_requests", True) and not want.run.install_engine:
-        findings.problems.append(
-            Problem(
-                want.node,
-                "the Python package requests",
-                "is missing; the modules that talk to Docker need it",
-                "install python3-requests",
-            )
+        findings.refuse(
+            want.node,
+            "the Python package requests",
+            "is missing; the modules that talk to Docker need it",
+            "install python3-requests",
         )
 
 
@@ -112,24 +103,24 @@ def _podman(want: DesiredState, docker: Engine, findings: Findings) -> None:
         hint = (
             f"set rdm_docker_socket: {podman.SOCKET} to use Podman, or install Docker Engine 20.10 or newer"
         )
-        findings.problems.append(Problem(want.node, name, reason, hint))
+        findings.refuse(want.node, name, reason, hint)
         return
-    if _version(release) < OLDEST_PODMAN:
+    if version_of(release) < OLDEST_PODMAN:
         hint = f"install Podman {'.'.join(map(str, OLDEST_PODMAN))} or newer"
-        findings.problems.append(Problem(want.node, name, "is too old", hint))
+        findings.refuse(want.node, name, "is too old", hint)
     if "rootless" in docker["security_options"] and _fits(want, rootless=True):
         hint = f"set rdm_docker_socket: {podman.SOCKET}, which is root's, and leave rdm_become true"
-        findings.problems.append(Problem(want.node, name, "runs as a user", hint))
+        findings.refuse(want.node, name, "runs as a user", hint)
     drivers = docker["network_plugins"]
     if want.network_driver not in drivers:
         lacks = "takes no network plugins of Docker's" if want.network_driver == "sriov" else "lacks it"
         hint = f"choose network_driver {' or '.join(drivers)}, or {use_docker}"
         value = f"network_driver {want.network_driver}"
-        findings.problems.append(Problem(want.node, value, f"cannot be had: {name} {lacks}", hint))
-    if want.accelerator == "cuda" and not want.own_devices and _version(release) < _PODMAN_WITH_GPUS:
+        findings.refuse(want.node, value, f"cannot be had: {name} {lacks}", hint)
+    if want.accelerator == "cuda" and not want.own_devices and version_of(release) < _PODMAN_WITH_GPUS:
         reason = f"cannot be had: the Docker-compatible API of {name} gives out no NVIDIA GPUs"
         hint = f"install Podman 5.4 or newer, or {use_docker}"
-        findings.problems.append(Problem(want.node, "rdm_accelerator cuda", reason, hint))
+        findings.refuse(want.node, "rdm_accelerator cuda", reason, hint)
 
 
 def reported(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
@@ -137,7 +128,7 @@ def reported(want: DesiredState, facts: ObservedState, findings: Findings) -> No
     for finding in facts["findings"]:
         text = str(finding["text"]).rstrip(". ")
         if finding["level"] == "error":
-            findings.problems.append(Problem(want.node, "", text, ""))
+            findings.refuse(want.node, "", text, "")
         else:
             findings.warn(want.node, f"{text}.")
 
@@ -154,7 +145,7 @@ def user_namespaces(want: DesiredState, facts: ObservedState, findings: Findings
         "set container_userns_mode: host, which runs the cluster's containers without it, or take it out of "
         "the engine's daemon.json"
     )
-    findings.problems.append(Problem(want.node, "userns-remap of the engine", reason, hint))
+    findings.refuse(want.node, "userns-remap of the engine", reason, hint)
 
 
 def selinux(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
@@ -173,14 +164,14 @@ def log_driver(want: DesiredState, facts: ObservedState, findings: Findings) -> 
     if want.container.ready_line and (facts["docker"] or NO_ENGINE)["log_driver"] == "none":
         reason = "keeps no line of a container's log, and one says that the container's sshd is up"
         hint = "set another in /etc/docker/daemon.json, such as local, and restart the engine"
-        findings.problems.append(Problem(want.node, "the engine's log driver none", reason, hint))
+        findings.refuse(want.node, "the engine's log driver none", reason, hint)
 
 
 def config_dir(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     """Report a directory where the cluster's files cannot be written."""
     there = facts["config_dir"]
     if why := there["why"]:
-        findings.problems.append(Problem(want.node, str(there["path"]), *_NOT_WRITABLE[why]))
+        findings.refuse(want.node, str(there["path"]), *_NOT_WRITABLE[why])
 
 
 def image(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
@@ -190,13 +181,11 @@ def image(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
         return
     found = docker["images"]
     if canonical(image) not in {tag for one in found for tag in one["tags"]}:
-        findings.problems.append(
-            Problem(
-                want.node,
-                f"container_image {image}",
-                "is not on the node, and images_list is empty",
-                "list it in images_list, or load it there",
-            )
+        findings.refuse(
+            want.node,
+            f"container_image {image}",
+            "is not on the node, and images_list is empty",
+            "list it in images_list, or load it there",
         )
 
 
@@ -207,7 +196,7 @@ def archives(want: DesiredState, facts: ObservedState, findings: Findings) -> No
         if problem:
             value = path if problem.startswith(f"{path} ") else ""
             reason = problem[len(value) :].lstrip()
-            findings.problems.append(Problem(want.node, value, reason, str(archive["hint"])))
+            findings.refuse(want.node, value, reason, str(archive["hint"]))
 
 
 def disk(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
@@ -226,7 +215,7 @@ def disk(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
         hint = "free some space there (docker image prune), or lower images_min_free_bytes"
     else:
         return
-    findings.problems.append(Problem(want.node, str(disk["path"]), what, hint))
+    findings.refuse(want.node, str(disk["path"]), what, hint)
 
 
 def _to_have_an_engine(want: DesiredState, do: str, *, elsewhere: bool) -> str:
@@ -252,7 +241,7 @@ def _fits(want: DesiredState, rootless: bool) -> bool:
     return not rootless or want.network_driver not in DRIVERS_ON_AN_INTERFACE
 
 
-def _version(text: Any) -> tuple[int, ...]:
+def version_of(text: Any) -> tuple[int, ...]:
     """Return `20.10.24+dfsg1` as (20, 10, 24); an unknown version counts as (0,)."""
     match = re.match(r"\d+(\.\d+)*", str(text or ""))
     return tuple(int(part) for part in match.group().split(".")) if match else (0,)

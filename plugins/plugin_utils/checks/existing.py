@@ -189,7 +189,7 @@ def network(
         hint = "set network_replace: true to recreate it, or choose another network_name"
     else:
         return
-    findings.problems.append(Problem(want.node, value, reason, hint))
+    findings.refuse(want.node, value, reason, hint)
 
 
 def old_names(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
@@ -213,14 +213,14 @@ def old_names(want: DesiredState, facts: ObservedState, findings: Findings) -> N
                     value = f"the Docker network {one['name']}"
                     reason = "is of a rail that container_rails no longer has"
                     hint = "list it again, or take the cluster down first (rdm-provision down)"
-                    findings.problems.append(Problem(want.node, value, reason, hint))
+                    findings.refuse(want.node, value, reason, hint)
             else:
                 reason = f"is not what this cluster has on the node, a {kind} named {one['name']}"
                 # A network cannot be renamed.
                 back = f"rename it back (docker rename {one['name']} {name}), " if kind == "container" else ""
                 hint = f"set {variable}: {one['name']}"
                 hint = f"{back}{hint}, or take the cluster down first (rdm-provision down)"
-                findings.problems.append(Problem(want.node, f"{variable} {name}", reason, hint))
+                findings.refuse(want.node, f"{variable} {name}", reason, hint)
 
 
 def parent_in_use(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
@@ -233,13 +233,11 @@ def parent_in_use(want: DesiredState, facts: ObservedState, findings: Findings) 
         if network["driver"] not in ("macvlan", "ipvlan") or not same:
             continue
         if network["name"] != first.network.name and not is_ours(network["labels"], want.cluster):
-            findings.problems.append(
-                Problem(
-                    want.node,
-                    f"network_parent {first.interface}",
-                    f"carries the Docker network {network['name']} already, and the engine allows one",
-                    "choose another interface (or a VLAN of it), or remove that network",
-                )
+            findings.refuse(
+                want.node,
+                f"network_parent {first.interface}",
+                f"carries the Docker network {network['name']} already, and the engine allows one",
+                "choose another interface (or a VLAN of it), or remove that network",
             )
 
 
@@ -247,13 +245,11 @@ def container_name(want: DesiredState, facts: ObservedState, findings: Findings)
     """Report a container of our name that is not this cluster's."""
     for container in _containers(facts):
         if container["name"] == want.container.name and not is_ours(container["labels"], want.cluster):
-            findings.problems.append(
-                Problem(
-                    want.node,
-                    f"a container named {want.container.name}",
-                    "exists already and is not this cluster's",
-                    "remove or rename it, or choose another container_name",
-                )
+            findings.refuse(
+                want.node,
+                f"a container named {want.container.name}",
+                "exists already and is not this cluster's",
+                "remove or rename it, or choose another container_name",
             )
 
 
@@ -265,13 +261,11 @@ def address(
     for container in _containers(facts):
         at = container["networks"].get(planned.network.name)
         if at == planned.my_ip and not is_ours(container["labels"], want.cluster):
-            findings.problems.append(
-                Problem(
-                    want.node,
-                    planned.my_ip,
-                    f"is used by the container {container['name']}, which is not this cluster's",
-                    "remove that container from the network, or give the node another my_ip",
-                )
+            findings.refuse(
+                want.node,
+                planned.my_ip,
+                f"is used by the container {container['name']}, which is not this cluster's",
+                "remove that container from the network, or give the node another my_ip",
             )
 
 
@@ -293,7 +287,7 @@ def guests(want: DesiredState, facts: ObservedState, findings: Findings) -> None
             # Both would answer, and verify would name the planned node as faulty.
             reason = f"is used by the container {guest}, which is not this cluster's"
             hint = "remove that container from the network"
-            findings.problems.append(Problem(want.node, f"the address {address} of {owner}", reason, hint))
+            findings.refuse(want.node, f"the address {address} of {owner}", reason, hint)
         elif not owner:
             findings.warn(
                 want.node,

@@ -14,6 +14,10 @@ class Findings(NamedTuple):
     problems: list[Problem]
     warnings: list[Problem]
 
-    def warn(self, node: str, text: str) -> None:
-        """Add a warning, a whole sentence."""
-        self.warnings.append(Problem(node, "", text, ""))
+    def refuse(self, node: str, value: str, reason: str, hint: str) -> None:
+        """Add a problem."""
+        self.problems.append(Problem(node, value, reason, hint))
+
+    def warn(self, node: str, value: str, reason: str = "", hint: str = "") -> None:
+        """Add a warning; a whole sentence is its only part."""
+        self.warnings.append(Problem(node, value, reason, hint))

@@ -12,7 +12,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.registry_mirr
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import (
     DOCKER_HUB,
     registry_of,
@@ -33,16 +32,16 @@ def mirrors(want: DesiredState, facts: ObservedState, findings: Findings) -> Non
     if docker["engine"] == "podman":
         reason = "is for Docker Engine, and the node has Podman"
         hint = "leave it out, and name the mirror in /etc/containers/registries.conf"
-        findings.problems.append(Problem(want.node, "images_mirror", reason, hint))
+        findings.refuse(want.node, "images_mirror", reason, hint)
         return
     unreachable = facts["unreachable_mirrors"]
     for one in images.mirrors:
         value = f"images_mirror {one}"
         if not is_mirror(one):
-            findings.problems.append(Problem(want.node, value, "is not the URL of a mirror", _FORM))
+            findings.refuse(want.node, value, "is not the URL of a mirror", _FORM)
         elif one in unreachable:
             hint = "start it, correct its URL, or leave it out"
-            findings.problems.append(Problem(want.node, value, unreachable[one], hint))
+            findings.refuse(want.node, value, unreachable[one], hint)
     found = [one for one in images.mirrors if is_mirror(one)]
     named = [one for one in found if split(one)[0]]
     of = {split(one)[0] or DOCKER_HUB for one in found}
@@ -51,7 +50,7 @@ def mirrors(want: DesiredState, facts: ObservedState, findings: Findings) -> Non
         _of_named_registries(want, named, why, facts, findings)
     if DOCKER_HUB in {split(one)[0] for one in named} and len(named) < len(found):
         reason = f"names mirrors with {DOCKER_HUB}= and without it, and the engine would ignore the latter"
-        findings.problems.append(Problem(want.node, "images_mirror", reason, "name all of them in one way"))
+        findings.refuse(want.node, "images_mirror", reason, "name all of them in one way")
     pulled = [str(image["name"]) for image in images.images if image["source"] == "registry"]
     if pulled and found and not of & {registry_of(name) for name in pulled}:
         hint = "name the mirror in the image's name instead" if why else "name one as REGISTRY=URL"
@@ -76,9 +75,9 @@ def _of_named_registries(
     if why:
         others = any(split(one)[0] != DOCKER_HUB for one in named)
         hint = "write the mirror into the image's name" if others else f"leave {DOCKER_HUB}= and a path out"
-        findings.problems.append(Problem(want.node, f"images_mirror {names(named)}", why, hint))
+        findings.refuse(want.node, f"images_mirror {names(named)}", why, hint)
         return
     for registry, path in facts["foreign_mirror_files"].items():
         reason = f"{FOREIGN}, and images_mirror names mirrors of {registry}"
         hint = "name them in that file, or remove it"
-        findings.problems.append(Problem(want.node, str(path), reason, hint))
+        findings.refuse(want.node, str(path), reason, hint)

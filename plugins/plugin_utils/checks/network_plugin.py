@@ -6,11 +6,11 @@ from __future__ import annotations
 from ansible_collections.rdm.provision.plugins.module_utils.base.facts import NO_ENGINE
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_PLUGIN
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import is_ours
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.engine import version_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.observed import ObservedState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vfs import OWN, UPSTREAM
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 _MAY_SERVE = ("running", "restarting", "paused")
 # The upstream plugin's Docker client uses this API version.
@@ -40,16 +40,14 @@ def upstream(want: DesiredState, facts: ObservedState, findings: Findings) -> No
     """Refuse the upstream plugin with an engine that rejects its API version."""
     docker = facts["docker"] or NO_ENGINE
     oldest = docker["min_api_version"]
-    if want.plugin != UPSTREAM or not oldest or _version(oldest) <= _UPSTREAM_API:
+    if want.plugin != UPSTREAM or not oldest or version_of(oldest) <= _UPSTREAM_API:
         return
-    findings.problems.append(
-        Problem(
-            want.node,
-            "sriov_plugin upstream",
-            "forgets all its networks when it is restarted here: it queries the engine in API version 1.12, "
-            f"and Docker Engine {docker['version']} refuses those below {oldest}",
-            "use sriov_plugin: rdm-sriov, or Docker Engine 24 or older",
-        )
+    findings.refuse(
+        want.node,
+        "sriov_plugin upstream",
+        "forgets all its networks when it is restarted here: it queries the engine in API version 1.12, "
+        f"and Docker Engine {docker['version']} refuses those below {oldest}",
+        "use sriov_plugin: rdm-sriov, or Docker Engine 24 or older",
     )
 
 
@@ -67,8 +65,4 @@ def socket(want: DesiredState, facts: ObservedState, findings: Findings) -> None
     if not by_unit and not by_container:
         reason = "is served by something else already"
         hint = "stop it, or leave it to that (sriov_enabled: false)"
-        findings.problems.append(Problem(want.node, f"sriov_socket {seen['socket']}", reason, hint))
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
+        findings.refuse(want.node, f"sriov_socket {seen['socket']}", reason, hint)

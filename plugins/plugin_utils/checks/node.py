@@ -95,7 +95,7 @@ def check_host(want: DesiredState, facts: ObservedState) -> Findings:
     having = sorted(address for address in own if ":" not in address and not address.startswith("127."))
     reason = f"is no address of the host, which has {', '.join(having) or 'none'}"
     hint = "set my_ip to the one that it has on the fabric"
-    findings.problems.append(Problem(want.node, f"my_ip {want.my_ip}", reason, hint))
+    findings.refuse(want.node, f"my_ip {want.my_ip}", reason, hint)
     return findings
 
 
@@ -108,7 +108,7 @@ def shells(want: DesiredState, facts: ObservedState, findings: Findings) -> None
         if stray["plain"]:
             hint += ", or set my_ip_repair_strays: true, which comments it out"
         what = f"{stray['file']}:{stray['line']}"
-        findings.warnings.append(Problem(want.node, what, _stray_sentence(stray, want.my_ip), hint))
+        findings.warn(want.node, what, _stray_sentence(stray, want.my_ip), hint)
 
 
 def with_strays(facts: ObservedState, my_ip: str) -> Mapping[str, Sequence[str]]:

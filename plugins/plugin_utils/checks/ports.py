@@ -58,15 +58,13 @@ def virtual_ports(want: DesiredState, facts: ObservedState, findings: Findings) 
             findings.warnings.append(_unfollowing(want, interface["name"], which, kept))
         elif len(down) == _count(facts, interface["name"]):
             lid = port["sm_lid"]
-            findings.warnings.append(
-                Problem(
-                    want.node,
-                    "subnet manager:",
-                    f"{which}, so most likely the subnet manager (LID {lid}) knows no virtual ports; only "
-                    "its own host knows for sure",
-                    "set virt_enabled 2 in its opensm.conf, and restart it (systemctl restart opensm); "
-                    f"smpquery nodedesc {lid} says which host that is",
-                )
+            findings.warn(
+                want.node,
+                "subnet manager:",
+                f"{which}, so most likely the subnet manager (LID {lid}) knows no virtual ports; only "
+                "its own host knows for sure",
+                "set virt_enabled 2 in its opensm.conf, and restart it (systemctl restart opensm); "
+                f"smpquery nodedesc {lid} says which host that is",
             )
 
 
@@ -84,15 +82,13 @@ def opensm(want: DesiredState, facts: ObservedState, findings: Findings) -> None
     if in_charge:
         printed = configured["virt_enabled"]
         has = f"has virt_enabled {printed}" if printed else "says nothing of virt_enabled"
-        findings.warnings.append(
-            Problem(
-                want.node,
-                "subnet manager:",
-                f"{configured['path']} {has}, and this node's is in charge: the ports of VFs stay down, "
-                "unless opensm was started with another configuration",
-                "set virt_enabled 2 there, and restart it (systemctl restart opensm). The opensm of "
-                "MLNX_OFED and DOCA-OFED has that option",
-            )
+        findings.warn(
+            want.node,
+            "subnet manager:",
+            f"{configured['path']} {has}, and this node's is in charge: the ports of VFs stay down, "
+            "unless opensm was started with another configuration",
+            "set virt_enabled 2 there, and restart it (systemctl restart opensm). The opensm of "
+            "MLNX_OFED and DOCA-OFED has that option",
         )
 
 

@@ -48,7 +48,7 @@ def vfs(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     findings.problems.extend(_none_to_give(want, facts, refused))
     if want.vfs.number and not want.become:
         reason = "needs root, which makes virtual functions, and rdm_become is false"
-        findings.problems.append(Problem(want.node, "sriov_vfs", reason, "set rdm_become to true"))
+        findings.refuse(want.node, "sriov_vfs", reason, "set rdm_become to true")
     findings.problems.extend(_impossible(want, facts, reported))
 
 
@@ -79,7 +79,7 @@ def link_layer(want: DesiredState, facts: ObservedState, findings: Findings) -> 
             value = next(options[option] for name, options in below if name == wrong[0])
             reason = f"does not fit {names(wrong)}: {'that is' if len(wrong) == 1 else 'these are'} {kind}"
             reason += " in the place of VLANs" if option == "vlan" else ""
-            findings.problems.append(Problem(want.node, f"{variable} {value}", reason, hint))
+            findings.refuse(want.node, f"{variable} {value}", reason, hint)
 
 
 def shared_pci_functions(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
@@ -114,29 +114,25 @@ def iommu(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
         if not booted["table"]:
             reported = f"there is no {table} in /sys/firmware/acpi/tables, and no IOMMU group"
             name = "VT-d" if cpu == "intel" else "AMD-Vi (IOMMU)"
-            findings.warnings.append(
-                Problem(
-                    want.node,
-                    "BIOS:",
-                    f"the IOMMU is off ({reported})",
-                    f"switch {name} on in the BIOS set-up, as well as SR-IOV, then {hint}",
-                )
+            findings.warn(
+                want.node,
+                "BIOS:",
+                f"the IOMMU is off ({reported})",
+                f"switch {name} on in the BIOS set-up, as well as SR-IOV, then {hint}",
             )
             return
         has = " ".join(booted["parameters"]) or "nothing about it"
         reason = f"the IOMMU is off (no IOMMU group, /proc/cmdline has {has})"
-        findings.warnings.append(Problem(want.node, "kernel command line:", reason, hint))
+        findings.warn(want.node, "kernel command line:", reason, hint)
         return
     slow = [one for one in facts["fabric_interfaces"] if str(one["iommu"]).startswith("DMA")]
     if slow and missing_parameters(booted):
         reported = ", ".join(f"{one['name']} in a group of type {one['iommu']}" for one in slow)
-        findings.warnings.append(
-            Problem(
-                want.node,
-                "kernel command line:",
-                f"the IOMMU translates every transfer ({reported}), which costs bandwidth, and GPUs theirs",
-                hint,
-            )
+        findings.warn(
+            want.node,
+            "kernel command line:",
+            f"the IOMMU translates every transfer ({reported}), which costs bandwidth, and GPUs theirs",
+            hint,
         )
 
 
@@ -152,7 +148,7 @@ def other_networks(want: DesiredState, facts: ObservedState, findings: Findings)
     if others:
         reason = f"serves {names(others)}, not of this cluster, too, so that it cannot be replaced"
         hint = f"remove {'it' if len(others) == 1 else 'them'}, or keep sriov_plugin: upstream"
-        findings.problems.append(Problem(want.node, "rdma/sriov-plugin", reason, hint))
+        findings.refuse(want.node, "rdma/sriov-plugin", reason, hint)
 
 
 def _none_to_give(want: DesiredState, facts: ObservedState, refused: Set[str]) -> Iterator[Problem]:
