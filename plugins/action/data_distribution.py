@@ -8,13 +8,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ansible import constants
 from ansible.errors import AnsibleActionFail
-from ansible_collections.rdm.provision.plugins.action.job_data import (
-    MODULE,
-    files,
-    remember_digest,
-)
+from ansible_collections.rdm.provision.plugins.action.job_data import MODULE, digest_once, files
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
 from ansible_collections.rdm.provision.plugins.module_utils.images.joined_files import layout
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
@@ -113,7 +108,7 @@ class ActionModule(Decision):
             return
         copies, _problems = transfer.outcome(result, "gets it directly")
         if transfer.sha256:
-            remember_digest(file, Path(constants.DEFAULT_LOCAL_TMP), transfer.sha256)
+            digest_once(file, transfer.sha256)
         for name, one in copies.items():
             result["nodes"].setdefault(name, {})[path] = one["copy"]
 

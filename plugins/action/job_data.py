@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ansible import constants
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.modules.job_data import digest
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.upload_directory import upload
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import run_cache
 
 MODULE = "rdm.provision.job_data"
 
@@ -41,7 +40,7 @@ class ActionModule(ActionBase):
         seen = self._module({**arguments, "sizes": sizes}, variables)
         if seen.get("failed"):
             return seen
-        needed = [*seen["needed"], *others(source, seen["digests"], Path(constants.DEFAULT_LOCAL_TMP))]
+        needed = [*seen["needed"], *others(source, seen["digests"])]
         result: dict[str, Any] = {"changed": bool(needed), "copied": needed}
         if self._task.diff:
             result["diff"] = _diff(needed)
@@ -93,7 +92,7 @@ class ActionModule(ActionBase):
         try:
             for path in needed:
                 if path in brought:
-                    own = _digest_once(source / path, Path(constants.DEFAULT_LOCAL_TMP))
+                    own = digest_once(source / path)
                     stored = {"file": path, "copy": brought[path], "remove_copy": True, "digest": own}
                     done = self._module({**arguments, **stored}, variables)
                     if not done.get("failed"):
@@ -145,41 +144,29 @@ def files(source: Path) -> Iterator[str]:
                 yield path.relative_to(source).as_posix()
 
 
-def others(source: Path, digests: dict[str, str], run: Path) -> Iterator[str]:
+def others(source: Path, digests: dict[str, str]) -> Iterator[str]:
     """Yield the files whose content differs from the node's.
 
     Args:
         source: the directory on the controller.
         digests: relative path -> digest of the node's file.
-        run: a directory of this run, shared by the processes of all nodes.
     """
     for path, theirs in digests.items():
-        if _digest_once(source / path, run) != theirs:
+        if digest_once(source / path) != theirs:
             yield path
 
 
-def remember_digest(path: Path, run: Path, known: str) -> None:
-    """Record a file's digest, so that no process of the run reads the file for it.
+def digest_once(path: Path, known: str = "") -> str:
+    """Return the digest of a file; only the first process of a run reads the file, the others wait.
 
     Args:
         path: of the file.
-        run: as for `others`.
-        known: its digest.
+        known: its digest, so that no process reads the file for it.
     """
-    _record(path, run).write_text(known)
 
+    def compute() -> str:
+        with path.open("rb") as stream:
+            return digest(stream)
 
-def _record(path: Path, run: Path) -> Path:
-    return run / f"rdm-data-{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]}"
-
-
-def _digest_once(path: Path, run: Path) -> str:
-    """Return the digest of a file; only the first process of a run reads the file, the others wait."""
-    with _record(path, run).open("a+") as record:
-        fcntl.flock(record, fcntl.LOCK_EX)
-        record.seek(0)
-        if not (found := record.read()):
-            with path.open("rb") as stream:
-                found = digest(stream)
-            record.write(found)
-    return found
+    name = f"data-{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]}"
+    return str(run_cache.once(name, lambda: known or compute()))

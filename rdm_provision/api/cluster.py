@@ -431,9 +431,6 @@ class Cluster(JobVerbs):
             run_options: see :class:`RunOptions`.
 
         The errors are those of :meth:`up`.
-
-        >>> Cluster.load("inventory/lab").down().result().exit_code  # doctest: +SKIP
-        0
         """
         self._refuse_bare("down", "rdm-provision env down takes away what up and env up have made there")
         extra = {"images_remove": True} if images else {}
@@ -448,9 +445,6 @@ class Cluster(JobVerbs):
         Args:
             tags: only the parts with one of these tags; None for all.
             run_options: see :class:`RunOptions`.
-
-        >>> Cluster.load("inventory/mdx").env_up().result().exit_code  # doctest: +SKIP
-        0
         """
         self._refuse_containers("env up", "rdm-provision up makes a cluster of them")
         return self._run("env-up", "env_up", run_options, tags=tags, exclusive=True, diff=True)
@@ -465,9 +459,6 @@ class Cluster(JobVerbs):
         Args:
             tags: only the parts with one of these tags; None for all.
             run_options: see :class:`RunOptions`.
-
-        >>> Cluster.load("inventory/mdx").env_down().result().exit_code  # doctest: +SKIP
-        0
         """
         self._refuse_containers("env down", "rdm-provision down takes a cluster of them away")
         keep = frozenset({FILES_MODULE})
@@ -479,9 +470,6 @@ class Cluster(JobVerbs):
         Args:
             forks: the number of hosts at a time.
             verbosity: ansible-playbook's number of ``-v``.
-
-        >>> Cluster.load("inventory/lab").slurm_up().result().exit_code  # doctest: +SKIP
-        0
         """
         return self._slurm("slurm-up", "slurm_up", forks, verbosity, exclusive=True, diff=True)
 

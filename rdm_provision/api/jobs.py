@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -33,6 +33,14 @@ def _wanted(
     given = {"job_config": str(config or ""), **words}
     literal = {"job_overrides": list(overrides)}
     return {name: word for name, word in given.items() if word}, {k: v for k, v in literal.items() if v}
+
+
+def answers(result: RunResult, module: str = JOB_MODULE) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each result of a module with its node, in the order of the nodes."""
+    returned = result.returned.get(module, {})
+    for node in dict.fromkeys([*result.nodes, *returned]):
+        for one in returned.get(node, ()):
+            yield node, one
 
 
 class JobVerbs:
@@ -135,22 +143,12 @@ class JobVerbs:
 
     def measured(self, result: RunResult) -> dict[str, Any]:
         """Return what a :meth:`profile` run measured, as ``rdm-trainer profile`` writes it, or nothing."""
-        for results in result.returned.get(JOB_MODULE, {}).values():
-            for one in reversed(results):
-                progress = (one.get("job") or {}).get("progress") or {}
-                if progress.get("measured"):
-                    return dict(progress["measured"])
-        return {}
+        found = [(one.get("job") or {}).get("progress") or {} for _node, one in answers(result)]
+        return next((dict(one["measured"]) for one in reversed(found) if one.get("measured")), {})
 
     def checked_facts(self, result: RunResult) -> dict[str, dict[str, Any]]:
         """Return what each node reported in a run with ``check``, such as ``gpu`` and ``torch``."""
-        returned = result.returned.get(JOB_MODULE, {})
-        return {
-            name: dict(one["facts"])
-            for name in result.nodes
-            for one in returned.get(name, ())
-            if one.get("facts")
-        }
+        return {node: dict(one["facts"]) for node, one in answers(result) if one.get("facts")}
 
     def job_config(
         self,
@@ -173,10 +171,7 @@ class JobVerbs:
 
     def resolved_config(self, result: RunResult) -> str:
         """Return the YAML of a :meth:`job_config` run; empty if the run failed."""
-        returned = result.returned.get(JOB_MODULE, {})
-        return next(
-            (str(one["config"]) for answers in returned.values() for one in answers if "config" in one), ""
-        )
+        return next((str(one["config"]) for _node, one in answers(result) if "config" in one), "")
 
     def bring_data(
         self,
@@ -220,12 +215,11 @@ class JobVerbs:
 
     def lacking_data(self, result: RunResult) -> dict[str, list[str]]:
         """Return the files that a :meth:`bring_data` run with ``check`` would copy: node -> paths."""
-        answers = result.returned.get(DATA_MODULE, {})
-        found = {
-            node: [path for one in answers.get(node, ()) for path in one.get("copied", ())]
-            for node in result.nodes
-        }
-        return {node: paths for node, paths in found.items() if paths}
+        found: dict[str, list[str]] = {}
+        for node, one in answers(result, DATA_MODULE):
+            if one.get("copied"):
+                found.setdefault(node, []).extend(one["copied"])
+        return found
 
     def jobs(
         self,
@@ -358,23 +352,21 @@ class JobVerbs:
 
         A directory that nodes share is listed once, with the first of them.
         """
-        answers = result.returned.get(JOB_MODULE, {})
         found: dict[tuple[str, str], Removal] = {}
-        for node in result.nodes:
-            for answer in answers.get(node, ()):
-                for one in (*answer.get("removed", ()), *answer.get("kept", ())):
-                    removal = Removal(one["job"], node, int(one.get("bytes", 0)), str(one.get("reason", "")))
-                    which = (removal.job, str(one.get("identity") or node))
-                    # Nodes that remove a shared directory later find less of it.
-                    if which not in found or found[which].bytes < removal.bytes:
-                        found[which] = removal
+        for node, answer in answers(result):
+            for one in (*answer.get("removed", ()), *answer.get("kept", ())):
+                removal = Removal(one["job"], node, int(one.get("bytes", 0)), str(one.get("reason", "")))
+                which = (removal.job, str(one.get("identity") or node))
+                # Nodes that remove a shared directory later find less of it.
+                if which not in found or found[which].bytes < removal.bytes:
+                    found[which] = removal
         return tuple(found.values())
 
     def heard_jobs(self, result: RunResult) -> tuple[JobState, ...]:
         """Return the jobs of a :meth:`jobs` run whose master, or submitting host, answered."""
-        answers = result.returned.get(JOB_MODULE, {})
+        known = result.returned.get(JOB_MODULE, {})
         return tuple(
-            state for state in self.job_states(result) if state.launcher == "slurm" or state.master in answers
+            state for state in self.job_states(result) if state.launcher == "slurm" or state.master in known
         )
 
     def job_states(self, result: RunResult) -> tuple[JobState, ...]:
@@ -384,50 +376,37 @@ class JobVerbs:
         """
         now = time.time()
         found: dict[str, JobState] = {}
-        for node, results in result.returned.get(JOB_MODULE, {}).items():
-            for one in results:
-                answers = [one["job"]] if one.get("job") else one.get("jobs") or ()
-                for data in answers:
-                    state = JobState.of(data, str(one.get("directory", "")), now)
-                    if state.master == node or state.job not in found:
-                        found[state.job] = state
+        for node, one in answers(result):
+            for data in [one["job"]] if one.get("job") else one.get("jobs") or ():
+                state = JobState.of(data, str(one.get("directory", "")), now)
+                if state.master == node or state.job not in found:
+                    found[state.job] = state
         return tuple(sorted(found.values(), key=lambda state: state.started or 0.0, reverse=True))
 
     def job_sections(self, result: RunResult) -> tuple[LogSection, ...]:
         """Return what a :meth:`jobs` run with ``sections`` found on all nodes, in the order of the nodes."""
-        answers = result.returned.get(JOB_MODULE, {})
-        order = [name for name in result.nodes if name in answers]
-        return merged(one["sections"] for name in order for one in answers[name] if one.get("sections"))
+        return merged(one["sections"] for _node, one in answers(result) if one.get("sections"))
 
     def report_parts(self, result: RunResult) -> list[dict[str, Any]]:
         """Return what each node reported in a :meth:`jobs` run with ``report``, in the order of the nodes."""
-        answers = result.returned.get(JOB_MODULE, {})
-        order = [name for name in result.nodes if name in answers]
-        return [one["report"] for name in order for one in answers[name] if one.get("report")]
+        return [one["report"] for _node, one in answers(result) if one.get("report")]
 
     def knows_job(self, result: RunResult) -> bool:
         """Return whether any node that answered has the job that a run was about."""
-        return any(
-            one.get("known") for results in result.returned.get(JOB_MODULE, {}).values() for one in results
-        )
+        return any(one.get("known") for _node, one in answers(result))
 
     def ranks_instead(self, result: RunResult) -> int:
         """Return how many ranks a job has, if no node has a line of the rank that :meth:`logs` wanted.
 
         0 if a node has one, or may get one.
         """
-        answers = result.returned.get(JOB_MODULE, {}).values()
-        found = [int(one.get("ranks") or 0) for results in answers for one in results if one.get("known")]
+        found = [int(one.get("ranks") or 0) for _node, one in answers(result) if one.get("known")]
         return max(found) if found and all(found) else 0
 
     def rank_notices(self, result: RunResult) -> tuple[str, ...]:
         """Return why there is no line of the rank that :meth:`logs` wanted, a sentence for each log."""
-        answers = result.returned.get(JOB_MODULE, {}).values()
-        return tuple(str(one["notice"]) for results in answers for one in results if one.get("notice"))
+        return tuple(str(one["notice"]) for _node, one in answers(result) if one.get("notice"))
 
     def near_jobs(self, result: RunResult) -> tuple[str, ...]:
         """Return jobs spelt nearly like the one that no node knew."""
-        answers = result.returned.get(JOB_MODULE, {}).values()
-        return tuple(
-            dict.fromkeys(near for results in answers for one in results for near in one.get("near") or ())
-        )
+        return tuple(dict.fromkeys(near for _node, one in answers(result) for near in one.get("near") or ()))

@@ -85,8 +85,8 @@ def test_a_file_that_was_read_for_its_pieces_is_not_read_for_its_digest(
     (source / "sets" / "large").unlink()
     monkeypatch.chdir(source)
     own = {"sets/large": hashlib.sha256(data).hexdigest()}
-    assert list(others(Path(), own, tmp_path)) == []
-    assert list(others(Path(), {"sets/large": "another"}, tmp_path)) == ["sets/large"]
+    assert list(others(Path(), own)) == []
+    assert list(others(Path(), {"sets/large": "another"})) == ["sets/large"]
 
 
 def test_who_has_not_got_it_is_named_and_keeps_no_half_of_it(nodes: Nodes, source: Path) -> None:

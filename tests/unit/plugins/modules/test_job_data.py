@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+from ansible import constants
 from ansible_collections.rdm.provision.plugins.action import job_data as action
 from ansible_collections.rdm.provision.plugins.action.job_data import files, others
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
@@ -144,7 +145,10 @@ def test_the_files_of_a_directory_are_listed(jobs: Path, tmp_path: Path) -> None
     assert run_module(job_data, {"source": str(tmp_path / "none"), **given})["sizes"] is None
 
 
-def test_files_of_the_controller_are_found_once_and_compared_by_content(tmp_path: Path) -> None:
+def test_files_of_the_controller_are_found_once_and_compared_by_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DEFAULT_LOCAL_TMP", str(tmp_path.parent))
     (tmp_path / "sets").mkdir()
     (tmp_path / "sets" / "b").write_bytes(b"tokens")
     (tmp_path / "sets" / ".metadata").write_bytes(b"of a checkpoint")
@@ -153,7 +157,7 @@ def test_files_of_the_controller_are_found_once_and_compared_by_content(tmp_path
     (tmp_path / "gone").symlink_to("nowhere")
     assert list(files(tmp_path)) == ["a", "sets/.metadata", "sets/b"]
     right = hashlib.sha256(b"tokens").hexdigest()
-    assert list(others(tmp_path, {"a": right, "sets/b": "0"}, tmp_path)) == ["sets/b"]
+    assert list(others(tmp_path, {"a": right, "sets/b": "0"})) == ["sets/b"]
 
 
 def test_a_run_reads_the_files_of_the_controller_once_for_all_nodes(
@@ -170,9 +174,10 @@ def test_a_run_reads_the_files_of_the_controller_once_for_all_nodes(
     source, run = tmp_path / "source", tmp_path / "run"
     source.mkdir()
     run.mkdir()
+    monkeypatch.setattr(constants, "DEFAULT_LOCAL_TMP", str(run))
     for name in ("a", "b"):
         (source / name).write_text(name)
     right = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a", "b")}
-    assert [list(others(source, right, run)) for _node in range(3)] == [[], [], []]
-    assert list(others(source, {**right, "b": right["a"]}, run)) == ["b"]
+    assert [list(others(source, right)) for _node in range(3)] == [[], [], []]
+    assert list(others(source, {**right, "b": right["a"]})) == ["b"]
     assert read == ["a", "b"]
