@@ -39,12 +39,6 @@ collective:
     C(links_gbit) (node, node, Gb/s), C(rates_gbit) of the nodes' links, C(job).
   returned: always
   type: dict
-faulty:
-  description: The nodes to fail, and why.
-  returned: always
-  type: dict
-msg:
-  description: The same for people.
-  returned: always
-  type: str
+faulty: {description: "The nodes to fail, and why.", returned: always, type: dict}
+msg: {description: The same for people., returned: always, type: str}
 """

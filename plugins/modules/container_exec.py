@@ -56,16 +56,8 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-container:
-  description: Name of the container.
-  returned: when there is one
-  type: str
-  sample: rdm
-rc:
-  description: The command's exit code.
-  returned: when the command ran
-  type: int
-  sample: 0
+container: {description: Name of the container., returned: when there is one, type: str, sample: rdm}
+rc: {description: The command's exit code., returned: when the command ran, type: int, sample: 0}
 stdout:
   description: What the command wrote. Bytes that are not UTF-8 are replaced.
   returned: when the command ran

@@ -64,11 +64,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-waited:
-  description: Seconds until it was ready.
-  returned: success
-  type: float
-  sample: 0.4
+waited: {description: Seconds until it was ready., returned: success, type: float, sample: 0.4}
 taught:
   description: Names of the networks that the plugin got again, or would get.
   returned: success

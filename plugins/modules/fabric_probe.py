@@ -89,10 +89,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-measured:
-  description: Whether there are measurements.
-  returned: always
-  type: bool
+measured: {description: Whether there are measurements., returned: always, type: bool}
 reason:
   description: Why there are none, in one sentence.
   returned: always
@@ -108,10 +105,7 @@ method:
   returned: when measured
   type: str
   sample: icmp
-note:
-  description: Why the method is not V(icmp).
-  returned: when measured
-  type: str
+note: {description: Why the method is not V(icmp)., returned: when measured, type: str}
 link:
   description: The interface in the container that has MY_IP, and whether it is up and has a carrier.
   returned: when measured

@@ -77,8 +77,5 @@ fabric:
       those of all rails, everything else is the first one's.
   returned: always
   type: dict
-msg:
-  description: The same for people, as a table.
-  returned: always
-  type: str
+msg: {description: "The same for people, as a table.", returned: always, type: str}
 """

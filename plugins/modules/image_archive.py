@@ -142,13 +142,8 @@ images:
   type: list
   elements: dict
   contains:
-    digest:
-      description: The digest of the image's configuration.
-      type: str
-    tags:
-      description: The names that it has, or would have.
-      type: list
-      elements: str
+    digest: {description: The digest of the image's configuration., type: str}
+    tags: {description: "The names that it has, or would have.", type: list, elements: str}
 actions:
   description: What was done, or would be done in check mode.
   returned: always
@@ -159,19 +154,13 @@ copy_needed:
   description: The node needs the archive, which is on the controller.
   returned: always
   type: bool
-path:
-  description: The archive.
-  returned: for O(state=inspected)
-  type: str
+path: {description: The archive., returned: for O(state=inspected), type: str}
 problem:
   description: Why the archive cannot be used, in one sentence; empty when it can.
   returned: for O(state=inspected)
   type: str
   sample: "/shared/images/training-2026.11.tar.zst is truncated (it ends in the middle)"
-hint:
-  description: What would work instead.
-  returned: for O(state=inspected)
-  type: str
+hint: {description: What would work instead., returned: for O(state=inspected), type: str}
 index:
   description: What is in the archive.
   returned: for O(file) without O(index), if the archive could be read

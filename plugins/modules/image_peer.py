@@ -125,38 +125,17 @@ problem:
   description: Why the node cannot take part, in one sentence; empty when it can.
   returned: always
   type: str
-address:
-  description: Where it listens.
-  returned: for O(state=source)
-  type: str
-port:
-  description: Port on which it listens.
-  returned: for O(state=source) and O(state=joined)
-  type: int
+address: {description: Where it listens., returned: for O(state=source), type: str}
+port: {description: Port on which it listens., returned: for O(state=source) and O(state=joined), type: int}
 stored:
   description: Bytes of the archive that the node copies from its engine's store, and does not fetch.
   returned: for O(state=joined)
   type: int
-digest:
-  description: The digest of the list of pieces.
-  returned: for O(state=source)
-  type: str
-index:
-  description: What is in the archive.
-  returned: for O(state=source)
-  type: dict
-nodes:
-  description: How far each node is.
-  returned: for O(state=reported)
-  type: dict
-sent:
-  description: Bytes that the source has sent.
-  returned: for O(state=reported)
-  type: int
-complete:
-  description: All pieces that the node needs are there.
-  returned: for O(state=stopped)
-  type: bool
+digest: {description: The digest of the list of pieces., returned: for O(state=source), type: str}
+index: {description: What is in the archive., returned: for O(state=source), type: dict}
+nodes: {description: How far each node is., returned: for O(state=reported), type: dict}
+sent: {description: Bytes that the source has sent., returned: for O(state=reported), type: int}
+complete: {description: All pieces that the node needs are there., returned: for O(state=stopped), type: bool}
 path:
   description: The file with the pieces, or the decompressed copy that the source serves.
   returned: for O(state=joined) and O(state=stopped), and by a source with such a copy

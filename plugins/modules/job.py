@@ -170,42 +170,25 @@ past:
   returned: for V(past), when it is known
   type: dict
   contains:
-    slurm:
-      description: Whether it went through Slurm from here.
-      type: bool
+    slurm: {description: Whether it went through Slurm from here., type: bool}
     nodes:
       description: The names of its nodes, by rank; none of a job of Slurm, which chooses them.
       type: list
       elements: str
-    time:
-      description: When it was started, in seconds since 1970.
-      type: float
+    time: {description: "When it was started, in seconds since 1970.", type: float}
 jobs:
   description: The same of all jobs, without their loss curves.
   returned: for V(list)
   type: list
   elements: dict
-running:
-  description: The names of those that run.
-  returned: for V(running)
-  type: list
-  elements: str
-ended:
-  description: Whether it will not go on by itself.
-  returned: for V(state) and V(logs)
-  type: bool
-text:
-  description: What it wrote.
-  returned: for V(logs)
-  type: str
+running: {description: The names of those that run., returned: for V(running), type: list, elements: str}
+ended: {description: Whether it will not go on by itself., returned: for V(state) and V(logs), type: bool}
+text: {description: What it wrote., returned: for V(logs), type: str}
 parts:
   description: What it wrote on each node, where the host that submits jobs to Slurm sees all nodes' logs.
   returned: for V(logs), of a job of Slurm
   type: dict
-offset:
-  description: Where that ends in the log, or in the logs.
-  returned: for V(logs)
-  type: raw
+offset: {description: "Where that ends in the log, or in the logs.", returned: for V(logs), type: raw}
 ranks:
   description: How many ranks the job has. No more is then to come of O(rank) here.
   returned: for V(logs), when O(rank) is none of them, and the log has no line of it
@@ -242,18 +225,12 @@ problems:
   returned: for V(check), and when it is refused
   type: list
   elements: raw
-facts:
-  description: What was found on the way, versions among it.
-  returned: for V(check)
-  type: dict
+facts: {description: "What was found on the way, versions among it.", returned: for V(check), type: dict}
 offer:
   description: Ports that are free, and the mark that the job's processes carry.
   returned: for V(check), on the job's master
   type: dict
-config:
-  description: The configuration with every key, YAML.
-  returned: for V(config)
-  type: str
+config: {description: "The configuration with every key, YAML.", returned: for V(config), type: str}
 no_environment:
   description: That nothing runs jobs there, such as a container that there is none of.
   returned: when it failed for that

@@ -92,10 +92,7 @@ job:
       ports that the master found free and the mark of the processes.
   returned: when it is not refused
   type: dict
-rdm_refused:
-  description: Who refuses, V(inventory) or V(nodes).
-  returned: when it is refused
-  type: str
+rdm_refused: {description: "Who refuses, V(inventory) or V(nodes).", returned: when it is refused, type: str}
 problems:
   description: Every problem, with C(node), C(value), C(reason) and C(hint).
   returned: when it is refused

@@ -40,10 +40,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-reboot_required:
-  description: Whether the kernel runs without one of them.
-  returned: success
-  type: bool
+reboot_required: {description: Whether the kernel runs without one of them., returned: success, type: bool}
 reasons:
   description: What waits for the reboot, in sentences.
   returned: success

@@ -29,10 +29,7 @@ options:
 """
 
 RETURN = r"""
-inventory:
-  description: The inventory directory.
-  returned: when the lab should be present
-  type: str
+inventory: {description: The inventory directory., returned: when the lab should be present, type: str}
 nodes:
   description: The nodes, each with C(name) and C(address).
   returned: when the lab should be present

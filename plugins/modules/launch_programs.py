@@ -32,10 +32,7 @@ versions:
   returned: success
   type: dict
   sample: {n1: "2.34", n2: "2.34"}
-rdm_refused:
-  description: Who refuses, V(nodes).
-  returned: when it is refused
-  type: str
+rdm_refused: {description: "Who refuses, V(nodes).", returned: when it is refused, type: str}
 problems:
   description: Every host with another version, as C(node), C(value), C(reason) and C(hint).
   returned: when it is refused

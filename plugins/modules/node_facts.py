@@ -359,9 +359,7 @@ node:
       description:
         - Who else is changing the cluster on this node, as C(run) and C(leader); empty for nobody.
       type: dict
-    locked:
-      description: Whether the run of O(lock) holds the lock now.
-      type: bool
+    locked: {description: Whether the run of O(lock) holds the lock now., type: bool}
     findings:
       description: What is wrong or could not be read, as C(level) (error or warning), C(what) and C(text).
       type: list

@@ -97,21 +97,9 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-cluster:
-  description: Name of the cluster.
-  returned: success
-  type: str
-  sample: rdm
-subnet:
-  description: Subnet of the container network.
-  returned: success
-  type: str
-  sample: 192.169.16.0/24
-prefixlen:
-  description: Its prefix length.
-  returned: success
-  type: int
-  sample: 24
+cluster: {description: Name of the cluster., returned: success, type: str, sample: rdm}
+subnet: {description: Subnet of the container network., returned: success, type: str, sample: 192.169.16.0/24}
+prefixlen: {description: Its prefix length., returned: success, type: int, sample: 24}
 gateway:
   description: Gateway of the container network; no node has this address.
   returned: success
@@ -123,16 +111,8 @@ rails:
   type: list
   elements: str
   sample: [192.169.17.0/24]
-master:
-  description: Name of the master.
-  returned: success
-  type: str
-  sample: node1
-master_addr:
-  description: The master's MY_IP.
-  returned: success
-  type: str
-  sample: 192.169.16.100
+master: {description: Name of the master., returned: success, type: str, sample: node1}
+master_addr: {description: The master's MY_IP., returned: success, type: str, sample: 192.169.16.100}
 nodes:
   description:
     - Every node of the inventory, the master first. The fields after C(vf_mac) are there if it has facts.

@@ -31,10 +31,7 @@ options:
 """
 
 RETURN = r"""
-rdm_refused:
-  description: Who refuses, V(nodes).
-  returned: when it is refused
-  type: str
+rdm_refused: {description: "Who refuses, V(nodes).", returned: when it is refused, type: str}
 problems:
   description: Every job on every node, as C(node), C(value), C(reason) and C(hint).
   returned: when it is refused

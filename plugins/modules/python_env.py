@@ -161,15 +161,8 @@ directory:
   returned: success
   type: str
   sample: /home/user/.rdm/n1/python
-why:
-  description: Why it is made.
-  returned: when it is
-  type: str
-python:
-  description: The version of its Python.
-  returned: when it is there
-  type: str
-  sample: 3.11.2
+why: {description: Why it is made., returned: when it is, type: str}
+python: {description: The version of its Python., returned: when it is there, type: str, sample: 3.11.2}
 needed:
   description: Whether files are needed from the controller. Of use to the action plugin.
   returned: when they are
@@ -183,11 +176,7 @@ used_by:
   description: A process that runs from the environment, which is not removed for it.
   returned: when it failed for that, with O(state=absent)
   type: int
-removed:
-  description: What was removed.
-  returned: with O(state=absent)
-  type: list
-  elements: str
+removed: {description: What was removed., returned: with O(state=absent), type: list, elements: str}
 """
 
 from typing import Any, Dict

@@ -74,22 +74,10 @@ nodes:
   description: For each node its C(lock), the text, and its C(torch_backend).
   returned: success
   type: dict
-wheel:
-  description: The trainer's wheel, on the controller.
-  returned: success
-  type: str
-program:
-  description: Its name and the digest of its sources.
-  returned: success
-  type: str
-uv:
-  description: The program uv, on the controller.
-  returned: success
-  type: str
-rdm_refused:
-  description: Who refuses, V(inventory) or V(nodes).
-  returned: when it is refused
-  type: str
+wheel: {description: "The trainer's wheel, on the controller.", returned: success, type: str}
+program: {description: Its name and the digest of its sources., returned: success, type: str}
+uv: {description: "The program uv, on the controller.", returned: success, type: str}
+rdm_refused: {description: "Who refuses, V(inventory) or V(nodes).", returned: when it is refused, type: str}
 problems:
   description: Every problem, with C(node), C(value), C(reason) and C(hint).
   returned: when it is refused

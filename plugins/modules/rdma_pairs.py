@@ -98,12 +98,6 @@ rdma:
     results of nodes are those of all rails measured so far, and C(rails) has those of each.
   returned: for V(evaluate)
   type: dict
-faulty:
-  description: The nodes to fail, and why.
-  returned: for V(evaluate)
-  type: dict
-msg:
-  description: The same for people.
-  returned: always
-  type: str
+faulty: {description: "The nodes to fail, and why.", returned: for V(evaluate), type: dict}
+msg: {description: The same for people., returned: always, type: str}
 """

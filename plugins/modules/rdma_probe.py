@@ -109,15 +109,8 @@ given_all:
   description: Whether it was given all there are, by a directory or as a privileged container.
   returned: for V(gather), when it could be gathered
   type: bool
-done:
-  description: Whether the rounds have ended here.
-  returned: for V(collect)
-  type: bool
-progress:
-  description: In which round it is.
-  returned: for V(collect)
-  type: str
-  sample: round 3 of 7
+done: {description: Whether the rounds have ended here., returned: for V(collect), type: bool}
+progress: {description: In which round it is., returned: for V(collect), type: str, sample: round 3 of 7}
 pairs:
   description: >-
     For each partner what this node sends and receives in Gb/s, and the latency in microseconds; null where it

@@ -59,10 +59,7 @@ options:
 """
 
 RETURN = r"""
-answers:
-  description: What the module returned, by host.
-  returned: always
-  type: dict
+answers: {description: "What the module returned, by host.", returned: always, type: dict}
 lost:
   description: The hosts that could not be reached, and why.
   returned: always

@@ -81,10 +81,7 @@ plan:
           C(directories), C(accounts), C(token_key) and C(munge_owner).
       type: dict
     hints: {description: What a firewall has to let through., type: list, elements: str}
-rdm_refused:
-  description: Who refuses, V(nodes).
-  returned: when it is refused
-  type: str
+rdm_refused: {description: "Who refuses, V(nodes).", returned: when it is refused, type: str}
 problems:
   description: Every problem, with C(node), C(value), C(reason) and C(hint).
   returned: when it is refused

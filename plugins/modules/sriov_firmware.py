@@ -53,10 +53,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-reboot_required:
-  description: Whether an adapter does not offer the VFs yet.
-  returned: success
-  type: bool
+reboot_required: {description: Whether an adapter does not offer the VFs yet., returned: success, type: bool}
 reasons:
   description: What waits for the reboot, in sentences.
   returned: success

@@ -91,10 +91,7 @@ digest:
   returned: success
   type: str
   sample: sha256:0f343b0931126a20
-restarted:
-  description: Whether the plugin was started, or would be.
-  returned: success
-  type: bool
+restarted: {description: "Whether the plugin was started, or would be.", returned: success, type: bool}
 taught:
   description: Names of the networks that the plugin got again, or would get.
   returned: success

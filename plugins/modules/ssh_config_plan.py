@@ -46,26 +46,14 @@ options:
 """
 
 RETURN = r"""
-config:
-  description: The ssh_config of the hosts.
-  returned: success
-  type: str
-known_hosts:
-  description: Their known_hosts.
-  returned: success
-  type: str
+config: {description: The ssh_config of the hosts., returned: success, type: str}
+known_hosts: {description: Their known_hosts., returned: success, type: str}
 controller_config:
   description: An ssh_config with which the controller reaches the hosts, through the jump host.
   returned: success
   type: str
-saved:
-  description: Whether the file beside the inventory was written.
-  returned: success
-  type: bool
-rdm_refused:
-  description: Who refuses, V(nodes).
-  returned: when it is refused
-  type: str
+saved: {description: Whether the file beside the inventory was written., returned: success, type: bool}
+rdm_refused: {description: "Who refuses, V(nodes).", returned: when it is refused, type: str}
 problems:
   description: Everything that does not fit, as C(node), C(value), C(reason) and C(hint).
   returned: when it is refused

@@ -32,10 +32,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-reached:
-  description: To how many hosts it logged in.
-  returned: success
-  type: int
+reached: {description: To how many hosts it logged in., returned: success, type: int}
 """
 
 from typing import Any, Dict
