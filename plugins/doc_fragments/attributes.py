@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Attributes that many modules share."""
+"""Author and attributes that many modules share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ class ModuleDocFragment:
 
     # A module that only reads or decides.
     READS = r"""
+author: The rdm-provision developers
 attributes:
   check_mode:
     support: full
@@ -23,6 +24,7 @@ attributes:
 
     # A module that changes what differs.
     CHANGES = r"""
+author: The rdm-provision developers
 attributes:
   check_mode:
     support: full
@@ -37,6 +39,7 @@ attributes:
 
     # The same, but what changes is not shown.
     NO_DIFF = r"""
+author: The rdm-provision developers
 attributes:
   check_mode:
     support: full

@@ -12,7 +12,6 @@ description:
   - For the role C(container) where it is used without C(preflight), whose plan makes them and keeps their
     fingerprints. Run it once.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.no_diff
 attributes:
   diff_mode:

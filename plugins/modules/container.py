@@ -19,7 +19,6 @@ description:
     Nothing is written where it refuses for a job. With O(state_file) it ends by keeping one.
   - With O(lock), the lock of the cluster is renewed before anything is changed, and released when
     O(state_file) is kept.
-author: The rdm-provision developers
 extends_documentation_fragment:
   - rdm.provision.attributes.changes
   - rdm.provision.files

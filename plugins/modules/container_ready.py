@@ -14,7 +14,6 @@ description:
     answers the request that Docker sends it. A container that ends, or that is not ready in time, is reported
     with its last words.
   - A plugin rdm-sriov whose state is lost then gets the networks that the engine has and it lacks.
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.no_diff
 attributes:
   check_mode:

@@ -69,8 +69,7 @@ attributes:
   idempotent:
     support: full
     description: What a node has already is not sent again.
-author:
-  - The rdm-provision authors
+author: The rdm-provision developers
 """
 
 EXAMPLES = r"""

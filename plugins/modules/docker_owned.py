@@ -14,7 +14,6 @@ description:
   - A network plugin of the cluster that has stopped is started for the removal, as the engine needs it, and
     waits for minutes for one that does not answer.
   - A node that has no Docker Engine at all has nothing to remove.
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
 options:
   cluster:

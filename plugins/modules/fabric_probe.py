@@ -18,7 +18,6 @@ description:
     M(rdm.provision.fabric_result) evaluates the measurements of all nodes together.
   - Reads only. The image of the container needs C(python3) (3.7 or newer), nothing else.
 version_added: 0.1.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   check_mode:

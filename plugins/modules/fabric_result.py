@@ -15,7 +15,6 @@ description:
   - It does not fail on a bad result, so that the play can fail the very nodes that are at fault. Run it
     once.
 version_added: 0.1.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   check_mode:

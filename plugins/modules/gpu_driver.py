@@ -10,7 +10,6 @@ short_description: What a build of torch has to fit on a node
 description:
   - Reads the version of NVIDIA's driver and the architectures of AMD's GPUs from sysfs.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   sysfs_root:

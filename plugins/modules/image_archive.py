@@ -105,8 +105,7 @@ attributes:
 requirements:
   - Docker Engine 20.10 or newer
   - The program zstd, for archives compressed with it, where the archive is.
-author:
-  - The rdm-provision authors
+author: The rdm-provision developers
 """
 
 EXAMPLES = r"""

@@ -105,8 +105,7 @@ attributes:
   idempotent:
     support: none
     description: Each run has processes of its own.
-author:
-  - The rdm-provision authors
+author: The rdm-provision developers
 """
 
 EXAMPLES = r"""

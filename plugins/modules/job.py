@@ -11,7 +11,6 @@ description:
   - Calls the node's job agent, which is C(rdm-trainer job), in the training container or on the host itself.
   - Every node of a job is queried. The job's plan says which of them does what.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.no_diff
 attributes:
   check_mode:

@@ -13,7 +13,6 @@ description:
   - The root of a training container can write there, so it could have left symbolic links. None is followed
     below the jobs' directory, and what is in the way is refused.
   - A file is replaced in one step.
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
 options:
   source:

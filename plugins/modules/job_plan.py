@@ -13,7 +13,6 @@ description:
   - Stage V(nodes) evaluates what M(rdm.provision.job) with C(verb=check) registered on the job's nodes. A
     node that was not reached is a problem.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   idempotent:

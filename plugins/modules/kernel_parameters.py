@@ -13,7 +13,6 @@ description:
   - Parameters that the kernel was booted with are not added again, whoever has set them.
   - What is set holds after a reboot, which is not done here.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
   idempotent:

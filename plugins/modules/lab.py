@@ -19,7 +19,6 @@ description:
   - Runs on the control machine, as root or as a user that may use the engine.
 requirements:
   - The package docker (the Docker SDK for Python) beside Ansible; rdm-provision brings it.
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
 options:
   desired:

@@ -10,7 +10,6 @@ short_description: What launchers find on a host
 description:
   - Reads which pdsh and Open MPI are on the PATH that commands over ssh have.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   programs:

@@ -10,7 +10,6 @@ description:
   - Takes what M(rdm.provision.launch_facts) registered on the hosts of the play. Hosts that lack the program
     are named in a warning, because other launchers need none. Different versions are refused.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   program:

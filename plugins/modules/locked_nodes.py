@@ -15,7 +15,6 @@ description:
   - Does nothing where the run does not hold the lock beside its inventory, as
     P(rdm.provision.cluster_lock#lookup) takes it.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   cluster:

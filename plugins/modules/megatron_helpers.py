@@ -11,7 +11,6 @@ description:
   - Compiles C(megatron/data/helpers.cpp), or C(megatron/core/datasets/helpers.cpp), with the headers that the
     environment's own Python names. No Makefile is edited or run.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.no_diff
 attributes:
   idempotent:

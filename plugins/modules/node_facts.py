@@ -14,7 +14,6 @@ description:
     where an adapter offers too few VFs.
   - What cannot be read is empty in the result and named in its findings.
   - With O(lock), and where there is work, it takes the lock of the cluster.
-author: The rdm-provision developers
 extends_documentation_fragment:
   - rdm.provision.attributes.reads
   - rdm.provision.lock

@@ -18,7 +18,6 @@ description:
   - A directory that is named here and that the module makes gets a small file C(.rdm-provision-made). Only by
     that file does a later call know the directory as its own. A directory that was there before keeps its
     permissions, unless O(directories[].mode) is given, and is never removed.
-author: The rdm-provision developers
 extends_documentation_fragment:
   - rdm.provision.attributes.changes
   - rdm.provision.files

@@ -12,7 +12,6 @@ description:
   - A lock counts while a call of its run is at work on the node, and a minute after that, so that a run which
     was killed keeps nobody out for long. M(rdm.provision.node_facts) takes it in the same call.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment:
   - rdm.provision.attributes.no_diff
   - rdm.provision.lock.required

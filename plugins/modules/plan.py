@@ -15,7 +15,6 @@ description:
     C(--limit), or because they were not reached) keep their addresses and are not checked.
   - The address plan is kept in C(address_plan.cfg) beside the inventory.
 version_added: 0.1.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
 options:
   stage:

@@ -11,7 +11,6 @@ description:
     every job of every node where there is any. Run it once, before the change. Hosts that have registered
     nothing are not meant.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   check_mode:

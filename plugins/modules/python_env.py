@@ -12,7 +12,6 @@ description:
     takes its place when it is whole; what runs goes on with the old, which is removed by a later run.
   - Its action plugin brings the trainer's wheel, and uv, from the controller when the node needs them.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
   diff_mode:

@@ -11,7 +11,6 @@ description:
     C(python_env.lock). One that was made of the same requirements stays as it is.
   - Builds the trainer's wheel. Run it once.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.no_diff
 attributes:
   check_mode:

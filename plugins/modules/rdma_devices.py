@@ -12,7 +12,6 @@ description:
     by the interface that it was made on (soft RoCE), and by the GUID in an IPoIB address, whichever the
     driver has.
   - Fails when two of these lead to different devices, and reports what each found.
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   function:

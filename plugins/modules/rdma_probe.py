@@ -21,7 +21,6 @@ description:
     is ended by the next V(start), which knows it by C(RDM_VERIFY_RUN) in its environment.
   - The image of the container needs C(python3) (3.7 or newer) and the package C(perftest).
 version_added: 0.1.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   check_mode:

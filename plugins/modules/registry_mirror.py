@@ -33,8 +33,6 @@ attributes:
     description: Shows the mirrors of Docker Hub and each C(hosts.toml), before and after.
 requirements:
   - Docker Engine 20.10 or newer
-author:
-  - The rdm-provision authors
 extends_documentation_fragment: rdm.provision.attributes.changes
 """
 

@@ -17,7 +17,6 @@ description:
   - Register the result under the name that the ordinary task registers, with C(_all) added; that is where
     M(rdm.provision.plan), M(rdm.provision.work) and M(rdm.provision.fabric_result) expect them.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   check_mode:

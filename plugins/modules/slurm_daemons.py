@@ -14,7 +14,6 @@ description:
     adds cluster, accounts and users to it.
   - Uses systemd, or the packages' init scripts where systemd does not run.
 version_added: 0.3.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
 options:
   state:

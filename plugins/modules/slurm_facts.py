@@ -11,7 +11,6 @@ description:
   - Returns cores, memory, GPUs, control groups, packages, and whose Slurm is there. Reads files and
     queries the package manager, and Slurm where it is this collection's.
 version_added: 0.3.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   devices:

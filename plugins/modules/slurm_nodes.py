@@ -8,7 +8,6 @@ DOCUMENTATION = r"""
 module: slurm_nodes
 short_description: Query slurmctld for its nodes and its queue, or wait until all nodes can take jobs
 version_added: 0.3.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 description:
   - Runs on a host that has Slurm's commands.

@@ -11,7 +11,6 @@ description:
     after M(rdm.provision.slurm_facts) on all hosts.
   - Makes munge's key where it is not there yet.
 version_added: 0.3.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.no_diff
 attributes:
   check_mode:

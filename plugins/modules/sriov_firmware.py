@@ -13,8 +13,6 @@ description:
   - All adapters are queried before the first is changed. Interfaces of other vendors are left alone.
   - What is set holds after a reboot, which is not done here.
 version_added: 0.2.0
-author:
-  - The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
   diff_mode:

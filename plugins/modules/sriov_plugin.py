@@ -15,8 +15,6 @@ description:
   - It gets the networks that the engine has and it lacks, since its state is lost.
   - Where systemd does not run, only the program is written, for a container to run it.
   - Refuses a unit of that name that is not the cluster's, and a socket that something else serves.
-author:
-  - The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
   diff_mode:

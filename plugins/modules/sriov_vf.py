@@ -17,8 +17,6 @@ description:
     the kernel forgets VFs when it stops. Where systemd does not run, the answer says what to start.
   - For mlx5 with NVIDIA's driver or the kernel's, and for any PF that has C(sriov_numvfs) and is set up with
     C(ip link). mlx4 is refused.
-author:
-  - The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
   diff_mode:

@@ -12,7 +12,6 @@ description:
     once.
   - A host that has another key than the file says is refused.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.no_diff
 attributes:
   check_mode:

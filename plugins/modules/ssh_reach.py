@@ -10,7 +10,6 @@ short_description: Log in from a host to the others of its cluster
 description:
   - Logs in as launchers do, to each address, without a question, and fails with ssh's words where it cannot.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   nodes:

@@ -12,7 +12,6 @@ description:
     which they worked. M(rdm.provision.node_facts) compares both the next time, in one call.
   - Run it when all roles have ended well. What it writes holds digests and no secrets, and is readable by its
     owner only. With O(lock), the lock of the cluster is released then.
-author: The rdm-provision developers
 extends_documentation_fragment:
   - rdm.provision.attributes.no_diff
   - rdm.provision.lock

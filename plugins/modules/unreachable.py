@@ -10,7 +10,6 @@ description:
   - Makes a host unreachable, in the words of who tried, without trying again. The play goes on without it, as
     after a task that could not reach it.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 options:
   hosts:

@@ -10,7 +10,6 @@ description:
   - Collects what M(rdm.provision.node_facts) with O(rdm.provision.node_facts#module:inputs) has found on the
     hosts of the play, and adds the roles that follow others. Run it once, after facts were gathered.
 version_added: 0.2.0
-author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.reads
 attributes:
   check_mode:
