@@ -23,13 +23,16 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.cluster impor
     problems_of_nodes,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import run_cache
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import (
+    brief_lock,
+    state_folder,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_locks import (
     NodeLocks,
     ended,
     of_run,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.plan_lock import alone
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_results import sort
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import run_all
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan import (
@@ -56,6 +59,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_varia
 )
 
 _DESIRED = "desired"
+_PLANNING_S = 60.0
+"""Seconds to wait for another process that plans."""
 
 # Read once, when Ansible loads the action, because each node's task runs in its own process.
 role_specs.options()
@@ -86,7 +91,7 @@ class ActionModule(Decision):
         if self._task.get_play().serial:
             _refuse_batches(variables)
         reader = HostVariables(variables, variables_in_play(self._task, variables), self._loader)
-        with alone(reader, options["write"] and not self._task.check_mode):
+        with _alone(reader, options["write"] and not self._task.check_mode):
             return self._plan(reader, options)
 
     def _plan(self, reader: HostVariables, options: dict[str, Any]) -> dict[str, Any]:
@@ -219,6 +224,28 @@ class ActionModule(Decision):
         if differs and self._task.diff:
             kept["diff"] = difference(str(path), before, after)
         return kept
+
+
+@contextlib.contextmanager
+def _alone(reader: HostVariables, writes: bool) -> Iterator[None]:
+    """Let one process at a time read the plan file, plan, and write it: two could assign one address twice.
+
+    Raises:
+        PreconditionFailed: another process holds the lock for too long.
+    """
+    with contextlib.ExitStack() as stack:
+        path = reader.real_plan_file() if writes else None
+        if path is not None:
+            try:
+                stack.enter_context(brief_lock(state_folder(path.parent) / "lock.plan", _PLANNING_S))
+            except TimeoutError:
+                reason = f"has been in work by another process for {_PLANNING_S:.0f} s"
+                raise PreconditionFailed(
+                    [Problem(None, str(path), reason, "try again when that has ended")]
+                ) from None
+            except OSError:
+                pass  # the plan cannot be written either, which is reported later
+        yield
 
 
 def _taken(reader: HostVariables) -> _Desired | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from typing import Callable, Iterator, Optional
+from typing import Callable, Optional
 
 TEMPORARY = ".rdm-provision-"
 """Prefix of the names of temporary files."""
@@ -36,39 +36,21 @@ def write_whole(
     """
     directory = os.path.dirname(path) or "."
     os.makedirs(directory, mode=0o755, exist_ok=True)
-    with _naming(path):
-        _write_whole(path, directory, content, mode, own, durable)
-
-
-def _write_whole(
-    path: str,
-    directory: str,
-    content: bytes,
-    mode: int,
-    own: Optional[Callable[[int], object]],
-    durable: bool,
-) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            if own is not None:
-                own(stream.fileno())
-            os.fchmod(stream.fileno(), mode)
-            if durable:
-                os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):  # report the first error
-            os.unlink(temporary)
-        raise
-
-
-@contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Make an error name the file, not the temporary one."""
-    try:
-        yield
-    except OSError as error:
+        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                if own is not None:
+                    own(stream.fileno())
+                os.fchmod(stream.fileno(), mode)
+                if durable:
+                    os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # report the first error
+                os.unlink(temporary)
+            raise
+    except OSError as error:  # which would name the temporary file
         raise OSError(error.errno, error.strerror, path) from error

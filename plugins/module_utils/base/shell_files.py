@@ -75,10 +75,7 @@ def shell_blocks(
     fish = "".join("set -gx {0} {1}\n".format(*item) for item in words.items())
     needed_by = ""
     if HOST_NAME in source and not system:
-        if not _PLAIN_PATH.fullmatch(source):
-            raise ValueError(
-                "{0!r} cannot be read by a shell: choose a path of letters and digits".format(source)
-            )
+        _require_plain(source)
         file = source.replace(HOST_NAME, '"$(uname -n)"')
         export = "[ ! -r {0} ] || {{ . {0}; export {1}; }}\n".format(file, " ".join(words))
         setenv = "set rdm_env = {0}\nif ( -r $rdm_env ) then\n{1}endif\nunset rdm_env\n".format(
@@ -126,8 +123,8 @@ def source_blocks(file: str, name: str, state: str = "present") -> list[dict[str
     Raises:
         ValueError: a shell would read the path otherwise.
     """
-    if state == "present" and not _PLAIN_PATH.fullmatch(file):
-        raise ValueError("{0!r} cannot be read by a shell: choose a path of letters and digits".format(file))
+    if state == "present":
+        _require_plain(file)
     local = file.replace(HOST_NAME, '"$(uname -n)"')
     return [
         {
@@ -153,12 +150,7 @@ def activation(environment: str) -> str:
     Raises:
         ValueError: a shell would read the path otherwise.
     """
-    if not _PLAIN_PATH.fullmatch(environment):
-        raise ValueError(
-            "{0!r} cannot be read by a shell: choose a python_env_directory of letters and digits".format(
-                environment
-            )
-        )
+    _require_plain(environment, "python_env_directory")
     # A shell does not expand ~ within quotes.
     path = environment.replace("~/", '"$HOME"/', 1).replace(HOST_NAME, '"$(uname -n)"')
     return (
@@ -166,6 +158,14 @@ def activation(environment: str) -> str:
         "export VIRTUAL_ENV\n"
         'case "$PATH" in "$VIRTUAL_ENV"/bin:*) ;; *) PATH="$VIRTUAL_ENV/bin:$PATH"; export PATH ;; esac\n'
     ).format(path)
+
+
+def _require_plain(path: str, what: str = "path") -> None:
+    """Raise ValueError if a shell would read a path otherwise."""
+    if not _PLAIN_PATH.fullmatch(path):
+        raise ValueError(
+            "{0!r} cannot be read by a shell: choose a {1} of letters and digits".format(path, what)
+        )
 
 
 def block_name(cluster: str) -> str:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import json
 import os
 import re
 import socket
 from typing import Any, Dict, Iterable, List, Optional
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_json, read_text
 from ansible_collections.rdm.provision.plugins.module_utils.base.programs import (
     ProgramProblem,
     find_program,
@@ -130,7 +129,7 @@ def health(root: str = "/sys", settings: str = HEALTH_SETTINGS) -> Dict[str, Lis
     A driver that was loaded at set-up is expected as long as one of its GPUs exists, and a port that was
     active then as long as its card exists, also if it is down now.
     """
-    kept = _json_object(settings)
+    kept = read_json(settings)
     gpus = sysfs.gpus(root)
     drivers = {str(gpu["driver"]) for gpu in gpus}.union(
         driver
@@ -201,16 +200,7 @@ def key_digest() -> str:
 
 def applied() -> Dict[str, Any]:
     """Return the recorded configuration of the daemons, by name."""
-    return _json_object(APPLIED)
-
-
-def _json_object(path: str) -> Dict[str, Any]:
-    """Return the JSON object in a file; empty if it has none."""
-    try:
-        found = json.loads(read_text(path))
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {}
+    return read_json(APPLIED)
 
 
 def _texts(value: Any) -> List[str]:
