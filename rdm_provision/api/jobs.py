@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -33,14 +33,6 @@ def _wanted(
     given = {"job_config": str(config or ""), **words}
     literal = {"job_overrides": list(overrides)}
     return {name: word for name, word in given.items() if word}, {k: v for k, v in literal.items() if v}
-
-
-def answers(result: RunResult, module: str = JOB_MODULE) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each result of a module with its node, in the order of the nodes."""
-    returned = result.returned.get(module, {})
-    for node in dict.fromkeys([*result.nodes, *returned]):
-        for one in returned.get(node, ()):
-            yield node, one
 
 
 class JobVerbs:
@@ -143,12 +135,12 @@ class JobVerbs:
 
     def measured(self, result: RunResult) -> dict[str, Any]:
         """Return what a :meth:`profile` run measured, as ``rdm-trainer profile`` writes it, or nothing."""
-        found = [(one.get("job") or {}).get("progress") or {} for _node, one in answers(result)]
+        found = [(one.get("job") or {}).get("progress") or {} for _node, one in result.answers(JOB_MODULE)]
         return next((dict(one["measured"]) for one in reversed(found) if one.get("measured")), {})
 
     def checked_facts(self, result: RunResult) -> dict[str, dict[str, Any]]:
         """Return what each node reported in a run with ``check``, such as ``gpu`` and ``torch``."""
-        return {node: dict(one["facts"]) for node, one in answers(result) if one.get("facts")}
+        return {node: dict(one["facts"]) for node, one in result.answers(JOB_MODULE) if one.get("facts")}
 
     def job_config(
         self,
@@ -171,7 +163,7 @@ class JobVerbs:
 
     def resolved_config(self, result: RunResult) -> str:
         """Return the YAML of a :meth:`job_config` run; empty if the run failed."""
-        return next((str(one["config"]) for _node, one in answers(result) if "config" in one), "")
+        return next((str(one["config"]) for _node, one in result.answers(JOB_MODULE) if "config" in one), "")
 
     def bring_data(
         self,
@@ -216,7 +208,7 @@ class JobVerbs:
     def lacking_data(self, result: RunResult) -> dict[str, list[str]]:
         """Return the files that a :meth:`bring_data` run with ``check`` would copy: node -> paths."""
         found: dict[str, list[str]] = {}
-        for node, one in answers(result, DATA_MODULE):
+        for node, one in result.answers(DATA_MODULE):
             if one.get("copied"):
                 found.setdefault(node, []).extend(one["copied"])
         return found
@@ -353,7 +345,7 @@ class JobVerbs:
         A directory that nodes share is listed once, with the first of them.
         """
         found: dict[tuple[str, str], Removal] = {}
-        for node, answer in answers(result):
+        for node, answer in result.answers(JOB_MODULE):
             for one in (*answer.get("removed", ()), *answer.get("kept", ())):
                 removal = Removal(one["job"], node, int(one.get("bytes", 0)), str(one.get("reason", "")))
                 which = (removal.job, str(one.get("identity") or node))
@@ -376,7 +368,7 @@ class JobVerbs:
         """
         now = time.time()
         found: dict[str, JobState] = {}
-        for node, one in answers(result):
+        for node, one in result.answers(JOB_MODULE):
             for data in [one["job"]] if one.get("job") else one.get("jobs") or ():
                 state = JobState.of(data, str(one.get("directory", "")), now)
                 if state.master == node or state.job not in found:
@@ -385,28 +377,30 @@ class JobVerbs:
 
     def job_sections(self, result: RunResult) -> tuple[LogSection, ...]:
         """Return what a :meth:`jobs` run with ``sections`` found on all nodes, in the order of the nodes."""
-        return merged(one["sections"] for _node, one in answers(result) if one.get("sections"))
+        return merged(one["sections"] for _node, one in result.answers(JOB_MODULE) if one.get("sections"))
 
     def report_parts(self, result: RunResult) -> list[dict[str, Any]]:
         """Return what each node reported in a :meth:`jobs` run with ``report``, in the order of the nodes."""
-        return [one["report"] for _node, one in answers(result) if one.get("report")]
+        return [one["report"] for _node, one in result.answers(JOB_MODULE) if one.get("report")]
 
     def knows_job(self, result: RunResult) -> bool:
         """Return whether any node that answered has the job that a run was about."""
-        return any(one.get("known") for _node, one in answers(result))
+        return any(one.get("known") for _node, one in result.answers(JOB_MODULE))
 
     def ranks_instead(self, result: RunResult) -> int:
         """Return how many ranks a job has, if no node has a line of the rank that :meth:`logs` wanted.
 
         0 if a node has one, or may get one.
         """
-        found = [int(one.get("ranks") or 0) for _node, one in answers(result) if one.get("known")]
+        found = [int(one.get("ranks") or 0) for _node, one in result.answers(JOB_MODULE) if one.get("known")]
         return max(found) if found and all(found) else 0
 
     def rank_notices(self, result: RunResult) -> tuple[str, ...]:
         """Return why there is no line of the rank that :meth:`logs` wanted, a sentence for each log."""
-        return tuple(str(one["notice"]) for _node, one in answers(result) if one.get("notice"))
+        return tuple(str(one["notice"]) for _node, one in result.answers(JOB_MODULE) if one.get("notice"))
 
     def near_jobs(self, result: RunResult) -> tuple[str, ...]:
         """Return jobs spelt nearly like the one that no node knew."""
-        return tuple(dict.fromkeys(near for _node, one in answers(result) for near in one.get("near") or ()))
+        return tuple(
+            dict.fromkeys(near for _node, one in result.answers(JOB_MODULE) for near in one.get("near") or ())
+        )

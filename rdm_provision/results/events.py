@@ -7,7 +7,7 @@ carries the :class:`RunResult`. Nothing here knows Ansible.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -296,6 +296,13 @@ class RunResult:
         if self.message or self.failed or self.unreachable:
             return FAILED
         return DONE
+
+    def answers(self, module: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield each result of a module in ``returned`` with its node, in the order of the nodes."""
+        returned = self.returned.get(module, {})
+        for node in dict.fromkeys([*self.nodes, *returned]):
+            for one in returned.get(node, ()):
+                yield node, one
 
     def to_json(self) -> dict[str, Any]:
         """The result as ``--json`` prints it, with the exit code and each node's status."""

@@ -60,8 +60,7 @@ def slurm_answer(result: RunResult) -> SlurmAnswer:
     """Return the last report of slurmctld."""
 
     def last(module: str, key: str) -> Mapping[str, Any]:
-        answers = [one for results in result.returned.get(module, {}).values() for one in results]
-        return _last([one for one in answers if key in one])
+        return _last([one for _node, one in result.answers(module) if key in one])
 
     queried, planned = last(SLURM_NODES_MODULE, "nodes"), last(SLURM_PLAN_MODULE, "plan")
     return SlurmAnswer(

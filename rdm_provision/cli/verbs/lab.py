@@ -306,27 +306,26 @@ def _carry_out(options: Options, lab: Lab, run: Run, about: str) -> RunResult | 
 
 def _outcome(result: RunResult) -> dict[str, Any]:
     """Return what the lab's module returned."""
-    for results in result.returned.get(LAB_MODULE, {}).values():
-        for one in results:
-            return dict(one)
-    return {}
+    return next((dict(one) for _node, one in result.answers(LAB_MODULE)), {})
 
 
 def _failed(result: RunResult) -> bool:
     """Print why the run failed, and return whether it did."""
     from rdm_provision.cli.render import view
 
-    for recap in (*result.nodes.values(),):
-        if recap.why:
-            view.complain(recap.why)
-            return True
-    return not result.ok
+    if why := _why(result):
+        view.complain(why)
+    return bool(why) or not result.ok
 
 
 def _error(result: RunResult) -> dict[str, str]:
     """Return why the run failed, for JSON; empty if it did not."""
-    why = result.message or next((recap.why for recap in result.nodes.values() if recap.why), "")
+    why = result.message or _why(result)
     return {"error": why} if why else {}
+
+
+def _why(result: RunResult) -> str:
+    return next((recap.why for recap in result.nodes.values() if recap.why), "")
 
 
 def _recap_up(

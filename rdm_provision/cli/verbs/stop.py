@@ -69,12 +69,12 @@ def _saved(result: RunResult, state: JobState | None) -> str:
     """
     if state is None:
         return ""
-    answers = result.returned.get(JOB_MODULE, {})
     # Slurm's jobs are queried on the host that submitted them, which is none of their nodes.
-    known = [
-        one for node in answers if state.launcher == "slurm" or node == state.master for one in answers[node]
-    ]
-    if not any("checkpoint" in ((one.get("job") or {}).get("progress") or {}) for one in known):
+    if not any(
+        "checkpoint" in ((one.get("job") or {}).get("progress") or {})
+        for node, one in result.answers(JOB_MODULE)
+        if state.launcher == "slurm" or node == state.master
+    ):
         return ""
     if state.checkpoint is None:
         return " It has no checkpoint: it would start from the beginning."
