@@ -256,7 +256,7 @@ def container_steps(
 
 def _files(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> OwnedFiles:
     """Return the files that the container reads."""
-    directory, jobs = _directory(variables, entry), _job_directory(variables, entry)
+    directory, jobs = _directory(variables, entry), job_directory(variables, entry)
     # By default, the node's clusters share the parent directory, and the last one removes it. Only root may
     # enter it, so that no other user runs what a container's root leaves there, such as a setuid program.
     shared = re.fullmatch(rf"{JOBS}/[^/]+", jobs)
@@ -298,7 +298,8 @@ def _directory(variables: NodeVariables, entry: PlanEntry) -> str:
     return variables.text("container_config_dir") or cluster_directory(variables, entry)
 
 
-def _job_directory(variables: NodeVariables, entry: PlanEntry) -> str:
+def job_directory(variables: NodeVariables, entry: PlanEntry) -> str:
+    """Return the directory of jobs on a node; not expanded without facts."""
     given = variables.text("container_job_directory") or variables.text("job_directory")
     if given:
         return given
@@ -328,7 +329,7 @@ def _volumes(variables: NodeVariables, entry: PlanEntry, confined: bool) -> list
     return [
         f"{directory}:/etc/rdm:ro{',z' if labels else ''}",
         f"{directory}/job:/job:ro{',z' if labels else ''}",
-        f"{_job_directory(variables, entry)}:/jobs{':z' if labels else ''}",
+        f"{job_directory(variables, entry)}:/jobs{':z' if labels else ''}",
     ]
 
 

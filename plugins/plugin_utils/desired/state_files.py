@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ansible_collections.rdm.provision.plugins.module_utils.constants import RUNTIME_HOST
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import PROGRAM, STATE
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import kept_vfs
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.container import job_directory
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.images import archives
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
@@ -191,7 +192,7 @@ class _Node:
             cluster=self.desired.cluster,
             vfs=[[pf, observed_settings(vfs)] for pf in (vfs.pfs if vfs.number else ())],
             config_dirs=sorted({directory, *filter(None, map(text, _OWN_CONFIG_DIRS))}),
-            job_directory=self._job_directory(directory),
+            job_directory=job_directory(self.variables, PlanEntry(self.desired.node)),
             system=self.variables.true("my_ip_system", otherwise=self.desired.become),
             images=sorted(names),
             archives=sorted(archives(self.listed, on_the_node=True)),
@@ -213,12 +214,6 @@ class _Node:
         if self.desired.plugin != OWN:
             return {}
         return {"program": PROGRAM, "state": STATE, "socket": self.desired.sriov.socket}
-
-    def _job_directory(self, config_dir: str) -> str:
-        given = self.variables.text("container_job_directory") or self.variables.text("job_directory")
-        return given or (
-            f"/var/lib/rdm/{self.desired.cluster}" if self.desired.become else f"{config_dir}/jobs"
-        )
 
 
 def key_digests(keys: cluster_keys.Keys | None, cluster: str, node: str, my_ip: str) -> dict[str, str]:

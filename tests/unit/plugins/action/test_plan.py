@@ -793,6 +793,13 @@ def test_what_makes_vfs_is_an_input_and_what_they_are_is_checked(cluster: Cluste
     assert any("rdm-sriov/vfs.json" in path for path in found[1]["watch"]["paths"]["sriov"])
 
 
+def test_the_directory_of_jobs_that_is_watched_is_the_containers(cluster: Cluster) -> None:
+    cluster.write({"a": {}}, {}, {**CPU, "rdm_become": False, "container_config_dir": "/files"})
+    _, result, output = cluster.run("-e", '{"state_files": true}')
+    assert "state_files" in result, output
+    assert result["state_files"]["a"]["watch"]["job_directory"] == "/files/jobs"
+
+
 TWICE = """
 - name: Plan
   hosts: master:workers
