@@ -87,7 +87,9 @@ class Converter:
             inner, bounds = typing.get_args(hint)[:2]
             if isinstance(bounds, OfFile):
                 text = self._scalar(inner, value, path)
-                return None if text is None else at_home(text)
+                if text is None or text.strip():
+                    return None if text is None else at_home(text)
+                return self._note(path, f"must be a path, not {shown(value)}")
             if isinstance(bounds, ByPartition):
                 return self._texts(
                     value if value is None or isinstance(value, Mapping) else {"": value}, path
@@ -117,6 +119,8 @@ class Converter:
         if isinstance(value, hint) and (hint is not int or not isinstance(value, bool)):
             if hint is float and not -float("inf") < value < float("inf"):
                 return self._note(path, f"must be a finite number, not {value}")
+            if hint is str and "\0" in value:
+                return self._note(path, f"must be text without a NUL character, not {shown(value)}")
             return value
         if value is None:
             return self._note(path, f"has no value; give {_WORDS[hint]}, or leave the key out")

@@ -8,6 +8,8 @@ only written.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +21,7 @@ from rdm_core.errors import TrainerError
 from rdm_trainer.weights import bert, t5
 from rdm_trainer.weights.mapped import Mapped, Tensors, join_heads, split_heads
 
-__all__ = ["Mapped", "config_json", "mapping", "model_config", "zeros"]
+__all__ = ["Mapped", "config_json", "is_copy", "is_unused", "mapping", "model_config", "zeros"]
 
 # The model's section.
 
@@ -40,6 +42,11 @@ def model_config(found: Mapping[str, Any], source: str) -> ModelConfig:
         TrainerError: The family is another one, or has a feature that our models lack.
     """
     kind = found.get("model_type")
+    if quantized := found.get("quantization_config"):
+        raise TrainerError(
+            f"{source} has quantization_config {json.dumps(quantized)}, and quantised weights are not read; "
+            "take the model that they were made from."
+        )
     try:
         if kind == "gpt2":
             _refuse_others(found, source, {"activation_function": _ACTIVATIONS})
@@ -349,6 +356,22 @@ def mapping(model: ModelConfig) -> Iterator[Mapped]:
         yield Mapped(f"{last}.{kind}", (f"{outer['norm']}.{kind}",))
     if not model.tied_embeddings:
         yield Mapped(f"{last + 1}.weight", ("lm_head.weight",))
+
+
+def is_copy(name: str, model: ModelConfig) -> bool:
+    """Return whether a tensor that no parameter needs is the embedding under another name."""
+    t5_names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight") if model.kind == "t5" else ()
+    return name in t5_names or (model.tied_embeddings and name == "lm_head.weight")
+
+
+def is_unused(name: str) -> bool:
+    """Return whether published models have a tensor that their code ignores: masks, frequencies."""
+    return bool(_UNUSED.search(name))
+
+
+_UNUSED = re.compile(
+    r"rotary_emb\.inv_freq$|\battn\.(masked_)?bias$|EncDecAttention\.relative_attention_bias\.weight$"
+)
 
 
 def zeros(model: ModelConfig) -> dict[str, tuple[int, ...]]:

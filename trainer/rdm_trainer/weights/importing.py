@@ -13,7 +13,7 @@ from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 from rdm_trainer import models
 from rdm_trainer.checkpoint import files
-from rdm_trainer.weights.sources import CONFIG, open_published
+from rdm_trainer.weights.sources import CONFIG, HuggingFaceSource, open_published
 
 
 def configuration(directory: Path) -> str:
@@ -38,6 +38,8 @@ def configuration(directory: Path) -> str:
             "Hugging Face's format, or Megatron's --save."
         )
     _check_shapes(source)
+    if isinstance(source, HuggingFaceSource):
+        source.require_tied()
     job: dict[str, Any] = {
         "name": directory.resolve().name.lower(),
         "model": _changed(source.model, Config().model),

@@ -37,6 +37,7 @@ __all__ = [
     "INDEX",
     "TOKENIZER_FILES",
     "CheckpointSource",
+    "HuggingFaceSource",
     "Source",
     "fill",
     "open_published",
@@ -49,6 +50,9 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json"),
 )
+
+
+_DTYPES = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
 
 
 class Source(Protocol):
@@ -127,6 +131,13 @@ class HuggingFaceSource:
             raise TrainerError(
                 f"{where} lacks {len(missing)} tensors of a {found['model_type']}, among them {missing[0]}."
             )
+        others = sorted(self._files.keys() - {self._name(name) for name in needed})
+        self._copies = [name for name in others if families.is_copy(name, self.model)]
+        if unknown := [name for name in others if name not in self._copies and not families.is_unused(name)]:
+            raise TrainerError(
+                f"{where} has {len(unknown)} tensors that the {found['model_type']} of its {CONFIG} has not, "
+                f"among them {unknown[0]}; the two are not of one model."
+            )
 
     def _listed(self) -> dict[str, str]:
         """Return the file of each tensor."""
@@ -150,20 +161,50 @@ class HuggingFaceSource:
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter."""
-        one = self._mapped[name]
-        return one.join([self._tensor(self._name(theirs)) for theirs in one.theirs])
+        return self._joined(name, self._tensor)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a whole parameter without reading it."""
-        one = self._mapped[name]
-        parts = [torch.empty(self._shape(self._name(theirs)), device="meta") for theirs in one.theirs]
-        return tuple(one.join(parts).shape)
+        return tuple(self._joined(name, self._empty).shape)
 
-    def _shape(self, name: str) -> list[int]:
+    def require_tied(self) -> None:
+        """Reject a head or an embedding of its own where ``config.json`` ties it. This reads them.
+
+        Raises:
+            TrainerError: Two of them differ.
+        """
+        (embedding,) = next(iter(self._mapped.values())).theirs
+        for name in self._copies:
+            if not torch.equal(self._tensor(name), self._tensor(self._name(embedding))):
+                raise TrainerError(
+                    f"{self.where / CONFIG} ties {name} to {embedding}, but the two differ in the files; if "
+                    "the model has a head of its own, set tie_word_embeddings to false there."
+                )
+
+    def _joined(self, name: str, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        one = self._mapped[name]
+        parts = {theirs: read(self._name(theirs)) for theirs in one.theirs}
+        for theirs, part in parts.items():
+            if part.dtype not in _DTYPES:
+                raise TrainerError(
+                    f"{self.where} has {theirs} in {str(part.dtype).removeprefix('torch.')}; weights of "
+                    "float32, bfloat16, float16 and float64 are read."
+                )
+        try:
+            return one.join(list(parts.values()))
+        except RuntimeError as error:
+            shapes = {tuple(part.shape): theirs for theirs, part in parts.items()}
+            listed = ", ".join(f"{theirs} of shape {shape}" for shape, theirs in shapes.items())
+            raise TrainerError(
+                f"{self.where} has {listed}, which do not fit together or its {CONFIG}: {error}."
+            ) from None
+
+    def _empty(self, name: str) -> torch.Tensor:
+        """Return a tensor's shape and type, without reading it."""
         path = self._files[name]
         with _reading(path):
-            shape: list[int] = self._opened(path).get_slice(name).get_shape()
-            return shape
+            found = self._opened(path).get_slice(name)
+            return torch.empty(found.get_shape(), dtype=found[:0].dtype, device="meta")
 
     def _tensor(self, name: str) -> torch.Tensor:
         path = self._files[name]

@@ -137,6 +137,8 @@ launcher:
         ("data: {train: 0.3 a 0.7 b}", "write [{prefix: a, weight: 0.3}, {prefix: b, weight: 0.7}]."),
         ("launcher: {master_port: 80}", "at least 1024 and at most 65535"),
         ("logging: {peak_tflops: 0}", "above 0"),
+        ('data: {index_cache: ""}', "data.index_cache (line 1) must be a path, not ''"),
+        ('data: {blend: ["a\\0b"]}', "must be text without a NUL character, not 'a\\x00b'"),
         ("parallel: {activation_memory_budget: 0}", "is 0; it must be at most 1 and above 0"),
         ("parallel: {activation_memory_budget: 1.5}", "is 1.5; it must be at most 1 and above 0"),
     ],
@@ -303,7 +305,7 @@ TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=12)
     rate=st.floats(1e-30, 1e30),
     env=st.dictionaries(st.text("ABCEN_019", min_size=1), TEXT, max_size=4),
     program=st.lists(TEXT, max_size=4),
-    prefix=TEXT,
+    prefix=TEXT.filter(str.strip),
 )
 def test_any_value_survives_yaml(
     tmp_path_factory: pytest.TempPathFactory,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from rdm_core.config import Config, ModelConfig, RopeScalingConfig, TokenizerConfig, check, load
@@ -292,6 +293,11 @@ def test_an_imported_t5_answers_and_trains_with_its_tokenizers_sentinels(
             families.config_json(LLAMA, dtype="float32") | {"rope_theta": "x"},
             "another type than a llama",
         ),
+        (
+            CONFIG,
+            families.config_json(LLAMA, dtype="float32") | {"quantization_config": {"quant_method": "fp8"}},
+            'has quantization_config {"quant_method": "fp8"}',
+        ),
         (INDEX, {}, "has no weight_map"),
     ],
 )
@@ -301,6 +307,53 @@ def test_a_damaged_json_file_is_one_sentence(file: str, content: Any, words: str
         (tmp_path / name).write_text(json.dumps(written))
     with pytest.raises(TrainerError, match=words):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        (
+            {"model.layers.0.self_attn.q_proj.bias": (32,)},
+            "has 1 tensors that the llama of its config.json has not",
+        ),
+        (
+            {"model.layers.7.input_layernorm.weight": (32,)},
+            "among them model.layers.7.input_layernorm.weight",
+        ),
+        ({"model.layers.0.mlp.up_proj.weight": (5, 32)}, "up_proj.weight of shape .5, 32., which do not fit"),
+        ({"model.norm.weight": torch.int8}, "has model.norm.weight in int8; weights of float32"),
+        ({"model.norm.weight": torch.float8_e4m3fn}, "has model.norm.weight in float8_e4m3fn"),
+    ],
+)
+def test_weights_of_another_model_or_type_are_one_sentence(
+    tensors: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    directory.write(shaken(LLAMA), tmp_path / "hf")
+    file = tmp_path / "hf/model.safetensors"
+    # What published models have and their code ignores.
+    held = load_file(file) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    save_file(held, file)
+    configuration(tmp_path / "hf")
+    for name, given in tensors.items():
+        held[name] = torch.ones(given) if isinstance(given, tuple) else held[name].to(given)
+    save_file(held, file)
+    with pytest.raises(TrainerError, match=words):
+        configuration(tmp_path / "hf")
+
+
+def test_a_head_may_be_a_copy_of_the_embedding_that_it_is_tied_to(tmp_path: Path) -> None:
+    directory.write(shaken(MODELS["qwen3"]), tmp_path / "hf")
+    file = tmp_path / "hf/model.safetensors"
+    held = load_file(file)
+    head = held["model.embed_tokens.weight"].clone()
+    save_file({**held, "lm_head.weight": head}, file)
+    configuration(tmp_path / "hf")
+    head[3, 1] += 1
+    save_file({**held, "lm_head.weight": head}, file)
+    with pytest.raises(
+        TrainerError, match=r"ties lm_head\.weight to .*; if the model has a head of its own, set"
+    ):
+        configuration(tmp_path / "hf")
 
 
 def test_a_t5_is_exported_without_the_bias_of_its_head_unless_it_was_learned(tmp_path: Path) -> None:
