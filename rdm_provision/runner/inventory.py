@@ -25,10 +25,11 @@ _LIMIT_S = 300.0
 _PLANNED = Path(__file__).with_name("_planned_inventory.py")
 _VARIABLES = ("group_vars", "host_vars")
 _INVENTORY_SUFFIXES = (".yml", ".yaml", ".json", ".ini", ".toml")
-_GROUP = "(master|workers|login)"
-# Ansible goes on without them. In other groups they may be a user's YAML anchors.
+_GROUPS = ("master", "workers", "login")
+_GROUP_KEYS = ("hosts", "children", "vars")
+# Ansible goes on without them.
 _SKIPPED = re.compile(
-    rf"""Skipping (?:(?:unexpected )?key [("](.+?)[)"] in group [("]{_GROUP}[)"]|'{_GROUP}' as)"""
+    r"""Skipping (?:(?:unexpected )?key [("]((?!x-).+?)[)"] in group [("](.+?)[)"]|'(.+?)' as)"""
 )
 
 
@@ -149,12 +150,13 @@ def _read(path: Path, vault: str, program: Sequence[str]) -> tuple[dict[str, Any
         # Ansible would go on without the nodes of this file. Other files in the folder do not matter.
         if file.is_file() and (file.suffix in _INVENTORY_SUFFIXES or file.stem == "hosts"):
             raise InventoryError(f"{path} cannot be read: {_parse_error(file, complaints)}")
-    if skipped := _SKIPPED.search(" ".join(plain(done.stderr).split())):
-        key, group, scalar = skipped.groups()
-        what = f"the group {group} has the key {key}" if key else f"the group {scalar} is no dictionary"
-        raise InventoryError(
-            f"{path} cannot be read: {what}", hint="a group has the keys hosts, children and vars"
-        )
+    for key, group, scalar in _SKIPPED.findall(" ".join(plain(done.stderr).split())):
+        # Other keys of other groups may be a user's YAML anchors.
+        if group in _GROUPS or difflib.get_close_matches(key.lower(), _GROUP_KEYS + _GROUPS, cutoff=0.75):
+            hint = "a group has the keys hosts, children and vars; one that begins with x- is left out"
+            raise InventoryError(f"{path} cannot be read: the group {group} has the key {key}", hint=hint)
+        if scalar in _GROUPS:
+            raise InventoryError(f"{path} cannot be read: the group {scalar} is no dictionary")
     output = done.stdout.strip()
     listing, end = json.JSONDecoder().raw_decode(output)
     return listing, output[end:].strip()

@@ -241,7 +241,8 @@ def _wrong_key(entry: Mapping[str, Any], options: Mapping[str, Any], above: str 
     for key, value in entry.items():
         name = f"{above}{key}"
         if key not in options:
-            return [f"has the key {name}, which means nothing there", f"choose one of {', '.join(options)}"]
+            choices = ", ".join(above + option for option in options)
+            return [f"has the key {name}, which means nothing there", f"choose one of {choices}"]
         option = options[key]
         if isinstance(value, dict) and "options" in option:
             if wrong := _wrong_key(value, option["options"], f"{name}."):

@@ -60,6 +60,16 @@ BROKEN = {
         ["master is no dictionary"],
     ),
     "misspelt key": ("hosts.yml", "workers: {host: {a: }}\n", ["the group workers has the key host"]),
+    "misspelt key of another group": (
+        "hosts.yml",
+        "all: {defaults: {x: 1}, childrn: {workers: {hosts: {c: }}}, children: {workers: {hosts: {b: }}}}\n",
+        ["the group all has the key childrn"],
+    ),
+    "group without children above it": (
+        "hosts.yml",
+        "all: {workers: {hosts: {c: }}, children: {master: {hosts: {b: }}}}\n",
+        ["the group all has the key workers"],
+    ),
     "misspelt table": ("hosts.toml", "[workers.host.a]\n", ["the group workers has the key host"]),
     "hosts as a list": (
         "hosts.yml",
@@ -109,6 +119,13 @@ def test_one_broken_file_among_several_is_not_passed_over(make_inventory: MakeIn
     (path / "more.yml").write_text("all: [\n", encoding="utf-8")
     with pytest.raises(InventoryError, match=r"more\.yml"):
         Cluster.load(path)
+
+
+def test_keys_for_yaml_anchors_make_no_trouble(make_inventory: MakeInventory) -> None:
+    path = make_inventory()
+    text = "all: {x-vars: &v {a: 1}, defaults: {}, vars: *v}\nworkers: {x-hosts: {c: }, hosts: {b: }}\n"
+    (path / "more.yml").write_text(text, encoding="utf-8")
+    assert Cluster.load(path).nodes[1].variables["a"] == 1
 
 
 def test_other_files_of_an_inventory_make_no_trouble(make_inventory: MakeInventory) -> None:

@@ -88,7 +88,7 @@ def test_image_that_is_not_listed_is_refused() -> None:
         ({**PULLED, "pull": "never"}, "has a wrong value of pull 'never': choose not_present, always"),
         (
             {**BUILT, "build": {"path": "/srv/c", "arg": {}}},
-            "c:1 in images_list has the key build.arg, which means nothing there: choose one of path, docker",
+            "c:1 in images_list has the key build.arg, which means nothing there: choose one of build.path, ",
         ),
         (
             {**BUILT, "build": {"path": "/srv/c", "args": "secret"}},
