@@ -107,7 +107,7 @@ def make_plan(
     try:
         wanted = parse_subnet(subnet) if subnet else None
     except ValueError as error:
-        problem = Problem(None, f"rdm_subnet {subnet}", str(error), "correct it in the inventory")
+        problem = Problem.of(None, f"rdm_subnet {subnet}", error)
         raise PreconditionFailed([problem, *_check_pins(pins, None, None)[1]]) from None
     settings = _Settings(wanted, gateway, pins, [])
     if previous is None:

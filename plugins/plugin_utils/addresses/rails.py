@@ -87,7 +87,7 @@ def rail_subnets(
             found.append(parse_subnet(mine[index]) if mine else _next(first, index + 1))
         except ValueError as error:
             value = f"container_rail_subnets {mine[index] if mine else ''}".rstrip()
-            problems.append(Problem(None, value, str(error), "correct it in the inventory"))
+            problems.append(Problem.of(None, value, error))
     if not problems:
         problems = _disjoint(first, found)
     return ([], problems) if problems else (found, [])

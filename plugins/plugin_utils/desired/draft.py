@@ -205,7 +205,7 @@ def _with_vfs(reader: HostVariables, plan: ClusterPlan, problems: list[Problem])
             if plugin_of(reader.node(host)) == OWN:
                 refuse_undone(vfs[host], _sriov_network(reader, host))
         except ValueError as error:
-            problems.append(Problem(host, "", str(error), "correct it in the inventory"))
+            problems.append(Problem.of(host, "", error))
     problems += vf_plan.clashes(addresses, vfs)
     return plan._replace(addresses=addresses, vfs=vfs)
 

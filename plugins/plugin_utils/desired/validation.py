@@ -108,7 +108,9 @@ def validate(reader: HostVariables) -> Validated:
         # The validation of the list names the image; that of types does not.
         named = any(problem.value.endswith("images_list") for problem in images[host].problems)
         wrong = [one for one in wrong if not (named and one.value == "images_list")]
-        problems += wrong or _network_problems(reader, host)
+        problems += wrong
+        if not any(one.value.startswith("network_") for one in wrong):
+            problems += _network_problems(reader, host)
     prefixes = ["rdm_", *(f"{role.name}_" for role in sorted(role_specs.ROLES.iterdir()))]
     found = unknown_variables(unknown, known, prefixes) + notices(former) + sentences(odd)
     if bridged and len(reader.hosts) > 1:
@@ -181,7 +183,7 @@ def _network_problems(reader: HostVariables, host: str) -> list[Problem]:
     try:
         network_options(reader.node(host))
     except ValueError as error:
-        return [Problem(host, "", str(error), "correct it in the inventory")]
+        return [Problem.of(host, "", error)]
     return []
 
 

@@ -37,6 +37,12 @@ class Problem(NamedTuple):
         """
         return cls(data.get("node"), *(str(data.get(key) or "") for key in cls._fields[1:]))
 
+    @classmethod
+    def of(cls, node: str | None, value: str, error: Exception) -> Problem:
+        """Return the problem that an error about a variable describes: ``reason`` or ``reason; hint``."""
+        reason, _, hint = str(error).partition("; ")
+        return cls(node, value, reason, hint or "correct it in the inventory")
+
     @property
     def sentence(self) -> str:
         """The problem without its node: value, reason and hint in one sentence."""

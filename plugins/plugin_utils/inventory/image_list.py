@@ -17,7 +17,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.wording import 
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import short_name
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import value_hint
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import shown, value_hint
 
 SOURCES = ("registry", "archive", "build")
 DOCKER_HUB = "docker.io"
@@ -248,9 +248,7 @@ def _wrong_key(entry: Mapping[str, Any], options: Mapping[str, Any], above: str 
             if wrong := _wrong_key(value, option["options"], f"{name}."):
                 return wrong
         elif value is not None and ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
-            # A mapping may hold secrets, such as arguments of a build.
-            shown = "" if option["type"] == "dict" else f" {value!r}"
-            return [f"has a wrong value of {name}{shown}", value_hint(option)]
+            return [f"has a wrong value of {name}{shown(option, value)}", value_hint(option)]
     return []
 
 

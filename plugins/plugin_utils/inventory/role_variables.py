@@ -34,15 +34,8 @@ def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
         option = role_specs.options().get(name)
         if option is None or value is None:
             continue
-        _, output = role_specs.typed(name, value)
-        if output and (option.get("choices") or option.get("type") in _SCALARS):
-            # Ansible's message repeats what the hint lists, or names its own classes.
-            output = [repr(value)]
-        secret = " (not shown here)" if option.get("no_log") else ""
-        found += [
-            Problem(node, name, "has a wrong value" + (secret or f": {message}"), value_hint(option))
-            for message in output
-        ]
+        if role_specs.typed(name, value)[1]:  # Ansible's messages name its own classes
+            found.append(Problem(node, name, f"has a wrong value{shown(option, value)}", value_hint(option)))
         if name in DOCKER_NAMES and not _DOCKER_NAME.fullmatch(str(value)):
             hint = "use letters, digits, '_', '.' and '-', beginning with a letter or digit"
             found.append(Problem(node, f"{name} {value!r}", "is not a name that Docker takes", hint))
@@ -50,6 +43,13 @@ def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
             reason = "is a word of Docker's own, and not a network on which a container has MY_IP"
             found.append(Problem(node, f"{name} {value!r}", reason, "choose another name, such as ibnet"))
     return found
+
+
+def shown(option: Mapping[str, Any], value: Any) -> str:
+    """Return a wrong value, to follow a word; empty where it may hold secrets, such as build arguments."""
+    if option.get("no_log"):
+        return " (not shown here)"
+    return "" if "dict" in (option.get("type"), option.get("elements")) else f" {value!r}"
 
 
 def value_hint(option: Mapping[str, Any]) -> str:

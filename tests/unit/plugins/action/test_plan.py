@@ -112,7 +112,12 @@ def test_every_problem_of_the_inventory_is_in_one_report_and_nothing_is_written(
         {"a": {"ansible_host": "10.0.0.1"}, "b": {"my_ip": "192.169.16.300", "rdm_accelerator": "tpu"}},
         {
             "c": {"ansible_host": "10.0.0.1", "my_ip": "192.169.16.20", "network_driver": "token-ring"},
-            "d": {"my_ip": "192.169.16.20", "rdm_slots": "$(reboot)", "network_vlan": 5000},
+            "d": {
+                "my_ip": "192.169.16.20",
+                "rdm_slots": "$(reboot)",
+                "network_vlan": 5000,
+                "container_shm_size": "x",
+            },
             "e": {"container_env": {"MY_IP": "x", "A=B": ""}, "container_volumes": ["/a:/jobs", "/b"]},
             "f": {"images_list": [{"name": "a:1", "source": "archive"}], "verify_patience": "soon"},
         },
@@ -131,6 +136,7 @@ def test_every_problem_of_the_inventory_is_in_one_report_and_nothing_is_written(
         "c: network_driver",
         "d: my_ip 192.169.16.20",
         "d: rdm_slots '$(reboot)'",
+        "d: container_shm_size x",
         "a: rdm_gateway",
         "e: container_env MY_IP",
         "e: container_env 'A=B'",

@@ -115,10 +115,10 @@ def test_bad_gateway_is_refused(gateway: str) -> None:
 @pytest.mark.parametrize(
     ("subnet", "reason"),
     [
-        ("192.169.16.5/24", "has host bits set; the subnet is 192.169.16.0/24"),
+        ("192.169.16.5/24", "has host bits set: the subnet is 192.169.16.0/24"),
         ("fd00::/64", "is IPv6, which is out of scope"),
         ("192.169.16.0", "is not a subnet in CIDR form"),
-        ("192.169.16.0/33", "is not a subnet in CIDR form"),
+        ("192.169.16.0/33", "is not a subnet in CIDR form: write it like 192.169.16.0/24"),
         ("192.169.16.0/255.255.255.0", "is not a subnet in CIDR form"),
         ("$(reboot)", "is not a subnet in CIDR form"),
         ("10.0.0.0/31", "has no room for a gateway and a node"),

@@ -28,6 +28,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "container_network": {"type": "str", "default": "ibnet"},
     "userns": {"type": "str", "choices": ["", "host"]},
     "level": {"type": "int", "choices": [1, 2]},
+    "volumes": {"type": "list", "elements": "str"},
+    "env": {"type": "dict"},
 }
 
 
@@ -56,6 +58,7 @@ def test_right_values_and_other_peoples_variables_pass() -> None:
         ("images_distribution", "pears", "'pears': choose auto, direct"),
         ("images_list", [{"nmae": "x"}], "give it a list of dict"),
         ("images_list", "x", "give it a list of dict"),
+        ("volumes", {"a": "b"}, "{'a': 'b'}: give it a list of str"),
     ],
 )
 def test_wrong_value_names_variable_and_hint(name: str, value: Any, words: str) -> None:
@@ -66,8 +69,8 @@ def test_wrong_value_names_variable_and_hint(name: str, value: Any, words: str) 
 
 
 def test_choices_are_listed_once() -> None:
-    assert sentences(network_driver="x") == ["network_driver has a wrong value: 'x': choose sriov, bridge"]
-    assert sentences(userns="x") == ["userns has a wrong value: 'x': choose '', host"]
+    assert sentences(network_driver="x") == ["network_driver has a wrong value 'x': choose sriov, bridge"]
+    assert sentences(userns="x") == ["userns has a wrong value 'x': choose '', host"]
     assert len(sentences(level="x")) == 1, "neither a number nor one of the choices"
 
 
@@ -87,7 +90,9 @@ def test_a_network_that_has_no_address_for_a_container_is_refused(variable: str,
 
 
 def test_secret_value_is_not_shown() -> None:
-    assert "hunter2" not in str(sentences(images_password="hunter2"))
+    assert "hunter2" not in str(
+        sentences(images_password="hunter2", env=["hunter2"], images_list=["hunter2"])
+    )
 
 
 def test_only_what_is_set_counts() -> None:
