@@ -138,9 +138,8 @@ def _read(path: Path, vault: str, program: Sequence[str]) -> tuple[dict[str, Any
         output = _parse_error(*unparsed[0]) if unparsed else _other_error(done.stderr, path)
         if "decrypt" in output.lower() and (encrypted := next(_encrypted(path), None)):
             what = f"{path} cannot be read: {encrypted} is encrypted: {output.rstrip('.')}"
-            raise InventoryError(
-                what, hint="give its password: --ask-vault-pass or --vault-password-file FILE"
-            )
+            hint = "give its password: --ask-vault-pass or --vault-password-file FILE"
+            raise InventoryError(what, hint="check the password" if vault else hint)
         empty = path.is_dir() and not any(path.iterdir())
         hint = (
             f"put the hosts into {path / 'hosts.yml'}, or make a lab: rdm-provision lab up" if empty else ""

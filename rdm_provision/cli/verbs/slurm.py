@@ -105,9 +105,8 @@ def status(options: Options) -> int:
         _nodes(console, answer)
         _queue(console, answer)
 
-    up = f"rdm-provision slurm up{inventory_flag()}"
     run = cluster.slurm_status(**_settings(options))
-    return _carry_out(options, cluster, run, [], done, command=up, brief=True)
+    return _carry_out(options, cluster, run, [], done, brief=True)
 
 
 def _training_steps(cluster: Cluster, flag: str) -> list[tuple[str, str]]:
@@ -132,7 +131,6 @@ def _carry_out(
     steps: list[tuple[str, str]],
     done: Callable[[Console, SlurmAnswer], None] | None = None,
     *,
-    command: str = "",
     brief: bool = False,
 ) -> int:
     result = options.carry_out(cluster, run, brief=brief)
@@ -152,7 +150,7 @@ def _carry_out(
         view.recap(console, result)
     if result.ok and done is not None:
         done(console, answer)
-    retried = view.retry_steps(result, command or again(), whole=True)
+    retried = view.retry_steps(result, again(), whole=True)
     view.next_steps(console, steps if result.ok else retried)
     return result.exit_code
 

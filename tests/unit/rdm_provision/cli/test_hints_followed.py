@@ -349,9 +349,10 @@ def slurm_is_up(world: World) -> list[str]:
     return ["slurm", "up", *world.cluster(), *BARE]
 
 
-@gives("rdm_provision/cli/verbs/slurm.py: slurm up")
-def slurm_does_not_answer(world: World) -> list[str]:
-    world.ends(NodeRecap(failed=1, why="Slurm is not installed here"))
+@gives("plugins/modules/slurm_nodes.py: slurm up makes a cluster")
+def slurm_is_not_installed(world: World) -> list[str]:
+    why = "Slurm is not installed here: rdm-provision slurm up makes a cluster"
+    world.ends(NodeRecap(failed=1, why=why))
     return ["slurm", "status", *world.cluster()]
 
 
