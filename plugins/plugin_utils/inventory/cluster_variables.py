@@ -119,12 +119,17 @@ def outside(groups: Mapping[str, Sequence[str]]) -> tuple[list[Problem], list[st
         groups: the inventory's groups with their hosts.
 
     Returns:
-        A problem for each group whose name resembles one of the two, and a warning of the other hosts. Hosts
-        of Slurm's groups need not be nodes.
+        A problem for each group whose name resembles one of the two, and for each host with the name of a
+        group; and a warning of the other hosts. Hosts of Slurm's groups need not be nodes.
     """
     left = set(groups.get("all") or ())
     left -= {host for group in (*NODE_GROUPS, *OTHER_GROUPS) for host in groups.get(group) or ()}
-    problems = []
+    # A group of this host alone means the same.
+    problems = [
+        Problem(host, "", "is also the name of a group of other hosts", "rename the host or the group")
+        for host in groups.get("all") or ()
+        if list(groups.get(host, [host])) != [host]
+    ]
     for group, members in groups.items():
         near = difflib.get_close_matches(group.lower(), NODE_GROUPS, n=1, cutoff=0.8)
         lost = [host for host in members if host in left]
@@ -222,7 +227,8 @@ def _check_duplicates(hosts: Sequence[Host]) -> list[Problem]:
     for host in hosts:
         if not host.over_ssh:
             continue
-        where = f"{host.address.lower()}:{host.variables.get('ansible_port') or 22}"
+        address = f"[{host.address}]" if ":" in host.address else host.address
+        where = f"{address.lower()}:{host.variables.get('ansible_port') or 22}"
         given = (str(host.variables.get(name) or "") for name in SSH_ARGUMENTS)
         reached = (where, *(way for text in given for way in _ways(text)))
         if reached in users:

@@ -33,6 +33,14 @@ _EXCLUSIVE = ({"ro", "rw"}, {"z", "Z"}, {"private", "rprivate", "shared", "rshar
 _VOLUME_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _ULIMIT = re.compile(r"[a-z]+:-?[0-9]+(:-?[0-9]+)?")
 _DEVICE = re.compile(r"/[^:]+(:/[^:]+)?(:[rwm]{1,3})?")
+_CAPABILITY = re.compile(
+    "(CAP_)?(ALL|AUDIT_CONTROL|AUDIT_READ|AUDIT_WRITE|BLOCK_SUSPEND|BPF|CHECKPOINT_RESTORE|CHOWN|DAC_OVERRIDE|"
+    "DAC_READ_SEARCH|FOWNER|FSETID|IPC_LOCK|IPC_OWNER|KILL|LEASE|LINUX_IMMUTABLE|MAC_ADMIN|MAC_OVERRIDE|MKNOD|"
+    "NET_ADMIN|NET_BIND_SERVICE|NET_BROADCAST|NET_RAW|PERFMON|SETFCAP|SETGID|SETPCAP|SETUID|SYSLOG|SYS_ADMIN|"
+    "SYS_BOOT|SYS_CHROOT|SYS_MODULE|SYS_NICE|SYS_PACCT|SYS_PTRACE|SYS_RAWIO|SYS_RESOURCE|SYS_TIME|"
+    "SYS_TTY_CONFIG|WAKE_ALARM)",
+    re.IGNORECASE,
+)
 _DEVICE_FORM = "write path on the node[:path in the container[:rwm]]"
 _VOLUME_FORM = "write path on the node:path in the container[:ro], both absolute"
 
@@ -206,6 +214,12 @@ def _devices(value: Sequence[str]) -> Iterator[Complaint]:
             yield repr(device), "is not a device", _DEVICE_FORM
 
 
+def _capabilities(value: Sequence[str]) -> Iterator[Complaint]:
+    for name in value:
+        if not _CAPABILITY.fullmatch(name):
+            yield repr(name), "is no capability of Linux", "`man capabilities` lists them, such as IPC_LOCK"
+
+
 _CHECKS = {
     "container_hostname": _hostname,
     "container_shm_size": _shm_size,
@@ -216,4 +230,5 @@ _CHECKS = {
     "container_volumes": _volumes,
     "container_ulimits": _ulimits,
     "container_devices": _devices,
+    "container_capabilities": _capabilities,
 }

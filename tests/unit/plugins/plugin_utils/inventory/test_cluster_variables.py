@@ -62,6 +62,8 @@ def test_one_node_is_a_cluster() -> None:
 def test_same_host_under_two_names() -> None:
     [sentence] = problems(m__ansible_host="10.0.0.1", w1__ansible_host="10.0.0.1")
     assert sentence == "w1: 10.0.0.1:22 is the same host as m: list each node once"
+    [sentence] = problems(m__ansible_host="fd00::1", w1__ansible_host="fd00::1")
+    assert sentence.startswith("w1: [fd00::1]:22 is the same host as m")
     assert problems(m__ansible_host="w1") == ["w1: w1:22 is the same host as m: list each node once"]
     assert (
         problems(ansible_host="127.0.0.1", m__ansible_port=2201, w1__ansible_port=2202, w2__ansible_port=2203)
@@ -186,6 +188,14 @@ def test_hosts_of_a_group_that_is_misspelt_are_refused_and_others_outside_are_re
         "s is in neither master nor workers (group: Masters): did you mean master?",
     ]
     assert warnings == ["x is no node of this cluster: in neither master nor workers."]
+
+
+def test_a_host_with_the_name_of_a_group_of_others_is_refused() -> None:
+    groups = {"all": ["m", "workers", "w"], "master": ["m"], "workers": ["workers", "w"], "w": ["w"]}
+    found, _ = outside(groups)
+    assert [problem.sentence for problem in found] == [
+        "is also the name of a group of other hosts: rename the host or the group"
+    ]
 
 
 def test_hosts_of_the_groups_that_have_a_part_are_no_matter() -> None:

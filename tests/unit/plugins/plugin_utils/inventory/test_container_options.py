@@ -63,6 +63,7 @@ def sentences(**options: Any) -> list[str]:
         {"container_volumes": "/data:/data,/more:/more"},
         {"container_ulimits": ["memlock:-1:-1", "nofile:1048576"]},
         {"container_devices": ["/dev/fuse", "/dev/kfd:/dev/kfd:rw"]},
+        {"container_capabilities": ["IPC_LOCK", "cap_sys_nice", "ALL"]},
         {"container_volumes": None, "container_env": None},
     ],
 )
@@ -101,6 +102,7 @@ def test_what_the_engine_takes_is_let_through(options: dict[str, Any]) -> None:
         ("container_volumes", ["/a:/data", "/b:/data/"], "mounts on /data, where those of '/a:/data' are"),
         ("container_ulimits", ["memlock"], "'memlock' is not a limit"),
         ("container_devices", ["dev/fuse"], "'dev/fuse' is not a device"),
+        ("container_capabilities", ["IPC_LOK"], "'IPC_LOK' is no capability of Linux"),
     ],
 )
 def test_what_it_would_refuse_is_named(name: str, value: Any, words: str) -> None:
