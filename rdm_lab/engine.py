@@ -91,8 +91,11 @@ class LabEngine:
         """
         nodes = self.nodes()
         if not nodes:
+            found = self.docker.containers(all=True, filters={"label": spec.LABEL})
+            others = ", ".join(sorted({repr(one["Labels"][spec.LABEL]) for one in found}))
+            only = f", only {others}" if others else ""
             raise LabProblem(
-                f"there is no lab {self.name!r}: rdm-provision lab up --name {self.name} makes it"
+                f"there is no lab {self.name!r}{only}: rdm-provision lab up --name {self.name} makes it"
             )
         if name not in nodes:
             raise LabProblem(f"lab {self.name!r} has no node {name!r}: it has {', '.join(nodes)}")

@@ -192,6 +192,19 @@ class Lab:
 
     # --- single nodes
 
+    def require(self, *nodes: str) -> None:
+        """Raise an InputError if there is no such lab, or it lacks one of these nodes."""
+        from ansible_collections.rdm.provision.rdm_lab.client import EngineProblem, clear
+
+        try:
+            with clear():
+                for node in nodes:
+                    self._engine.node(node)
+        except EngineProblem as problem:
+            raise RdmError(str(problem)) from None
+        except self._spec.LabProblem as problem:
+            raise InputError(str(problem)) from None
+
     def stop(self, node: str) -> bool:
         """Pull a node's power plug; return whether it ran.
 
@@ -272,15 +285,7 @@ class Lab:
         )
 
     def _on(self, node: str, action: Callable[[], bool]) -> bool:
-        from ansible_collections.rdm.provision.rdm_lab.client import EngineProblem, clear
-
-        try:
-            with clear():
-                self._engine.node(node)
-        except EngineProblem as problem:
-            raise RdmError(str(problem)) from None
-        except self._spec.LabProblem as problem:
-            raise InputError(str(problem)) from None
+        self.require(node)
         return self._call(action)
 
     def _call(self, function: Callable[[], _T]) -> _T:

@@ -373,9 +373,10 @@ def test_nothing_is_left_of_a_killed_build_of_the_images(tmp_path: Path) -> None
 
 
 def test_a_node_that_is_not_there_is_named_with_those_that_are(lab: Lab) -> None:
-    output = lab.run("stop", "n9", expect=3).stderr
+    output = lab.run("stop", "n1", "n9", expect=3).stderr
     assert "has no node 'n9': it has n1, n2" in output
     assert len(output.strip().splitlines()) <= 2
+    assert "n1: ran already" in lab.run("start", "n1").stdout
 
 
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:

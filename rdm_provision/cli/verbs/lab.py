@@ -274,6 +274,7 @@ def _node_verb(verb: str, help_text: str, past: str, already: str) -> Callable[.
         from rdm_provision.api.lab import Lab
 
         target = Lab(name)
+        target.require(*nodes)
         changed = {node: bool(getattr(target, verb)(node)) for node in nodes}
         if options.as_json:
             emit_json({"ok": True, "exit_code": 0, "name": name, "changed": changed})
