@@ -447,7 +447,7 @@ class Cluster(JobVerbs):
             run_options: see :class:`RunOptions`.
         """
         self._refuse_containers("env up", "rdm-provision up makes a cluster of them")
-        return self._run("env-up", "env_up", run_options, tags=tags, exclusive=True, diff=True)
+        return self._run("env up", "env_up", run_options, tags=tags, exclusive=True, diff=True)
 
     def env_down(self, *, tags: str | None = None, **run_options: Unpack[RunOptions]) -> Run:
         """Take away what :meth:`env_up` made, and nothing else.
@@ -462,7 +462,7 @@ class Cluster(JobVerbs):
         """
         self._refuse_containers("env down", "rdm-provision down takes a cluster of them away")
         keep = frozenset({FILES_MODULE})
-        return self._run("env-down", "env_down", run_options, tags=tags, exclusive=True, keep=keep)
+        return self._run("env down", "env_down", run_options, tags=tags, exclusive=True, keep=keep)
 
     def slurm_up(self, *, forks: int = 0, verbosity: int = 0) -> Run:
         """Make a Slurm cluster of the hosts, with accounting. A Slurm that is not ours is never touched.
@@ -471,7 +471,7 @@ class Cluster(JobVerbs):
             forks: the number of hosts at a time.
             verbosity: ansible-playbook's number of ``-v``.
         """
-        return self._slurm("slurm-up", "slurm_up", forks, verbosity, exclusive=True, diff=True)
+        return self._slurm("slurm up", "slurm_up", forks, verbosity, exclusive=True, diff=True)
 
     def slurm_down(self, *, purge: bool = False, forks: int = 0, verbosity: int = 0) -> Run:
         """Take away what :meth:`slurm_up` made, and nothing else. Refused while jobs are in the queue.
@@ -482,7 +482,7 @@ class Cluster(JobVerbs):
             verbosity: ansible-playbook's number of ``-v``.
         """
         extra = {"slurm_purge": True} if purge else {}
-        return self._slurm("slurm-down", "slurm_down", forks, verbosity, exclusive=True, extra=extra)
+        return self._slurm("slurm down", "slurm_down", forks, verbosity, exclusive=True, extra=extra)
 
     def slurm_status(self, *, forks: int = 0, verbosity: int = 0) -> Run:
         """Query slurmctld's nodes and queue, read-only. :meth:`slurm_answer` returns them.
@@ -491,7 +491,7 @@ class Cluster(JobVerbs):
             forks: how many hosts at a time.
             verbosity: ansible-playbook's number of ``-v``.
         """
-        return self._slurm("slurm-status", "slurm_status", forks, verbosity)
+        return self._slurm("slurm status", "slurm_status", forks, verbosity)
 
     def _slurm(self, verb: str, playbook: str, forks: int, verbosity: int, **more: Any) -> Run:
         keep = frozenset({SLURM_PLAN_MODULE, SLURM_NODES_MODULE})

@@ -56,7 +56,7 @@ class Record:
         with contextlib.suppress(OSError):
             runs = cluster_lock_module().state_folder(home) / "runs"
             runs.mkdir(exist_ok=True)
-            self.folder = _fresh(runs, verb)
+            self.folder = _fresh(runs, verb.replace(" ", "-"))
             (self.folder / "command").write_text(command + "\n", encoding="utf-8")
             self._events = (self.folder / "events.jsonl").open("w", encoding="utf-8", buffering=1)
             _prune(runs)

@@ -389,6 +389,7 @@ def test_verbs_know_their_playbooks(cluster: Cluster) -> None:
     assert specs[3].extra_vars["images_remove"] is True
     assert "verify_all_pairs" not in specs[2].extra_vars
     assert cluster.verify(all_pairs=True).spec.extra_vars["verify_all_pairs"] is True
+    assert cluster.slurm_status().spec.verb == "slurm status", "as it is typed: others read it from the lock"
     assert all(spec.extra_vars["rdm_cluster"] == "mine" for spec in specs)
 
 

@@ -32,6 +32,12 @@ def test_the_log_of_a_failed_run_has_no_value_that_is_to_be_hidden(tmp_path: Pat
     )
 
 
+def test_a_verb_of_two_words_makes_a_folder_without_a_space(tmp_path: Path) -> None:
+    folder = Record(tmp_path, "slurm up", "ansible-playbook").folder
+    assert folder is not None
+    assert folder.name.endswith("Z-slurm-up")
+
+
 @pytest.mark.parametrize(("nodes", "whole"), [(FEW_NODES, FEW_NODES), (FEW_NODES + 1, 1)])
 def test_events_of_many_nodes_show_once_what_changed_on_all(tmp_path: Path, nodes: int, whole: int) -> None:
     names = tuple(f"n{number}" for number in range(nodes))
