@@ -44,6 +44,7 @@ Examples:
 )
 @click.option("--guess", is_flag=True, help="Leave out what was measured; use published peaks.")
 @search_options
+@tuning.user_errors()
 @tune_options  # type: ignore[untyped-decorator]  # it is the trainer's
 def tune(options: Options, wanted: TuneOptions, best: int | None, guess: bool) -> int:
     """Find the fastest layout of CONFIG.yaml on the cluster. Touches no node, but for --validate.
@@ -55,16 +56,15 @@ def tune(options: Options, wanted: TuneOptions, best: int | None, guess: bool) -
     """
     cluster = options.cluster()
     wanted = replace(wanted, as_json=options.as_json)
-    with tuning.user_errors():
-        job = tuning.read_job(wanted)
-        fleet = searched_fleet(options, cluster, wanted, job, guess=guess, is_checked=bool(best))
-        tuning.tune(
-            wanted,
-            job,
-            fleet,
-            lambda winner: _training(options, wanted, winner),
-            more=lambda: _validated(options, cluster, wanted, fleet, best) if best else {},
-        )
+    job = tuning.read_job(wanted)
+    fleet = searched_fleet(options, cluster, wanted, job, guess=guess, is_checked=bool(best))
+    tuning.tune(
+        wanted,
+        job,
+        fleet,
+        lambda winner: _training(options, wanted, winner),
+        more=lambda: _validated(options, cluster, wanted, fleet, best) if best else {},
+    )
     return 0
 
 

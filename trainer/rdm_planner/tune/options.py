@@ -72,7 +72,7 @@ class TuneOptions:
             name, _, amount = one.partition("=")
             accelerator = flops.find_accelerator(name)
             if accelerator is None:
-                raise TrainerError(f"The GPU {name[:60]!r} of --price is not known; write it as in --nodes.")
+                raise TrainerError(f"The GPU {name[:60]!r} of --price is not known; write it as in H100=2.5.")
             try:
                 prices[accelerator.name] = float(amount)
             except ValueError:
@@ -88,20 +88,36 @@ _PARAMETERS = (
     click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG.yaml"),
     click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE]..."),
     click.option(
-        "--inter", type=float, default=200.0, show_default=True, help="Between nodes, Gbit/s of a node."
+        "--inter",
+        type=float,
+        metavar="GBIT",
+        default=200.0,
+        show_default=True,
+        help="Between nodes, Gbit/s of a node.",
     ),
     click.option(
-        "--intra", type=float, default=1600.0, show_default=True, help="Between a node's GPUs, Gbit/s."
+        "--intra",
+        type=float,
+        metavar="GBIT",
+        default=1600.0,
+        show_default=True,
+        help="Between a node's GPUs, Gbit/s.",
     ),
     click.option(
         "--efficiency",
         type=click.FloatRange(0, 1, min_open=True),
+        metavar="SHARE",
         default=0.5,
         show_default=True,
         help="The share of their peak that GPUs reach, where nothing was measured.",
     ),
     click.option(
-        "--top", type=click.IntRange(1, 100), default=5, show_default=True, help="How many layouts."
+        "--top",
+        type=click.IntRange(1, 100),
+        metavar="N",
+        default=5,
+        show_default=True,
+        help="How many layouts.",
     ),
     click.option("--pareto", is_flag=True, help="Show time against cost over subsets of the nodes."),
     click.option(

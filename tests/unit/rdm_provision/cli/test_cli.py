@@ -88,6 +88,8 @@ def test_no_arguments_show_the_help(call: Call) -> None:
         (["jobs", "/etc/hosts", "--sections"], ["/etc/hosts is a file", "rdm-provision report /etc/hosts"]),
         (["jobs", "log2/nosuch", "--verdict"], ["no directory log2/nosuch", "or a log"]),
         (["report", "log2/nosuch"], ["no file log2/nosuch", "the name of a job"]),
+        (["tune", "x.yaml", "--inter", "0"], ["--inter is 0; it must be a number above 0"]),
+        (["tune", "x.yaml", "--html", "nosuch/x.html"], ["the directory nosuch does not exist"]),
         (["exec"], ["COMMAND"]),
         (["completion", "tcsh"], ["bash"]),
         (["plan", "-e", "novalue"], ["novalue", "KEY=VALUE"]),
