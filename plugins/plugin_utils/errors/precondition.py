@@ -39,7 +39,13 @@ class Problem(NamedTuple):
 
     @classmethod
     def of(cls, node: str | None, value: str, error: Exception) -> Problem:
-        """Return the problem that an error about a variable describes: ``reason`` or ``reason; hint``."""
+        """Return the problem that an error about a variable describes.
+
+        Args:
+            node: inventory name of the node; None for the whole cluster.
+            value: the invalid value; empty if the error names it.
+            error: ``reason`` or ``reason; hint``.
+        """
         reason, _, hint = str(error).partition("; ")
         return cls(node, value, reason, hint or "correct it in the inventory")
 
