@@ -8,6 +8,7 @@ wait for each other forever.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from rdm_core import config as configuration
 from rdm_core.partition import is_block
 from rdm_trainer import models
 from rdm_trainer.distributed.pipeline_parallel.pipeline import BlockGroups, Maker
+from rdm_trainer.distributed.tensor_parallel.exchange import ExchangeGroup
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models import transformer
 
@@ -37,7 +39,7 @@ JOB: dict[str, Any] = {
 
 
 def begun(
-    samples: int, context: int = 1, context_rank: int = 0
+    samples: int, context: int = 1, context_rank: int = 0, *, exchanges: bool = False
 ) -> tuple[list[list[tuple[str, str]]], list[str]]:
     """Return what a rank's compiled forward and backward pass begin, by axis, and their code."""
     dist.init_process_group(
@@ -46,6 +48,9 @@ def begun(
     try:
         config = configuration.from_dict(JOB, [f"parallel.context={context}"])
         topology = Topology.create(TENSOR, 1, context=context)
+        if exchanges:
+            group = ExchangeGroup.of(topology.tensor_group)
+            topology = dataclasses.replace(topology, exchange_group=group)
         axes = {topology.tensor_group.group_name: "tensor"}
         if context > 1:
             axes[topology.context_group.group_name] = "context"
@@ -72,13 +77,15 @@ def begun(
 def products_during_sums(code: str) -> list[int]:
     """Return how many matrix products come between the beginning of each tensor-parallel sum and its end."""
     call = re.compile(
-        r"(all_reduce_|wait_tensor)\.default\((?:reinterpret_tensor\()?(\w+)|extern_kernels\.(?:add)?mm\("
+        r"(?:(\w+) = torch\S+)?(all_reduce_|all_to_all_single|wait_tensor)\.default"
+        r"\((?:reinterpret_tensor\()?(\w+)"
+        r"|extern_kernels\.(?:add)?mm\("
     )
     pending: dict[str, int] = {}
     found = []
-    for kind, buffer in call.findall(code):
-        if kind == "all_reduce_":
-            pending[buffer] = 0
+    for result, kind, buffer in call.findall(code):
+        if kind.startswith("all_"):
+            pending[result or buffer] = 0
         elif kind and buffer in pending:
             found.append(pending.pop(buffer))
         elif not kind:
@@ -122,9 +129,10 @@ def test_ranks_begin_collectives_in_one_order_and_sums_overlap(
     assert [count > 0 for count in backward] == [True] * 4
 
 
-@pytest.mark.parametrize("samples", [2, 1])
-def test_sums_of_joined_blocks_overlap(samples: int) -> None:
-    _, code = begun(samples)
+@pytest.mark.parametrize(("samples", "exchanges"), [(2, False), (1, False), (2, True)])
+def test_sums_of_joined_blocks_overlap(samples: int, exchanges: bool) -> None:
+    names, code = begun(samples, exchanges=exchanges)
+    assert {name for one in names for name, _ in one} == {"all_to_all_single" if exchanges else "all_reduce_"}
     forward, backward = map(products_during_sums, code)
     if samples == 2:
         # Two sums of each block and half; only the last one overlaps with nothing.
