@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from rdm_trainer.checkpoint import files
 from rdm_trainer.checkpoint.boxes import Box
 from rdm_trainer.checkpoint.partitions import PartitionReader, Partitions
 from rdm_trainer.checkpoint.writing import Sink
@@ -147,9 +148,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(directory: Path) -> Metadata:
-    """Read the metadata: which file has which parts."""
+    """Read the metadata: which file has which parts.
+
+    Raises:
+        TrainerError: A file is not below the directory.
+    """
     with (directory / METADATA).open("rb") as file:
         found: Metadata = _Unpickler(file).load()
+    files.require_below((one.relative_path for one in found.storage_data.values()), directory / METADATA)
     return found
 
 

@@ -29,10 +29,11 @@ import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rdm_core.atomic_file import PARTIAL, sync_directory, write_atomically
+from rdm_core.errors import TrainerError
 
 __all__ = [
     "CHECKPOINTS",
@@ -52,6 +53,7 @@ __all__ = [
     "point_to",
     "prune",
     "recover",
+    "require_below",
     "scan",
     "set_aside",
     "tag",
@@ -195,6 +197,20 @@ def _pointer(path: Path) -> str | None:
         return path.read_text().strip() or None
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def require_below(names: Iterable[str], index: Path) -> None:
+    """Reject files outside of the directory of the index that names them. A file in it may be a link.
+
+    Raises:
+        TrainerError: One is an absolute path, or leaves the directory by ``..``.
+    """
+    for name in set(names):
+        path = PurePosixPath(name)
+        if not path.name or path.is_absolute() or ".." in path.parts:
+            raise TrainerError(
+                f"{index} names the file {name[:100]!r}; only files in its own directory are read."
+            )
 
 
 def missing(manifest: Manifest, parts: Iterable[Step | None]) -> list[str]:

@@ -146,6 +146,7 @@ class HuggingFaceSource:
             files_of = _json(index).get("weight_map")
             if not isinstance(files_of, dict) or not all(isinstance(file, str) for file in files_of.values()):
                 raise TrainerError(f"{index} has no weight_map that names the file of each tensor.")
+            files.require_below(files_of.values(), index)
             return files_of
         single = self.where / "model.safetensors"
         if not single.is_file():

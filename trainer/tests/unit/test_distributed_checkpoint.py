@@ -12,9 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
 
+from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint import damage, distributed
 from rdm_trainer.checkpoint.boxes import boxes
 
@@ -50,9 +52,9 @@ class _ByName:
 
 @pytest.mark.parametrize("member", [_MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST, WriteItemType.SHARD])
 def test_an_enumeration_is_read_as_early_python_3_11_writes_it(member: Any, tmp_path: Path) -> None:
-    (tmp_path / distributed.METADATA).write_bytes(pickle.dumps(_ByName(type(member), member.name)))
-    found: Any = distributed.read_metadata(tmp_path)
-    assert found is member
+    written = Metadata({}, planner_data=_ByName(type(member), member.name), storage_data={})
+    (tmp_path / distributed.METADATA).write_bytes(pickle.dumps(written))
+    assert distributed.read_metadata(tmp_path).planner_data is member
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,14 @@ def test_an_enumeration_is_read_as_early_python_3_11_writes_it(member: Any, tmp_
 def test_metadata_makes_no_other_objects(value: Any, named: str, tmp_path: Path) -> None:
     (tmp_path / distributed.METADATA).write_bytes(pickle.dumps(value))
     with pytest.raises(pickle.UnpicklingError, match=f"{named} is not read from a checkpoint"):
+        distributed.read_metadata(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["../__0_0.distcp", "/__0_0.distcp", "a/../../__0_0.distcp"])
+def test_metadata_names_no_file_elsewhere(file: str, tmp_path: Path) -> None:
+    written = Metadata({}, storage_data={MetadataIndex("fp32.0.weight"): _StorageInfo(file, 0, 1)})
+    (tmp_path / distributed.METADATA).write_bytes(pickle.dumps(written))
+    with pytest.raises(TrainerError, match=f"names the file {file!r}; only files in its own directory"):
         distributed.read_metadata(tmp_path)
 
 

@@ -299,6 +299,14 @@ def test_an_imported_t5_answers_and_trains_with_its_tokenizers_sentinels(
             'has quantization_config {"quant_method": "fp8"}',
         ),
         (INDEX, {}, "has no weight_map"),
+        *(
+            (
+                INDEX,
+                {"weight_map": {"model.norm.weight": file}},
+                f"names the file {file!r}; only files in its",
+            )
+            for file in ("../model.safetensors", "/model.safetensors", "a/../../b.safetensors", "")
+        ),
     ],
 )
 def test_a_damaged_json_file_is_one_sentence(file: str, content: Any, words: str, tmp_path: Path) -> None:
