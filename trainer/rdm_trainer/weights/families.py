@@ -8,7 +8,6 @@ only written.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -42,11 +41,6 @@ def model_config(found: Mapping[str, Any], source: str) -> ModelConfig:
         TrainerError: The family is another one, or has a feature that our models lack.
     """
     kind = found.get("model_type")
-    if quantized := found.get("quantization_config"):
-        raise TrainerError(
-            f"{source} has quantization_config {json.dumps(quantized)}, and quantised weights are not read; "
-            "take the model that they were made from."
-        )
     try:
         if kind == "gpt2":
             _refuse_others(found, source, {"activation_function": _ACTIVATIONS})
@@ -71,6 +65,13 @@ def model_config(found: Mapping[str, Any], source: str) -> ModelConfig:
         raise TrainerError(f"{source} lacks {error}, so it is no {kind}'s config.json.") from None
     except (AttributeError, TypeError, ValueError) as error:
         raise TrainerError(f"{source} has a value of another type than a {kind}'s: {error}.") from None
+    if quantized := found.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
+        of = f" of quant_method {method}" if isinstance(method, str) else ""
+        raise TrainerError(
+            f"{source} has a quantization_config{of}, and quantised weights are not read; take the model "
+            "that they were made from."
+        )
     return from_dict({"model": {key: value for key, value in shape.items() if value is not None}}).model
 
 

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -128,15 +128,13 @@ class HuggingFaceSource:
         self._open: dict[Path, Any] = {}
         needed = [name for one in self._mapped.values() for name in one.theirs]
         if missing := [name for name in needed if self._name(name) not in self._files]:
-            raise TrainerError(
-                f"{where} lacks {len(missing)} tensors of a {found['model_type']}, among them {missing[0]}."
-            )
+            raise TrainerError(f"{where} lacks {_names(missing)} of a {found['model_type']}.")
         others = sorted(self._files.keys() - {self._name(name) for name in needed})
         self._copies = [name for name in others if families.is_copy(name, self.model)]
         if unknown := [name for name in others if name not in self._copies and not families.is_unused(name)]:
             raise TrainerError(
-                f"{where} has {len(unknown)} tensors that the {found['model_type']} of its {CONFIG} has not, "
-                f"among them {unknown[0]}; the two are not of one model."
+                f"{where} has {_names(unknown)}, which a {found['model_type']} with its {CONFIG} does not "
+                "have; the two are not of one model."
             )
 
     def _listed(self) -> dict[str, str]:
@@ -176,11 +174,17 @@ class HuggingFaceSource:
         """
         (embedding,) = next(iter(self._mapped.values())).theirs
         for name in self._copies:
-            if not torch.equal(self._tensor(name), self._tensor(self._name(embedding))):
+            if torch.equal(self._tensor(name), self._tensor(self._name(embedding))):
+                continue
+            if name != "lm_head.weight":
                 raise TrainerError(
-                    f"{self.where / CONFIG} ties {name} to {embedding}, but the two differ in the files; if "
-                    "the model has a head of its own, set tie_word_embeddings to false there."
+                    f"{self.where} has {name} and {embedding}, which differ; a T5 here has one embedding for "
+                    "its encoder and its decoder."
                 )
+            raise TrainerError(
+                f"{self.where / CONFIG} ties {name} to {embedding}, but the two differ in the files; if the "
+                "model has a head of its own, set tie_word_embeddings to false there."
+            )
 
     def _joined(self, name: str, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
         one = self._mapped[name]
@@ -193,11 +197,11 @@ class HuggingFaceSource:
                 )
         try:
             return one.join(list(parts.values()))
-        except RuntimeError as error:
+        except (IndexError, RuntimeError):
             shapes = {tuple(part.shape): theirs for theirs, part in parts.items()}
             listed = ", ".join(f"{theirs} of shape {shape}" for shape, theirs in shapes.items())
             raise TrainerError(
-                f"{self.where} has {listed}, which do not fit together or its {CONFIG}: {error}."
+                f"{self.where} has {listed}, which do not fit together or its {CONFIG}."
             ) from None
 
     def _empty(self, name: str) -> torch.Tensor:
@@ -205,7 +209,10 @@ class HuggingFaceSource:
         path = self._files[name]
         with _reading(path):
             found = self._opened(path).get_slice(name)
-            return torch.empty(found.get_shape(), dtype=found[:0].dtype, device="meta")
+            shape = found.get_shape()
+            # A tensor without dimensions has no slices.
+            dtype = (found[:0] if shape else self._opened(path).get_tensor(name)).dtype
+            return torch.empty(shape, dtype=dtype, device="meta")
 
     def _tensor(self, name: str) -> torch.Tensor:
         path = self._files[name]
@@ -331,6 +338,12 @@ def fill(source: Source) -> Callable[[nn.Module, str], None]:
 def _plain(model: ModelConfig) -> dict[str, Any]:
     plain: dict[str, Any] = Config(model=model).to_dict()["model"]
     return plain
+
+
+def _names(tensors: Sequence[str]) -> str:
+    others = len(tensors) - 1
+    more = "" if not others else " and 1 other tensor" if others == 1 else f" and {others} other tensors"
+    return f"{tensors[0]}{more}"
 
 
 def _json(path: Path) -> dict[str, Any]:

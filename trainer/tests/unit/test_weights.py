@@ -296,7 +296,7 @@ def test_an_imported_t5_answers_and_trains_with_its_tokenizers_sentinels(
         (
             CONFIG,
             families.config_json(LLAMA, dtype="float32") | {"quantization_config": {"quant_method": "fp8"}},
-            'has quantization_config {"quant_method": "fp8"}',
+            "has a quantization_config of quant_method fp8, and quantised weights are not read",
         ),
         (INDEX, {}, "has no weight_map"),
         *(
@@ -322,13 +322,18 @@ def test_a_damaged_json_file_is_one_sentence(file: str, content: Any, words: str
     [
         (
             {"model.layers.0.self_attn.q_proj.bias": (32,)},
-            "has 1 tensors that the llama of its config.json has not",
+            "q_proj.bias, which a llama with its config.json does not have; the two are not of one model",
         ),
         (
-            {"model.layers.7.input_layernorm.weight": (32,)},
-            "among them model.layers.7.input_layernorm.weight",
+            {"model.layers.7.input_layernorm.weight": (32,), "score.weight": (1, 32), "score.bias": (1,)},
+            "has model.layers.7.input_layernorm.weight and 2 other tensors, which a llama",
         ),
         ({"model.layers.0.mlp.up_proj.weight": (5, 32)}, "up_proj.weight of shape .5, 32., which do not fit"),
+        (
+            {"model.layers.0.self_attn.q_proj.weight": ()},
+            "q_proj.weight of shape .., .* which do not fit together or its config.json.$",
+        ),
+        ({"model.norm.weight": ()}, "has 4.weight of shape .., and by its configuration it is .32,."),
         ({"model.norm.weight": torch.int8}, "has model.norm.weight in int8; weights of float32"),
         ({"model.norm.weight": torch.float8_e4m3fn}, "has model.norm.weight in float8_e4m3fn"),
     ],
@@ -362,6 +367,34 @@ def test_a_head_may_be_a_copy_of_the_embedding_that_it_is_tied_to(tmp_path: Path
         TrainerError, match=r"ties lm_head\.weight to .*; if the model has a head of its own, set"
     ):
         configuration(tmp_path / "hf")
+
+
+def test_a_t5s_stacks_may_have_copies_of_the_embedding(tmp_path: Path) -> None:
+    directory.write(shaken(MODELS["t5 1.1"]), tmp_path / "hf")
+    file = tmp_path / "hf/model.safetensors"
+    held = load_file(file)
+    # The last one is in published files, and no T5 has it.
+    for name in (
+        *("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+    ):
+        held[name] = held["shared.weight"].clone()
+    save_file(held, file)
+    configuration(tmp_path / "hf")
+    held["decoder.embed_tokens.weight"][3, 1] += 1
+    save_file(held, file)
+    with pytest.raises(TrainerError, match=r"and shared\.weight, which differ; a T5 here has one embedding"):
+        configuration(tmp_path / "hf")
+
+
+def test_a_gpt2_is_read_without_prefixes_and_with_its_masks(tmp_path: Path) -> None:
+    directory.write(shaken(GPT2), tmp_path / "hf")
+    file = tmp_path / "hf/model.safetensors"
+    held = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
+    masks = {"h.0.attn.bias": torch.ones(1, 1, 8, 8).byte(), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    head = {"lm_head.weight": held["wte.weight"].clone()}
+    save_file({**held, **masks, **head}, file)
+    configuration(tmp_path / "hf")
 
 
 def test_a_t5_is_exported_without_the_bias_of_its_head_unless_it_was_learned(tmp_path: Path) -> None:
