@@ -423,6 +423,7 @@ FLIPPED = {
     "native": ("native", "global_step4/__1_0.distcp", NATIVE),
     "earlier": ("earlier", OPTIMISER, parallel()),
     "earlier, another engine": ("earlier", OPTIMISER, {**NATIVE, **parallel()}),
+    "earlier, random": ("earlier", "global_step4/rng_states.pt", parallel()),
     "description": ("earlier", "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt", DESCRIBED),
 }
 

@@ -85,6 +85,7 @@ def test_no_flipped_bit_is_loaded(tmp_path_factory: pytest.TempPathFactory, plac
 def test_a_flipped_bit_is_found_in_every_part(tmp_path: Path, name: str) -> None:
     path = tmp_path / "a.pt"
     content = bytearray(save(path))
+    assert damage.is_sound(path)
     with zipfile.ZipFile(path) as archive:
         part = archive.getinfo(f"a/{name}")
         data = archive.read(part)
