@@ -42,7 +42,7 @@ _ENCODED = {
 """How files begin that are not plain text → what they are, and the command that prints them as text."""
 
 
-class NothingToRead(TrainerError):  # noqa: N818  # what follows is no error of the program's
+class NothingToRead(TrainerError):  # noqa: N818  # the fault is the input's
     """The input has no training in it; the message says what was found instead."""
 
 

@@ -87,9 +87,9 @@ class Converter:
             inner, bounds = typing.get_args(hint)[:2]
             if isinstance(bounds, OfFile):
                 text = self._scalar(inner, value, path)
-                if text is None or text.strip():
-                    return None if text is None else at_home(text)
-                return self._note(path, f"must be a path, not {shown(value)}")
+                if text is not None and not text.strip():
+                    return self._note(path, f"must be a path, not {shown(value)}")
+                return None if text is None else at_home(text)
             if isinstance(bounds, ByPartition):
                 return self._texts(
                     value if value is None or isinstance(value, Mapping) else {"": value}, path
