@@ -11,8 +11,8 @@ per step and device, and are compared with our figures and the plain loop's on o
 the same layouts, torchtitan on one device.
 
 With two stages, the native engine trains micro-batches as large as one device's, in two chunks a stage unless
-`--set` has `parallel.virtual_pipeline` or `parallel.eager_forwards`. The others train twice as many
-micro-batches of half the size, for as small a bubble.
+the model has fewer than four blocks or `--set` has `parallel.virtual_pipeline` or `parallel.eager_forwards`.
+The others train twice as many micro-batches of half the size, for as small a bubble.
 
 MFU counts 6N + 12·L·h·s FLOPs per token (N: all parameters, the tied embedding once), against the given or
 known peak. `--quick` is a smoke test: small shapes, also on a CPU.
@@ -79,7 +79,7 @@ class Shape:
 
 SHAPES = {
     "GPT-345M": Shape(24, 1024, 16, 1024, 32, ("14-10", "7-7-7-3", "5-4-4-3-5-3", "4-3-3-3-4-3-3-1")),
-    "GPT-2 XL 1.5B": Shape(48, 1600, 25, 1024, 16, ("25-23",)),
+    "GPT-2 XL 1.5B": Shape(48, 1600, 25, 1024, 16, ("25-23", "13-12-12-11")),
     "GPT-1.3B": Shape(24, 2048, 16, 2048, 8, ("13-11", "7-6-6-5", "4-3-3-3-3-3-3-2")),
     # As many blocks as fit on one device with the plain loop's; its head takes as long as 2.4 blocks.
     # With `--blocks 32` it is the whole model.
@@ -181,8 +181,9 @@ class Leg:
         if self.layout.pipeline == 1:
             return 1
         is_eager = "parallel.eager_forwards" in self.overrides
-        default = 2 if self.layout.pipeline == 2 and self._can_interleave and not is_eager else 1
-        return int(self.overrides.get("parallel.virtual_pipeline", default))
+        has_blocks = self.shape.layers >= 2 * self.layout.pipeline
+        interleaves = self.layout.pipeline == 2 and self._can_interleave and has_blocks and not is_eager
+        return int(self.overrides.get("parallel.virtual_pipeline", 2 if interleaves else 1))
 
     @property
     def _can_interleave(self) -> bool:

@@ -115,6 +115,7 @@ def test_a_layout_is_read_from_its_name(
         (("--engine", "native"), 2, 8),
         (("--engine", "native", "--set", "parallel.virtual_pipeline=4"), 4, 8),
         (("--engine", "native", "--set", "parallel.eager_forwards=1"), 1, 8),
+        (("--engine", "native", "--blocks", "3"), 1, 8),
         (("--engine", "deepspeed"), 1, 4),
         (("--engine", "deepspeed", "--micro-batch", "1"), 1, 1),
         (("--engine", "deepspeed", "--micro-batch", "3"), 1, 3),
@@ -153,6 +154,13 @@ def test_a_shape_can_have_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert (leg.shape_name, leg.shape.layers, leg.shape.hidden) == ("Llama-3 8B x 16", 16, 4096)
     assert leg.configuration()["parallel"]["partition"] == "even"
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "native"])
+@pytest.mark.parametrize("name", train_throughput.SHAPES)
+def test_each_shape_has_a_cut_for_two_stages(monkeypatch: pytest.MonkeyPatch, name: str, engine: str) -> None:
+    (leg,) = wanted(monkeypatch, "--shapes", name, "--layouts", "PP 2", "--engine", engine, devices=2)
+    assert leg.configuration()["parallel"]["partition"] != "even"
 
 
 @pytest.mark.parametrize(
