@@ -85,7 +85,7 @@ def started(world: int, target: Callable[..., Any], *arguments: Any) -> Iterator
 
 @contextlib.contextmanager
 def own_groups() -> Iterator[None]:
-    """Destroy the process groups that were created in it, or in a function with it; every rank calls this.
+    """Destroy the process groups that its block, or a function that it decorates, has created; on all ranks.
 
     Each group of gloo has a thread that wakes up a hundred times a second. In a launch of many cases there
     would be hundreds, which take more processor time than the cases.
