@@ -34,7 +34,7 @@ _VOLUME_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _ULIMIT = re.compile(r"[a-z]+:-?[0-9]+(:-?[0-9]+)?")
 _DEVICE = re.compile(r"/[^:]+(:/[^:]+)?(:[rwm]{1,3})?")
 _CAPABILITY = re.compile(
-    "(CAP_)?(ALL|AUDIT_CONTROL|AUDIT_READ|AUDIT_WRITE|BLOCK_SUSPEND|BPF|CHECKPOINT_RESTORE|CHOWN|DAC_OVERRIDE|"
+    "ALL|(CAP_)?(AUDIT_CONTROL|AUDIT_READ|AUDIT_WRITE|BLOCK_SUSPEND|BPF|CHECKPOINT_RESTORE|CHOWN|DAC_OVERRIDE|"
     "DAC_READ_SEARCH|FOWNER|FSETID|IPC_LOCK|IPC_OWNER|KILL|LEASE|LINUX_IMMUTABLE|MAC_ADMIN|MAC_OVERRIDE|MKNOD|"
     "NET_ADMIN|NET_BIND_SERVICE|NET_BROADCAST|NET_RAW|PERFMON|SETFCAP|SETGID|SETPCAP|SETUID|SYSLOG|SYS_ADMIN|"
     "SYS_BOOT|SYS_CHROOT|SYS_MODULE|SYS_NICE|SYS_PACCT|SYS_PTRACE|SYS_RAWIO|SYS_RESOURCE|SYS_TIME|"
@@ -87,7 +87,7 @@ def missing_over_ssh(node: str, options: Mapping[str, Any]) -> list[Problem]:
 
 def _typed(value: Any, check: Any) -> Any:
     """Return a list for an option for which Ansible also accepts comma-separated text."""
-    if check in (_volumes, _ulimits, _devices):
+    if check in (_volumes, _ulimits, _devices, _capabilities):
         return [str(item) for item in (value.split(",") if isinstance(value, str) else value)]
     return value
 

@@ -64,6 +64,7 @@ def sentences(**options: Any) -> list[str]:
         {"container_ulimits": ["memlock:-1:-1", "nofile:1048576"]},
         {"container_devices": ["/dev/fuse", "/dev/kfd:/dev/kfd:rw"]},
         {"container_capabilities": ["IPC_LOCK", "cap_sys_nice", "ALL"]},
+        {"container_capabilities": "IPC_LOCK,CAP_SYS_NICE"},
         {"container_volumes": None, "container_env": None},
     ],
 )
@@ -103,6 +104,7 @@ def test_what_the_engine_takes_is_let_through(options: dict[str, Any]) -> None:
         ("container_ulimits", ["memlock"], "'memlock' is not a limit"),
         ("container_devices", ["dev/fuse"], "'dev/fuse' is not a device"),
         ("container_capabilities", ["IPC_LOK"], "'IPC_LOK' is no capability of Linux"),
+        ("container_capabilities", ["CAP_ALL"], "'CAP_ALL' is no capability of Linux"),
     ],
 )
 def test_what_it_would_refuse_is_named(name: str, value: Any, words: str) -> None:
