@@ -29,7 +29,7 @@ _GROUPS = ("master", "workers", "login")
 _GROUP_KEYS = ("hosts", "children", "vars")
 # Ansible goes on without them.
 _SKIPPED = re.compile(
-    r"""Skipping (?:(?:unexpected )?key [("]((?!x-).+?)[)"] in group [("](.+?)[)"]|'(.+?)' as)"""
+    r"""Skipping (?:(unexpected )?key [("]((?!x-).+?)[)"] in group [("](.+?)[)"]|'(.+?)' as)"""
 )
 
 
@@ -149,16 +149,25 @@ def _read(path: Path, vault: str, program: Sequence[str]) -> tuple[dict[str, Any
         # Ansible would go on without the nodes of this file. Other files in the folder do not matter.
         if file.is_file() and (file.suffix in _INVENTORY_SUFFIXES or file.stem == "hosts"):
             raise InventoryError(f"{path} cannot be read: {_parse_error(file, complaints)}")
-    for key, group, scalar in _SKIPPED.findall(" ".join(plain(done.stderr).split())):
-        # Other keys of other groups may be a user's YAML anchors.
-        if group in _GROUPS or difflib.get_close_matches(key.lower(), _GROUP_KEYS + _GROUPS, cutoff=0.75):
-            hint = "a group has the keys hosts, children and vars; one that begins with x- is left out"
+    hint = "a group has the keys hosts, children and vars"
+    for mapping, key, group, scalar in _SKIPPED.findall(" ".join(plain(done.stderr).split())):
+        if group in _GROUPS or (_is_misspelt(key) and (mapping or group == "all")):
+            hint += "; one that begins with x- is left out"
             raise InventoryError(f"{path} cannot be read: the group {group} has the key {key}", hint=hint)
         if scalar in _GROUPS:
-            raise InventoryError(f"{path} cannot be read: the group {scalar} is no dictionary")
+            raise InventoryError(f"{path} cannot be read: the group {scalar} is no dictionary", hint=hint)
     output = done.stdout.strip()
     listing, end = json.JSONDecoder().raw_decode(output)
     return listing, output[end:].strip()
+
+
+def _is_misspelt(key: str) -> bool:
+    """Return whether a key of a group may hold hosts that Ansible leaves out.
+
+    Others may be a user's YAML anchors, or belong to a file in the folder that is no inventory.
+    """
+    near = difflib.get_close_matches(key.lower(), _GROUP_KEYS + _GROUPS, n=1, cutoff=0.75)
+    return key[:1].isalpha() and bool(near)
 
 
 def _bounded(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str]:

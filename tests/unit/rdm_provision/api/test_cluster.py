@@ -57,7 +57,7 @@ BROKEN = {
     "group that is a value": (
         "hosts.yml",
         "master: n1\nworkers: {hosts: {a: }}\n",
-        ["master is no dictionary"],
+        ["master is no dictionary: a group has the keys hosts"],
     ),
     "misspelt key": ("hosts.yml", "workers: {host: {a: }}\n", ["the group workers has the key host"]),
     "misspelt key of another group": (
@@ -68,6 +68,11 @@ BROKEN = {
     "group without children above it": (
         "hosts.yml",
         "all: {workers: {hosts: {c: }}, children: {master: {hosts: {b: }}}}\n",
+        ["the group all has the key workers"],
+    ),
+    "group as a list above it": (
+        "hosts.yml",
+        "all: {workers: [c], children: {master: {hosts: {b: }}}}\n",
         ["the group all has the key workers"],
     ),
     "misspelt table": ("hosts.toml", "[workers.host.a]\n", ["the group workers has the key host"]),
@@ -107,7 +112,7 @@ def test_an_inventory_that_cannot_be_parsed(make_inventory: MakeInventory, case:
     (path / name).write_text(text, encoding="utf-8")
     with pytest.raises(InventoryError) as caught:
         Cluster.load(path)
-    message = str(caught.value)
+    message = f"{caught.value}: {caught.value.hint}"
     assert "\n" not in message
     assert "<class" not in message
     for word in words:
@@ -123,7 +128,7 @@ def test_one_broken_file_among_several_is_not_passed_over(make_inventory: MakeIn
 
 def test_keys_for_yaml_anchors_make_no_trouble(make_inventory: MakeInventory) -> None:
     path = make_inventory()
-    text = "all: {x-vars: &v {a: 1}, defaults: {}, vars: *v}\nworkers: {x-hosts: {c: }, hosts: {b: }}\n"
+    text = "all: {x-vars: &v {a: 1}, defaults: {}, _vars: *v, vars: *v}\nworkers: {x-hosts: {c: }}"
     (path / "more.yml").write_text(text, encoding="utf-8")
     assert Cluster.load(path).nodes[1].variables["a"] == 1
 
@@ -131,6 +136,9 @@ def test_keys_for_yaml_anchors_make_no_trouble(make_inventory: MakeInventory) ->
 def test_other_files_of_an_inventory_make_no_trouble(make_inventory: MakeInventory) -> None:
     path = make_inventory()
     (path / "id_key").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n", encoding="utf-8")
+    (path / "job.yaml").write_text(
+        "data: {num_workers: 4}\nmirror: {host: cache, args: [a]}\n", encoding="utf-8"
+    )
     (path / "notes").mkdir()
     assert len(Cluster.load(path).nodes) == 3
 
