@@ -119,16 +119,17 @@ def outside(groups: Mapping[str, Sequence[str]]) -> tuple[list[Problem], list[st
         groups: the inventory's groups with their hosts.
 
     Returns:
-        A problem for each group whose name resembles one of the two, and for each host with the name of a
-        group; and a warning of the other hosts. Hosts of Slurm's groups need not be nodes.
+        A problem for each group whose name resembles one of the two, and for each of the cluster's hosts
+        with the name of a group; and a warning of the other hosts. Hosts of Slurm's groups need not be nodes.
     """
     left = set(groups.get("all") or ())
     left -= {host for group in (*NODE_GROUPS, *OTHER_GROUPS) for host in groups.get(group) or ()}
     # A group of this host alone means the same.
+    reason = "is also the name of a group, which Ansible takes in its place"
     problems = [
-        Problem(host, "", "is also the name of a group of other hosts", "rename the host or the group")
+        Problem(host, "", reason, "rename the host or the group")
         for host in groups.get("all") or ()
-        if list(groups.get(host, [host])) != [host]
+        if host not in left and list(groups.get(host, [host])) != [host]
     ]
     for group, members in groups.items():
         near = difflib.get_close_matches(group.lower(), NODE_GROUPS, n=1, cutoff=0.8)

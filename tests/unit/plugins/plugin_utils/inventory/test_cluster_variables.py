@@ -191,11 +191,12 @@ def test_hosts_of_a_group_that_is_misspelt_are_refused_and_others_outside_are_re
 
 
 def test_a_host_with_the_name_of_a_group_of_others_is_refused() -> None:
-    groups = {"all": ["m", "workers", "w"], "master": ["m"], "workers": ["workers", "w"], "w": ["w"]}
-    found, _ = outside(groups)
-    assert [problem.sentence for problem in found] == [
-        "is also the name of a group of other hosts: rename the host or the group"
-    ]
+    groups = {"all": ["m", "workers", "w", "disks", "d1"], "master": ["m"], "workers": ["workers", "w"]}
+    found, _ = outside({**groups, "w": ["w"], "disks": ["d1"], "m": []})
+    assert [(problem.node, problem.value) for problem in found] == [("m", ""), ("workers", "")]
+    assert found[0].sentence == (
+        "is also the name of a group, which Ansible takes in its place: rename the host or the group"
+    )
 
 
 def test_hosts_of_the_groups_that_have_a_part_are_no_matter() -> None:
