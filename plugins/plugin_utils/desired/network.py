@@ -92,7 +92,7 @@ def network_options(variables: NodeVariables, parent: str = "", rail: int = 0) -
     driver = variables.text("network_driver")
     prefix, pkey = variables.text("network_prefix"), variables.text("network_pkey")
     if pkey and plugin_of(variables) == "upstream":
-        raise ValueError(f"network_pkey {pkey} means nothing to sriov_plugin upstream: rdm-sriov has it")
+        raise ValueError(f"network_pkey {pkey} means nothing to sriov_plugin upstream; choose rdm-sriov")
     return driver_options(
         driver,
         parent=parent or variables.text("network_parent"),

@@ -58,9 +58,7 @@ def driver_options(
     else:
         key, modes = _MODES[driver]
         if mode and mode not in modes:
-            raise ValueError(
-                "network_mode {!r} is no mode of {}: it has {}".format(mode, driver, ", ".join(modes))
-            )
+            raise ValueError(f"network_mode {mode!r} is no mode of {driver}; choose {', '.join(modes)}")
         if not parent:
             raise ValueError(f"network_parent is empty, but {driver} needs an interface")
         if driver == "sriov":

@@ -47,7 +47,7 @@ def test_options_are_what_docker_takes(settings: dict[str, Any], options: dict[s
     [
         ({"driver": "weave"}, "'weave' is none of sriov, macvlan, ipvlan, bridge"),
         ({"driver": "sriov"}, "network_parent is empty"),
-        ({"driver": "macvlan", "parent": "e", "mode": "l2"}, "'l2' is no mode of macvlan"),
+        ({"driver": "macvlan", "parent": "e", "mode": "l2"}, "'l2' is no mode of macvlan; choose bridge"),
         ({"driver": "bridge", "mode": "l2"}, "no meaning for the driver bridge"),
         ({"driver": "bridge", "vlan": 2}, "no meaning for the driver bridge"),
         ({"driver": "sriov", "parent": "e", "vlan": 4096}, "not between 0 and 4095"),
