@@ -888,8 +888,8 @@ def test_what_the_plugin_would_undo_is_refused_unless_it_is_the_same(cluster: Cl
     cluster.write({"a": wrong.pop("a")}, wrong, sriov)
     rc, result, _ = cluster.run()
     assert rc == 2
-    then = "from which rdm-sriov sets it to {} at each start of a container; leave sriov_vf_{} out"
-    assert {problem["node"]: problem["reason"] for problem in result["problems"]} == {
+    then = "from which rdm-sriov sets it to {} at each start of a container: leave sriov_vf_{} out"
+    assert {one["node"]: f"{one['reason']}: {one['hint']}" for one in result["problems"]} == {
         "a": "sriov_vf_vlan 7 contradicts network_vlan 0, " + then.format(0, "vlan"),
         "b": "sriov_vf_vlan 0 contradicts network_vlan 9, " + then.format(9, "vlan"),
         "c": "sriov_vf_trust true contradicts network_privileged false, " + then.format("false", "trust"),
