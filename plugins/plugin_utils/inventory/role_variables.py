@@ -46,9 +46,11 @@ def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
 
 
 def shown(option: Mapping[str, Any], value: Any) -> str:
-    """Return a wrong value, to follow a word; empty where it may hold secrets, such as build arguments."""
+    """Return a wrong value, to follow a word, unless it may hold secrets, such as build arguments or URLs."""
     if option.get("no_log"):
         return " (not shown here)"
+    if isinstance(value, Mapping):
+        return ", a dictionary"
     return "" if "dict" in (option.get("type"), option.get("elements")) else f" {value!r}"
 
 

@@ -58,7 +58,7 @@ def test_right_values_and_other_peoples_variables_pass() -> None:
         ("images_distribution", "pears", "'pears': choose auto, direct"),
         ("images_list", [{"nmae": "x"}], "give it a list of dict"),
         ("images_list", "x", "give it a list of dict"),
-        ("volumes", {"a": "b"}, "{'a': 'b'}: give it a list of str"),
+        ("volumes", {"a": "b"}, "has a wrong value, a dictionary: give it a list of str"),
     ],
 )
 def test_wrong_value_names_variable_and_hint(name: str, value: Any, words: str) -> None:
@@ -91,7 +91,9 @@ def test_a_network_that_has_no_address_for_a_container_is_refused(variable: str,
 
 def test_secret_value_is_not_shown() -> None:
     assert "hunter2" not in str(
-        sentences(images_password="hunter2", env=["hunter2"], images_list=["hunter2"])
+        sentences(
+            images_password="hunter2", env=["hunter2"], images_list=["hunter2"], volumes={"a": "hunter2"}
+        )
     )
 
 
