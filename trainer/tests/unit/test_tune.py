@@ -715,6 +715,20 @@ def test_a_layout_without_tensor_ranks_is_given_without_sequence_parallelism(nam
         assert ("parallel.sequence_parallel=false" in row["overrides"]) == (row["tensor"] == 1)
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_layout_whose_tensor_ranks_cannot_exchange_is_given_with_collectives(is_sharded: bool) -> None:
+    job = CONFIGS / "llama3-8b.yaml"
+    keys = ["engine=native", "parallel.tensor_communication=copy_engines"]
+    keys.append(f"parallel.sequence_parallel={str(is_sharded).lower()}")
+    code, output = _tune(str(job), "--nodes", "1xH100:8", *keys, "--json", "--top", "12")
+    assert code == 0
+    best = json.loads(output)["best"]
+    assert {1, 2, 4} <= {row["tensor"] for row in best}
+    for row in best:
+        found = configuration.load(job, [*keys, *row["overrides"]]).parallel.tensor_communication
+        assert (found == "copy_engines") == (row["tensor"] == 2 or (row["tensor"] > 2 and is_sharded))
+
+
 def test_zero_and_checkpointing_make_room() -> None:
     small = NodeKind("A10", gpus=4, inter=40e9, intra=128e9, memory_gib=15.0)
     model = _model("gpt2-xl", small)
