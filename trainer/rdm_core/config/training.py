@@ -188,9 +188,13 @@ def _sequence_parallel(config: Config) -> Iterator[str]:
 
 def _tensor_communication(config: Config) -> Iterator[str]:
     parallel = config.parallel
-    if parallel.tensor_communication == "collectives" or parallel.tensor == 1:
+    if parallel.tensor_communication == "collectives":
         return
     key = f"parallel.tensor_communication {parallel.tensor_communication}"
+    if parallel.tensor == 1:
+        yield (
+            f"{key} is for several tensor ranks, but parallel.tensor is 1; take a larger one, or collectives."
+        )
     if parallel.tensor > 2 and not parallel.sequence_parallel:
         yield (
             f"{key} needs parallel.sequence_parallel for parallel.tensor {parallel.tensor}, because without "

@@ -440,6 +440,7 @@ def assert_a_sentence_has(words: str, found: list[str]) -> None:
         ({"engine": "native", "optimisation__precision": "fp16"}, "fp16 needs DeepSpeed"),
         ({"parallel__reduce_dtype": "bf16"}, "bf16 needs the native engine"),
         ({"parallel__tensor_communication": "copy_engines"}, "copy_engines needs the native engine"),
+        (COPIES, "copy_engines is for several tensor ranks, but parallel.tensor is 1; take a larger one, or"),
         (
             {**COPIES, "parallel__tensor": 4},
             "copy_engines needs parallel.sequence_parallel for parallel.tensor 4, because without it only",
