@@ -83,6 +83,8 @@ class Stream:
 
     def record_event(self) -> None: ...
 
+    def synchronize(self) -> None: ...
+
 
 @pytest.fixture
 def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -95,7 +97,7 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "default_stream", Stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return ranks
 

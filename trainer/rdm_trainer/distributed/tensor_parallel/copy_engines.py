@@ -52,8 +52,9 @@ class _Slots:
         others = [rank for rank in range(group.size()) if rank != self._own]
         shape = (_SLOTS, len(others), size)
         own = symmetric_memory.empty(shape, dtype=torch.uint8, device=process.device())
-        # The memory's zeros are written behind other kernels; no signal may come before them.
-        torch.cuda.synchronize()
+        # CUDA writes the memory's zeros on its default stream; no signal may come before them. Other streams
+        # may hold messages that another stage receives only after this rank's next ones.
+        torch.cuda.default_stream().synchronize()
         self._handle = symmetric_memory.rendezvous(own, group)
         self._received = own
         self._sent = {rank: self._handle.get_buffer(rank, shape, torch.uint8) for rank in others}
