@@ -167,6 +167,8 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _register() -> None:
     # torch could also multicast within the shared memory, which fails on some hosts and is not used here.
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    # It compares the devices' indices, which are all 0 where a launcher shows each rank only its own GPU.
+    os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
     dist.Backend.register_backend(
         _BACKEND,
         lambda own, group: CopyEngines(own.group_id, group, own.timeout),
