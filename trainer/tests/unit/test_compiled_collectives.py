@@ -39,11 +39,14 @@ JOB: dict[str, Any] = {
 
 
 def begun(
-    samples: int, context: int = 1, context_rank: int = 0, *, exchanges: bool = False
+    samples: int, context: int = 1, context_rank: int = 0, *, tensor_rank: int = 0, exchanges: bool = False
 ) -> tuple[list[list[tuple[str, str]]], list[str]]:
     """Return what a rank's compiled forward and backward pass begin, by axis, and their code."""
     dist.init_process_group(
-        "fake", store=FakeStore(), rank=TENSOR * context_rank, world_size=TENSOR * context
+        "fake",
+        store=FakeStore(),
+        rank=TENSOR * context_rank + tensor_rank,
+        world_size=TENSOR * context,
     )
     try:
         config = configuration.from_dict(JOB, [f"parallel.context={context}"])
@@ -72,6 +75,11 @@ def begun(
         torch.compiler.reset()
     call = re.compile(r"torch\.ops\._c10d_functional\.(\w+)\.default\(.*'(\w+)'\)")
     return [[(name, axes[group]) for name, group in call.findall(code)] for code in passes], passes
+
+
+def without_receiver(code: str) -> str:
+    """Return a pass's code without which of two ranks gets all that an exchange sends."""
+    return re.sub(r"\[0, (\d+)\]|\[(\d+), 0\]", "[]", code[code.index("def call(") :])
 
 
 def products_during_sums(code: str) -> list[int]:
@@ -133,6 +141,11 @@ def test_ranks_begin_collectives_in_one_order_and_sums_overlap(
 def test_sums_of_joined_blocks_overlap(samples: int, exchanges: bool) -> None:
     names, code = begun(samples, exchanges=exchanges)
     assert {name for one in names for name, _ in one} == {"all_to_all_single" if exchanges else "all_reduce_"}
+    if exchanges:
+        _, other = begun(samples, tensor_rank=1, exchanges=True)
+        assert other != code
+        # Names do not tell one exchange from another, so that another order would add up different summands.
+        assert list(map(without_receiver, other)) == list(map(without_receiver, code))
     forward, backward = map(products_during_sums, code)
     if samples == 2:
         # Two sums of each block and half; only the last one overlaps with nothing.
