@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from rdm_core.errors import TrainerError
+from rdm_core.message_slots import SLOTS, SMALLEST, size_class
 from rdm_trainer import process
 from rdm_trainer.distributed.clocks import host_identity
 from rdm_trainer.distributed.tensor_parallel.exchange import ExchangeGroup, Exchanges
@@ -28,10 +29,6 @@ __all__ = ["CopyEngines", "create"]
 
 _BACKEND = "copy_engines"
 _KEY = "parallel.tensor_communication copy_engines"
-# Messages of one size class under way at once, from each rank to each other one.
-_SLOTS = 4
-# Bytes of the smallest size class; CUDA shares memory in pieces of 2 MiB.
-_SMALLEST = 1 << 20
 
 
 class _Slots:
@@ -50,7 +47,7 @@ class _Slots:
 
         self._own, self._timeout_ms = group.rank(), timeout_ms
         others = [rank for rank in range(group.size()) if rank != self._own]
-        shape = (_SLOTS, len(others), size)
+        shape = (SLOTS, len(others), size)
         own = symmetric_memory.empty(shape, dtype=torch.uint8, device=process.device())
         # CUDA writes the memory's zeros on its default stream; no signal may come before them. Other streams
         # may hold messages that another stage receives only after this rank's next ones.
@@ -60,18 +57,18 @@ class _Slots:
         self._sent = {rank: self._handle.get_buffer(rank, shape, torch.uint8) for rank in others}
         self._next = 0
         for rank in others:
-            for slot in range(_SLOTS):
+            for slot in range(SLOTS):
                 self._free(rank, slot)
 
     def take(self) -> int:
         """Return the slot of the next operation, the same on all ranks."""
         slot = self._next
-        self._next = (slot + 1) % _SLOTS
+        self._next = (slot + 1) % SLOTS
         return slot
 
     def send(self, rank: int, slot: int, message: torch.Tensor) -> None:
         """Copy bytes into a rank's slot, once it is free."""
-        self._handle.wait_signal(rank, _SLOTS + slot, self._timeout_ms)
+        self._handle.wait_signal(rank, SLOTS + slot, self._timeout_ms)
         self._sent[rank][slot, self._row(self._own, rank), : len(message)].copy_(message)
         self._handle.put_signal(rank, slot, self._timeout_ms)
 
@@ -82,7 +79,7 @@ class _Slots:
         self._free(rank, slot)
 
     def _free(self, rank: int, slot: int) -> None:
-        self._handle.put_signal(rank, _SLOTS + slot, self._timeout_ms)
+        self._handle.put_signal(rank, SLOTS + slot, self._timeout_ms)
 
     @staticmethod
     def _row(sender: int, receiver: int) -> int:
@@ -125,7 +122,7 @@ class CopyEngines(Exchanges):
         self._slots: dict[int, _Slots] = {}
         # Fails here, if ever, and not in a step.
         with torch.cuda.stream(self._stream):
-            self._slots_for(_SMALLEST)
+            self._slots_for(SMALLEST)
 
     @torch.no_grad()
     def transfer(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> dist.Work:
@@ -151,7 +148,7 @@ class CopyEngines(Exchanges):
 
     def _slots_for(self, size: int) -> _Slots:
         """Return the slots of a size class; all ranks have messages of the same sizes."""
-        size = max(_SMALLEST, 1 << (size - 1).bit_length())
+        size = size_class(size)
         if size not in self._slots:
             # A capture must not allocate; the micro-batches before it have had all sizes.
             assert not torch.cuda.is_current_stream_capturing()
