@@ -17,6 +17,8 @@ ATTEMPT_VARIABLE = "RDM_ATTEMPT"
 
 _ATTEMPT = f"{ATTEMPT_VARIABLE}=".encode()
 _MANY_FILES = 1 << 20
+# A flag of the kernel's own threads in proc(5), which have no environment either.
+_PF_KTHREAD = 0x00200000
 
 
 def of_job(job: str, *, until: int | None = None) -> list[int]:
@@ -32,7 +34,7 @@ def of_job(job: str, *, until: int | None = None) -> list[int]:
         if not path.name.isdigit() or int(path.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            variables = (path / "environ").read_bytes().split(b"\0")
+            variables = _environment(int(path.name)).split(b"\0")
             if entry in variables and not _is_after(until, variables) and alive(int(path.name)):
                 found.append(int(path.name))
     return found
@@ -67,6 +69,26 @@ def _fields(process: int) -> list[bytes]:
     return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
 
 
+def _environment(process: int) -> bytes:
+    """Return the environment that a process was started with, each entry with a NUL at its end.
+
+    Raises:
+        OSError: The process is gone, or belongs to another user.
+    """
+    for _ in range(50):
+        found = Path(f"/proc/{process}/environ").read_bytes()
+        if found or _never_has_one(process):
+            break
+        # Within execve(2), it has no environment until the new one is there.
+        time.sleep(0.001)
+    return found
+
+
+def _never_has_one(process: int) -> bool:
+    fields = _fields(process)
+    return fields[0] in b"ZX" or bool(int(fields[6]) & _PF_KTHREAD)
+
+
 def identity(process: int) -> str | None:
     """Return a text that no other process of this node ever has; None when the process is gone.
 
@@ -90,7 +112,7 @@ def is_alive(named: str) -> bool:
 def environment_of(process: int) -> dict[str, str] | None:
     """Return the environment that a process was started with; None when it is gone."""
     try:
-        text = Path(f"/proc/{process}/environ").read_bytes().decode("utf-8", "replace")
+        text = _environment(process).decode("utf-8", "replace")
     except OSError:
         return None
     return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)

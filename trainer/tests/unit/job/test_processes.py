@@ -46,6 +46,18 @@ def test_a_repeated_order_to_end_an_attempt_leaves_the_next_one_alone() -> None:
         assert of_job(job) == []
 
 
+def test_a_process_that_is_just_executing_a_program_is_found(tmp_path: Path) -> None:
+    program = tmp_path / "again"
+    program.write_text('#!/bin/sh\nexec "$0"\n')
+    program.chmod(0o700)
+    with subprocess.Popen([program], env={**os.environ, JOB_VARIABLE: str(tmp_path)}) as process:
+        try:
+            wait_until("it is found", lambda: of_job(str(tmp_path)), lambda found: found == [process.pid])
+            assert all(of_job(str(tmp_path)) == [process.pid] for _ in range(100))
+        finally:
+            process.kill()
+
+
 def test_a_rank_has_used_what_a_users_program_has(tmp_path: Path) -> None:
     """The program is a child of the rank's process, and its ended children count, too."""
     program = (
