@@ -163,7 +163,9 @@ class Converter:
             return {}
         # 1 clearly means "1", but `on` and 1.10 are ambiguous, so these need quotes.
         plain = {key: str(item) if type(item) is int else item for key, item in value.items()}
-        return {str(key): self.value(str, item, (*path, str(key))) for key, item in plain.items()}
+        # One text for all is that of the name "".
+        paths = {key: (*path, str(key)) if key != "" else path for key in plain}
+        return {str(key): self.value(str, item, paths[key]) for key, item in plain.items()}
 
     def _unknown(self, path: KeyPath, key: str, known: Mapping[str, Any]) -> None:
         # With a missing word, as in heads for attention_heads, the spelling is no close match.

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rdm_core import config as configuration
 from rdm_core.config import Config
 from rdm_core.config import slurm as slurm_options
+from rdm_core.errors import ConfigError
 from rdm_job.launchers import Attempt, launcher_of
 from rdm_job.slurm.script import script, srun_of_ranks
 
@@ -130,6 +131,10 @@ NASTY = st.one_of(
 @given(key=st.sampled_from([*TEXTS, *ONE]), value=NASTY)
 def test_no_value_breaks_out_of_its_line(key: str, value: str) -> None:
     given: dict[str, Any] = {key: value}
+    if "\0" in value:
+        with pytest.raises(ConfigError, match=rf"^launcher\.slurm\.{key} must be text without a NUL"):
+            job(**given)
+        return
     config = job(**given)
     if slurm_options.problems(config):
         assert any(f"launcher.slurm.{key} is " in problem for problem in slurm_options.problems(config))
