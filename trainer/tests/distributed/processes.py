@@ -60,6 +60,20 @@ def run(world: int, target: Callable[..., Any], *arguments: Any) -> list[Any]:
         return results()
 
 
+def run_each(target: Callable[..., Any], jobs: Mapping[int, Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Call ``target``, which returns a result for each name, with the named jobs of each number of processes.
+
+    Returns:
+        Every rank's results for each job.
+    """
+    found: dict[str, list[Any]] = {}
+    for world, named in jobs.items():
+        for answer in run(world, target, named):
+            for name, one in answer.items():
+                found.setdefault(name, []).append(one)
+    return found
+
+
 @contextlib.contextmanager
 def started(world: int, target: Callable[..., Any], *arguments: Any) -> Iterator[Callable[[], list[Any]]]:
     """Start what :func:`run` runs; what is provided waits for it, and returns its results."""

@@ -174,12 +174,7 @@ def test_the_sum_is_kept_and_not_its_summands() -> None:
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[dict[str, Any]]]:
     """Every rank's results for each job."""
-    answers: dict[str, list[dict[str, Any]]] = {}
-    for world, jobs in JOBS.items():
-        for answer in processes.run(world, compared, jobs):
-            for name, one in answer.items():
-                answers.setdefault(name, []).append(one)
-    return answers
+    return processes.run_each(compared, JOBS)
 
 
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world, jobs in JOBS.items() for name in jobs])

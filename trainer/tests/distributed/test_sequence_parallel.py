@@ -88,12 +88,7 @@ def differences(jobs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def compared() -> dict[str, list[dict[str, Any]]]:
     """Every rank's results for each job."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for world, jobs in JOBS.items():
-        for answer in processes.run(world, differences, jobs):
-            for name, one in answer.items():
-                found.setdefault(name, []).append(one)
-    return found
+    return processes.run_each(differences, JOBS)
 
 
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world, jobs in JOBS.items() for name in jobs])
