@@ -147,18 +147,7 @@ def kept(jobs: Mapping[str, Config]) -> dict[str, dict[bool, tuple[int, int]]]:
         for exchanges in (True, False):
             topology = topology_of(job, exchanges)
             model = models.build(job, topology)
-            weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-            storages: dict[int, torch.UntypedStorage] = {}
-
-            def keep(tensor: torch.Tensor) -> torch.Tensor:
-                storage = tensor.untyped_storage()
-                storages[storage.data_ptr()] = storage  # noqa: B023
-                return tensor
-
-            inputs, labels = next(training.batches(job, topology, 1))
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                model(inputs, labels)
-            sizes = [one.nbytes() for pointer, one in storages.items() if pointer not in weights]
+            sizes = training.kept(model, *next(training.batches(job, topology, 1)))
             found.setdefault(name, {})[exchanges] = len(sizes), sum(sizes)
     return found
 

@@ -149,18 +149,7 @@ def kept(jobs: Mapping[str, Config]) -> dict[str, int]:
     for name, job in jobs.items():
         topology = create.create_topology(job)
         model = models.build(job, topology)
-        weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-        storages: dict[int, torch.UntypedStorage] = {}
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage  # noqa: B023
-            return tensor
-
-        inputs, labels = next(training.batches(job, topology, 1))
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            model(inputs, labels)
-        found[name] = sum(one.nbytes() for pointer, one in storages.items() if pointer not in weights)
+        found[name] = sum(training.kept(model, *next(training.batches(job, topology, 1))))
     return found
 
 

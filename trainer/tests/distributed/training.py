@@ -158,3 +158,18 @@ def _losses(config: Config, steps: int) -> list[dict[str, Any]]:
     said.append({"loss": engine.evaluate(batches(config, topology, 1))})
     engine.close()
     return said
+
+
+def kept(model: torch.nn.Module, inputs: Any, labels: Any) -> list[int]:
+    """Return the bytes of each tensor that a forward pass keeps for the backward pass, weights left out."""
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(inputs, labels)
+    return [one.nbytes() for pointer, one in storages.items() if pointer not in weights]

@@ -221,7 +221,7 @@ def _problem(places: Sequence[tuple[str, str]], own: int) -> str | None:
     indices = {
         str(torch.cuda.get_device_properties(index).uuid): index for index in range(torch.cuda.device_count())
     }
-    # GPUs that this process does not see cannot be asked about.
+    # The driver answers only for the GPUs that this process sees.
     seen = [indices[gpu] for rank, (_, gpu) in enumerate(places) if rank != own and gpu in indices]
     device = process.device()
     if not all(torch.cuda.can_device_access_peer(device, index) for index in seen):
