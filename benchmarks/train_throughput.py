@@ -10,9 +10,12 @@ per step and device, and are compared with our figures and the plain loop's on o
 `--rivals megatron-core,torchtitan` then measures those likewise, where they are installed: megatron-core in
 the same layouts, torchtitan on one device.
 
-With two stages, the native engine trains micro-batches as large as one device's, in two chunks a stage unless
-the model has fewer than four blocks or `--set` has `parallel.virtual_pipeline` or `parallel.eager_forwards`.
-The others train twice as many micro-batches of half the size, for as small a bubble.
+The native engine trains pipelines in two chunks a stage, unless the model has too few blocks or `--set` has
+`parallel.virtual_pipeline` or `parallel.eager_forwards`. With two stages, its micro-batches are as large as
+one device's. The others train twice as many of half the size, for as small a bubble.
+
+`--together 3` starts three measurements at once. They compile and warm up beside each other, and are then
+measured one after the other, while the others wait. There must be memory for all of them.
 
 MFU counts 6N + 12·L·h·s FLOPs per token (N: all parameters, the tied embedding once), against the given or
 known peak. `--quick` is a smoke test: small shapes, also on a CPU.
@@ -21,7 +24,6 @@ known peak. `--quick` is a smoke test: small shapes, also on a CPU.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.metadata
 import json
 import math
@@ -34,9 +36,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +184,7 @@ class Leg:
             return 1
         is_eager = "parallel.eager_forwards" in self.overrides
         has_blocks = self.shape.layers >= 2 * self.layout.pipeline
-        interleaves = self.layout.pipeline == 2 and self._can_interleave and has_blocks and not is_eager
+        interleaves = self._can_interleave and has_blocks and not is_eager
         return int(self.overrides.get("parallel.virtual_pipeline", 2 if interleaves else 1))
 
     @property
@@ -278,7 +280,32 @@ class Leg:
 # ------------------------------------------------------------------------------------------
 
 
-def measure(leg: Leg) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Turn:
+    """A leg's turn to be measured, which its processes learn from files in its directory."""
+
+    directory: Path
+
+    def wait(self) -> None:
+        """Say that this rank is ready, and wait for the turn of its leg."""
+        (self.directory / f"{os.environ['RANK']}.ready").touch()
+        while not self._came.exists():
+            time.sleep(0.02)
+
+    def can_come(self, ranks: int) -> bool:
+        """Return whether so many ranks are ready."""
+        return len(list(self.directory.glob("*.ready"))) == ranks
+
+    def come(self) -> None:
+        """Let the leg's ranks go on."""
+        self._came.touch()
+
+    @property
+    def _came(self) -> Path:
+        return self.directory / "turn"
+
+
+def measure(leg: Leg, turn: Turn | None = None) -> dict[str, Any]:
     """Measure a leg in this process, one of its ranks, and return the report of rank 0."""
     import torch
     import torch.distributed as dist
@@ -337,6 +364,9 @@ def measure(leg: Leg) -> dict[str, Any]:
         synchronise()
         report["plain_warm_up_s"] = time.perf_counter() - begin
         report["plain_peak_gib"] = peak() - resident
+    if turn:
+        turn.wait()
+        dist.barrier()
     rates: dict[str, list[float]] = {name: [] for name in ways}
     tokens = {name: leg.samples(name) * leg.shape.sequence * leg.steps for name in ways}
     for _ in range(leg.rounds):
@@ -467,47 +497,101 @@ def profile(leg: Leg, ways: dict[str, Callable[[], object]]) -> None:
 # ------------------------------------------------------------------------------------------
 
 
-def run_leg(leg: Leg, directory: Path) -> dict[str, Any]:
-    """Start a leg's processes and return the report of rank 0, or why there is none."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    result = directory / "result.json"
-    result.unlink(missing_ok=True)
-    environment = dict(os.environ)
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(leg.layout.world)}
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    if leg.rival == "megatron-core" and leg.layout.tensor > 1:
-        # As its training program demands: a collective then starts before the kernels that should hide it.
-        environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
-    processes = []
-    with contextlib.ExitStack() as logs:
+class Running:
+    """The processes of a leg, from their start on.
+
+    Args:
+        leg: what they measure.
+        directory: an empty one for their files.
+    """
+
+    def __init__(self, leg: Leg, directory: Path) -> None:
+        self.leg = leg
+        self.turn = Turn(directory)
+        self._directory = directory
+        self._begin = time.monotonic()
+        self._end: float | None = None
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        environment = dict(os.environ)
+        environment |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(leg.layout.world),
+        }
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        if leg.rival == "megatron-core" and leg.layout.tensor > 1:
+            # As its training program demands: a collective then starts before the kernels that hide it.
+            environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+        self._processes = []
         for rank in range(leg.layout.world):
-            log = logs.enter_context((directory / f"{rank}.log").open("w"))
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, __file__, "--leg", json.dumps(asdict(leg)), "--result", str(result)],
-                    env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
+            with (directory / f"{rank}.log").open("w") as log:
+                self._processes.append(
+                    subprocess.Popen(
+                        [
+                            sys.executable,
+                            __file__,
+                            "--leg",
+                            json.dumps(asdict(leg)),
+                            "--directory",
+                            str(directory),
+                        ],
+                        env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
                 )
-            )
-        deadline = time.monotonic() + LEG_TIMEOUT_S
-        # If a rank fails, end the others, which would wait for it.
-        while any(process.poll() is None for process in processes):
-            if any(process.poll() for process in processes) or time.monotonic() > deadline:
-                break
-            time.sleep(0.2)
-        for process in processes:
+
+    @property
+    def seconds(self) -> float:
+        """Since the start, until the end."""
+        return (self._end or time.monotonic()) - self._begin
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all its ranks wait for the leg's turn."""
+        return self.turn.can_come(len(self._processes))
+
+    def has_ended(self) -> bool:
+        """Return whether all processes have ended, and end those that would wait for one that failed."""
+        if self._end is None:
+            codes = [process.poll() for process in self._processes]
+            if any(codes) or self.seconds > LEG_TIMEOUT_S:
+                self._kill()
+            elif None in codes:
+                return False
+            self._end = time.monotonic()
+        return True
+
+    def _kill(self) -> None:
+        for process in self._processes:
             if process.poll() is None:
                 process.kill()
             process.wait()
-    failed = [rank for rank, process in enumerate(processes) if process.returncode > 0]
-    if failed or not result.exists():
-        written = (directory / f"{failed[0] if failed else 0}.log").read_text()
-        return {"error": written[-4000:]}
-    report: dict[str, Any] = json.loads(result.read_text())
-    return report
+
+    def report(self) -> dict[str, Any]:
+        """Return the report of rank 0, or why there is none."""
+        failed = [rank for rank, process in enumerate(self._processes) if process.returncode > 0]
+        result = self._directory / "result.json"
+        if failed or not result.exists():
+            written = (self._directory / f"{failed[0] if failed else 0}.log").read_text()
+            return {"error": written[-4000:]}
+        report: dict[str, Any] = json.loads(result.read_text())
+        return report
+
+
+def run_legs(legs: Sequence[Leg], directory: Path) -> Iterator[Running]:
+    """Start the processes of all legs, let one leg after the other measure, and yield each that has ended."""
+    running = [Running(leg, Path(tempfile.mkdtemp(dir=directory))) for leg in legs]
+    # Nothing is measured while a leg still compiles.
+    while not all(one.is_ready or one.has_ended() for one in running):
+        time.sleep(0.2)
+    for one in running:
+        one.turn.come()
+        while not one.has_ended():
+            time.sleep(0.2)
+        yield one
 
 
 def machine() -> dict[str, Any]:
@@ -628,8 +712,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a small shape in fp32, to see that all works")
     parser.add_argument("--json", type=Path, help="write everything measured here")
     parser.add_argument("--profile", type=Path, help="write tables of what a step costs into this directory")
+    parser.add_argument("--together", type=int, default=1, help="measurements that are started at once")
     parser.add_argument("--leg", help=argparse.SUPPRESS)
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     try:
@@ -736,9 +821,9 @@ def main() -> int:
         print(json.dumps(machine()))
         return 0
     if args.leg:
-        report = measure(Leg.from_json(args.leg))
+        report = measure(Leg.from_json(args.leg), Turn(args.directory))
         if int(os.environ["RANK"]) == 0:
-            args.result.write_text(json.dumps(report))
+            (args.directory / "result.json").write_text(json.dumps(report))
         return 0
 
     facts = machine_in_a_process()
@@ -751,27 +836,30 @@ def main() -> int:
     if args.profile:
         args.profile.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
-        for leg in legs(args, facts["devices"], facts["accelerated"]):
-            begin = time.perf_counter()
-            report = run_leg(leg, Path(directory))
-            results.append(
-                {
-                    "leg": asdict(leg),
-                    "micro_batches": {
-                        way: "{} x {}".format(*leg.batch(way)) for way in report.get("tokens_per_second", ())
-                    },
-                    "flops_per_token": flops.flops_per_token(config.from_dict(leg.configuration()).spec),
-                    "report": report,
-                }
-            )
-            took = time.perf_counter() - begin
-            print(
-                f"{leg.shape_name}, {leg.layout.name}, {leg.rival or leg.engine} ({took:.0f} s): "
-                f"{json.dumps(report)}",
-                flush=True,
-            )
-            if args.json:
-                args.json.write_text(json.dumps({"machine": facts, "peak_tflops": peak, "results": results}))
+        wanted = legs(args, facts["devices"], facts["accelerated"])
+        for some in iter(lambda: list(islice(wanted, args.together)), []):
+            for running in run_legs(some, Path(directory)):
+                leg, report = running.leg, running.report()
+                results.append(
+                    {
+                        "leg": asdict(leg),
+                        "micro_batches": {
+                            way: "{} x {}".format(*leg.batch(way))
+                            for way in report.get("tokens_per_second", ())
+                        },
+                        "flops_per_token": flops.flops_per_token(config.from_dict(leg.configuration()).spec),
+                        "report": report,
+                    }
+                )
+                print(
+                    f"{leg.shape_name}, {leg.layout.name}, {leg.rival or leg.engine} "
+                    f"({running.seconds:.0f} s): {json.dumps(report)}",
+                    flush=True,
+                )
+                if args.json:
+                    args.json.write_text(
+                        json.dumps({"machine": facts, "peak_tflops": peak, "results": results})
+                    )
     print()
     print(f"{facts}, against {peak or 'no known'} TFLOP/s\n")
     print(tables(results, peak))
