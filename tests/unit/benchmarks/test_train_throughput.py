@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,6 +191,55 @@ def test_each_way_has_its_own_samples_in_a_step(
     (leg,) = wanted(monkeypatch, *options)
     assert [leg.batch(way) for way in ("ours", "plain", "megatron-core")] == [ours, plain, plain]
     assert [leg.samples(way) for way in ("ours", "plain")] == [math.prod(ours), math.prod(plain)]
+
+
+def test_a_longer_pipeline_interleaves_where_it_has_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--engine", "native", "--layouts", "PP 4")
+    (leg,) = wanted(monkeypatch, *options, "--shapes", "GPT-1.3B", devices=4)
+    assert (leg.virtual_pipeline, *leg.batch("ours")) == (2, 8, 32)
+    (leg,) = wanted(monkeypatch, *options, "--shapes", "Llama-3 8B x 6", devices=4)
+    assert (leg.virtual_pipeline, *leg.batch("ours")) == (1, 2, 32)
+
+
+PREPARES = """
+import json, os, pathlib, sys, time
+directory = pathlib.Path(sys.argv[sys.argv.index("--directory") + 1])
+leg = json.loads(sys.argv[sys.argv.index("--leg") + 1])
+if leg["shape_name"] == "fails":
+    sys.exit("no memory")
+if leg["shape_name"] == "last":
+    time.sleep(0.5)  # it compiles for longer
+(directory / (os.environ["RANK"] + ".ready")).touch()
+while not (directory / "turn").exists():
+    time.sleep(0.01)
+others = [path.parent for path in directory.parent.glob("*/1.ready") if path.parent != directory]
+(directory / "result.json").write_text(
+    json.dumps(
+        {
+            "ready": len(list(directory.parent.glob("*/*.ready"))),
+            "measuring": sum(
+                (other / "turn").exists() and not (other / "result.json").exists() for other in others
+            ),
+        }
+    )
+)
+"""
+
+
+def test_legs_get_ready_together_and_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (leg,) = wanted(monkeypatch, "--quick", "--shapes", "tiny", "--layouts", "DP 2", devices=2)
+    program = tmp_path / "prepares.py"
+    program.write_text(PREPARES)
+    monkeypatch.setattr(train_throughput, "__file__", str(program))
+    legs = [replace(leg, shape_name=name) for name in ("first", "fails", "last")]
+    directory = tmp_path / "legs"
+    directory.mkdir()
+    reports = {one.leg.shape_name: one.report() for one in train_throughput.run_legs(legs, directory)}
+    assert reports == {
+        "first": {"ready": 4, "measuring": 0},
+        "fails": {"error": "no memory\n"},
+        "last": {"ready": 4, "measuring": 0},
+    }
 
 
 def test_a_device_that_measures_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

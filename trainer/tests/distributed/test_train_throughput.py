@@ -30,6 +30,8 @@ def test_quick_look(tmp_path: Path, layouts: str) -> None:
             layouts,
             "--engine",
             "deepspeed,native",
+            "--together",
+            "2",
             # Each reader's workers would import torch again.
             "--set",
             "data.workers=0",
