@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rdm_core.config import Config, DataConfig, ModelConfig, OptimisationConfig
 from rdm_trainer.data.loaders import starts_of
@@ -158,6 +161,30 @@ def _losses(config: Config, steps: int) -> list[dict[str, Any]]:
     said.append({"loss": engine.evaluate(batches(config, topology, 1))})
     engine.close()
     return said
+
+
+@contextlib.contextmanager
+def one_rank_of(world: int) -> Iterator[None]:
+    """Make this process, in a launch of its own, the first of a world whose collectives change no tensor."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    yield
+    dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def without_code(backend: str) -> Iterator[None]:
+    """Compile each function as one graph for each pass, and generate no code."""
+    compile_anything = torch.compile
+
+    def compile_whole(function: Any, **options: Any) -> Any:
+        # The options choose the order of sums and the fusion, which only matter to the code generator.
+        options.pop("options", None)
+        return compile_anything(function, **{"backend": backend, "fullgraph": True, **options})
+
+    torch.compile = compile_whole  # type: ignore[assignment]
+    yield
+    torch.compile = compile_anything
 
 
 def kept(model: torch.nn.Module, inputs: Any, labels: Any) -> list[int]:
