@@ -125,13 +125,6 @@ def import_root(
 ) -> None:
     """Make an image in the engine from a root file system.
 
-    Args:
-        engine: this machine's.
-        rootfs: the tar.
-        repository: the image's name.
-        tag: of the image.
-        labels: of the image.
-
     Raises:
         LabProblem: the engine cannot read the tar.
     """

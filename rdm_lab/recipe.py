@@ -88,12 +88,7 @@ class Layer(NamedTuple):
 
 
 def file_content(files: Path, name: str) -> bytes:
-    """Return the content of one of ``FILES``; the network plugin is packed with its imports.
-
-    Args:
-        files: the directory with ``FILES``, in the collection.
-        name: of the file.
-    """
+    """Return the content of one of ``FILES``; the network plugin is packed with its imports."""
     content = (files / name).read_bytes()
     return packed_program(files.parents[2], content.decode()) if name == PLUGIN else content
 

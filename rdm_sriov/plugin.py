@@ -95,12 +95,7 @@ def main(
 
 
 def networks_of(engine: str, driver: str) -> Dict[str, Dict[str, str]]:
-    """Return the options of an engine's networks of a driver, by ID.
-
-    Args:
-        engine: its socket.
-        driver: name of the driver.
-    """
+    """Return the options of an engine's networks of a driver, by ID."""
     try:
         found: List[Dict[str, Any]] = DockerAPI(engine, timeout=_ENGINE_TIMEOUT).get("/networks")
     except DockerProblem as problem:

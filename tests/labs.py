@@ -16,10 +16,6 @@ def lab_name(kind: str, checkout: Path = ROOT) -> str:
 
     A run finds by it what a killed one has left. Another checkout has other names: its tests may use this
     machine's engine at the same time.
-
-    Args:
-        kind: what the lab is for.
-        checkout: the directory of the checkout.
     """
     return f"{kind}-{hashlib.sha256(str(checkout).encode()).hexdigest()[:8]}"
 

@@ -57,9 +57,6 @@ def follow(message: str, hint: str, run: Callable[..., Result], *more: str, **fi
         run: is called with the command's words, and runs it.
         more: further words, which the reader adds.
         filled: what the reader puts in the place of a word, such as ``JOB``.
-
-    Returns:
-        What run returns.
     """
     begins = hint.split()
     for words in commands(message):

@@ -105,13 +105,7 @@ def available_memory(meminfo: str) -> int:
 
 
 def mac_address(lab: str, node: str, rail: int = 0) -> str:
-    """Return the hardware address of a node's physical function, the same whenever the node is made.
-
-    Args:
-        lab: its lab's name.
-        node: its name.
-        rail: which of its cards.
-    """
+    """Return the hardware address of a node's physical function, the same whenever the node is made."""
     digest = hashlib.sha256("\0".join((lab, node, *([str(rail)] if rail else []))).encode()).digest()
     # Locally administered; the last byte leaves room for addresses that a driver derives by counting up.
     return ":".join(f"{byte:02x}" for byte in (0x52, *digest[:4], digest[4] & 0xF0))

@@ -270,13 +270,7 @@ def _mmdebstrap(
 
 
 def disk_commands(root_tar: Path, root: Path, disk: Path) -> list[list[str]]:
-    """Return the commands that turn a root file system into a disk.
-
-    Args:
-        root_tar: the tar of the file system.
-        root: a directory to unpack it in.
-        disk: the file to make.
-    """
+    """Return the commands that turn a root file system into a disk."""
     exclude = [f"--exclude=./{path}" for path in NOT_IN_ARCHIVE]
     return [
         ["tar", "--extract", "--numeric-owner", *exclude, f"--directory={root}", f"--file={root_tar}"],

@@ -20,10 +20,6 @@ def here(config: Config, root: Path) -> Config:
 
     So the same job runs in a container and on a bare host, which may keep jobs in another directory. On a
     host that has a ``/jobs`` directory, paths stay as they are.
-
-    Args:
-        config: The job's configuration.
-        root: The directory of all jobs on this node.
     """
     return with_paths(config, _to_here(root))
 

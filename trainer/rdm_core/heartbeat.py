@@ -183,9 +183,6 @@ def _mapped(path: Path) -> mmap.mmap:
 def read(path: Path) -> tuple[dict[str, Any], int, float]:
     """Return a rank's record, the step that it has begun, and since when it waits (0.0 if it does not).
 
-    Args:
-        path: The record's path.
-
     Raises:
         OSError: There is no mark: the rank has not begun, or runs another program.
     """
@@ -212,12 +209,7 @@ def shape(path: Path) -> dict[str, str]:
 
 
 def collectives(path: Path, iteration: int) -> list[Any]:
-    """Return how far a rank has come in its process groups; empty unless it hangs in this step.
-
-    Args:
-        path: The record's path.
-        iteration: The step.
-    """
+    """Return how far a rank has come in its process groups; empty unless it hangs in this step."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(_collectives_of(path).read_text())
         return list(found["groups"]) if found["iteration"] == iteration else []

@@ -29,9 +29,6 @@ def is_block(name: str) -> bool:
 def explicit(partition: str) -> list[int] | None:
     """Return the number of blocks of each stage.
 
-    Args:
-        partition: ``parallel.partition``.
-
     Returns:
         A number for each stage; None if ``partition`` is not such a list.
     """

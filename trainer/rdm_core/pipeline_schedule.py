@@ -88,11 +88,5 @@ def most_held(stage: int, stages: int, chunks: int, micro_batches: int, eager: i
 
 
 def bubble(stages: int, chunks: int, micro_batches: int) -> float:
-    """Return the share of a step in which a stage waits for others, if all passes take equally long.
-
-    Args:
-        stages: Stages of the pipeline.
-        chunks: Chunks of each stage.
-        micro_batches: Micro-batches of a step.
-    """
+    """Return the share of a step in which a stage waits for others, if all passes take equally long."""
     return (stages - 1) / (chunks * micro_batches + stages - 1)

@@ -22,12 +22,7 @@ _LASTING = ("iteration", "loss", "lr", "consumed_samples", "losses", "checkpoint
 
 
 def thin(curve: list[list[float]], most: int = POINTS) -> list[list[float]]:
-    """Return evenly spaced points of a curve, including the first and the last.
-
-    Args:
-        curve: All points.
-        most: The most points to return.
-    """
+    """Return evenly spaced points of a curve, including the first and the last."""
     if len(curve) <= most:
         return curve
     last = len(curve) - 1

@@ -565,10 +565,6 @@ def after_restart(known: State, node: str) -> State:
 def work(directory: JobDirectory, before: State | None = None) -> State | None:
     """Be the agent of a job until it has ended here.
 
-    Args:
-        directory: The job's.
-        before: As for ``Agent``.
-
     Returns:
         How it ended; None when another agent works on the job.
     """

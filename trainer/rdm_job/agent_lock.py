@@ -70,9 +70,6 @@ class AgentLock:
 def holder(path: Path) -> str:
     """Return the identity (``processes.identity``) of the lock's current or last holder; empty without one.
 
-    Args:
-        path: The file.
-
     Raises:
         OSError: It cannot be read.
     """

@@ -96,13 +96,7 @@ def environment(attempt: Attempt) -> dict[str, str]:
 def environment_of_launcher(
     launcher: Launcher, attempt: Attempt, before: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of a launcher itself.
-
-    Args:
-        launcher: The launcher.
-        attempt: The attempt that it starts.
-        before: The agent's environment.
-    """
+    """Return the environment of a launcher itself."""
     variables = {**before, **environment(attempt)}
     if launcher.shows and len(attempt.nodes) > 1:
         variables = {name: value for name, value in variables.items() if not name.startswith(launcher.shows)}

@@ -306,11 +306,7 @@ def _ranks_instead(job: JobDirectory, rank: int | None, paths: Mapping[str, Path
 
 
 def sections(name: str) -> dict[str, Any]:
-    """Return the sections of a job's logs on this node; see ``rdm_log.sections``.
-
-    Args:
-        name: The job.
-    """
+    """Return the sections of a job's logs on this node; see ``rdm_log.sections``."""
     job = JobDirectory.named(name)
     if job.slurm.is_file():
         # The directory holds all nodes' logs.
@@ -321,11 +317,7 @@ def sections(name: str) -> dict[str, Any]:
 
 
 def report(name: str) -> dict[str, Any]:
-    """Return a report's data from this node's files of a job, so that the logs themselves stay here.
-
-    Args:
-        name: The job.
-    """
+    """Return a report's data from this node's files of a job, so that the logs themselves stay here."""
     job = JobDirectory.named(name)
     try:
         return {"report": collect(job.path, name=name, node=job.node).to_json()}

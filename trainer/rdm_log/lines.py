@@ -197,14 +197,7 @@ def of_steps(data: bytes, *, whole: bool) -> Iterator[tuple[int, int, Step | Non
 
 
 def _of_layout(data: bytes, start: int, position: int, end: int) -> Step | None:
-    """Return the training line between two positions, if an earlier one had the same fields; else None.
-
-    Args:
-        data: Lines.
-        start: Where the line begins.
-        position: Where its first ``iteration`` is.
-        end: Where it ends.
-    """
+    """Return the training line between two positions, if an earlier one had the same fields; else None."""
     for pattern, names in _layouts:
         match = pattern.fullmatch(data, position, end)
         if match is None:

@@ -47,9 +47,6 @@ class ClusterProfile:
     def read(cls, path: Path) -> Self:
         """Read a cluster's profile, or the profile of one GPU that ``rdm-trainer profile`` wrote.
 
-        Args:
-            path: The file.
-
         Raises:
             TrainerError: The file cannot be read, or is neither.
         """
@@ -84,11 +81,7 @@ class ClusterProfile:
         return _HEAD + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=120)
 
     def of_job(self, config: Config) -> list[Profile]:
-        """Return one profile of each GPU, preferably of the job's shape; other shapes are rejected later.
-
-        Args:
-            config: The job.
-        """
+        """Return one profile of each GPU, preferably of the job's shape; other shapes are rejected later."""
         shape = shape_of(config)
         found: dict[str, Profile] = {}
         for one in self.profiles:

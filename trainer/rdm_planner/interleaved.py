@@ -31,22 +31,13 @@ def degrees(blocks: int, stages: int) -> list[int]:
     """Return the numbers of chunks to try: 2, and those up to 4 that divide the blocks of an even stage.
 
     More chunks hardly shrink the bubble, but send more.
-
-    Args:
-        blocks: Blocks of the model.
-        stages: Stages of the pipeline.
     """
     most = blocks // stages if stages > 1 else 0
     return [chunks for chunks in range(2, min(most, _MOST_CHUNKS) + 1) if chunks == 2 or most % chunks == 0]
 
 
 def chunk_blocks(blocks: Sequence[int], chunks: int) -> list[int]:
-    """Return the blocks of each chunk in the model's order; a stage's first chunks take the remainder.
-
-    Args:
-        blocks: Blocks of each stage.
-        chunks: Chunks of each stage.
-    """
+    """Return the blocks of each chunk in the model's order; a stage's first chunks take the remainder."""
     return [count // chunks + (chunk < count % chunks) for chunk in range(chunks) for count in blocks]
 
 

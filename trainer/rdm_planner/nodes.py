@@ -39,20 +39,12 @@ class NodeKind:
     speed: float = 1.0
 
     def link(self, other: NodeKind) -> float:
-        """Return the bandwidth to another node, bit/s.
-
-        Args:
-            other: The other node's kind.
-        """
+        """Return the bandwidth to another node, bit/s."""
         return min(self.inter, other.inter)
 
 
 def orders(nodes: Sequence[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:
-    """Yield every distinct order of nodes, the given one first.
-
-    Args:
-        nodes: The nodes in the given order.
-    """
+    """Yield every distinct order of nodes, the given one first."""
     kinds = list(dict.fromkeys(nodes))
     given = [kinds.index(node) for node in nodes]
     yield tuple(nodes)
@@ -70,11 +62,7 @@ def orders(nodes: Sequence[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:
 
 
 def order_count(nodes: Sequence[NodeKind]) -> int:
-    """Return how many distinct orders of nodes there are.
-
-    Args:
-        nodes: The nodes.
-    """
+    """Return how many distinct orders of nodes there are."""
     alike = (math.factorial(count) for count in collections.Counter(nodes).values())
     return math.factorial(len(nodes)) // math.prod(alike)
 

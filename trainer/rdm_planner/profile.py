@@ -42,9 +42,6 @@ def shape_of(config: Config) -> dict[str, Any]:
     """Return what a layer's time depends on, apart from micro-batch and tensor degree.
 
     The number of layers is not part of it.
-
-    Args:
-        config: The job.
     """
     left_out = {*_NOT_SHAPE, *(() if config.spec.experts else _OF_EXPERTS)}
     if not config.spec.relative_buckets:
@@ -147,9 +144,6 @@ class Profile:
     @classmethod
     def read(cls, path: Path) -> Profile:
         """Read a profile.
-
-        Args:
-            path: The file.
 
         Raises:
             TrainerError: The file cannot be read, or is not a profile.

@@ -32,12 +32,7 @@ class Slower:
 
 
 def slower(best: Estimate, other: Estimate) -> Slower:
-    """Return why a layout is slower than the fastest.
-
-    Args:
-        best: The fastest.
-        other: The slower one.
-    """
+    """Return why a layout is slower than the fastest."""
     parts = {name: other.parts[name] - seconds for name, seconds in best.parts.items()}
     return Slower(other.seconds / best.seconds - 1, parts, max(parts, key=lambda name: parts[name]))
 
@@ -108,11 +103,7 @@ class Point:
 
 
 def subsets(nodes: Sequence[NodeKind]) -> list[tuple[NodeKind, ...]]:
-    """Return subsets of nodes: none, a power of two, or all of each kind.
-
-    Args:
-        nodes: All nodes.
-    """
+    """Return subsets of nodes: none, a power of two, or all of each kind."""
     count = collections.Counter(nodes)
     choices = [
         [0, *(2**power for power in range(most.bit_length()) if 2**power < most), most]

@@ -65,11 +65,7 @@ class Schedule(Protocol):
         ...
 
     def paths(self, stage: int) -> Iterable[Path]:
-        """Return the lower bounds on a step's time that follow from one stage.
-
-        Args:
-            stage: The stage.
-        """
+        """Return the lower bounds on a step's time that follow from one stage."""
         ...
 
     def extend(self, chosen: Chosen, time: float, after: float) -> Chosen:

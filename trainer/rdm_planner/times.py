@@ -29,11 +29,7 @@ class Link:
     bandwidth: float
 
     def seconds(self, bits: float) -> float:
-        """Return the time to move some data.
-
-        Args:
-            bits: The amount of data.
-        """
+        """Return the time to move some data."""
         return self.latency + bits / self.bandwidth
 
 
@@ -77,11 +73,7 @@ class Times(Protocol):
         ...
 
     def optimiser(self, gpu: str) -> float:
-        """Return the seconds of the optimiser's step for each parameter that a rank updates.
-
-        Args:
-            gpu: The device's name.
-        """
+        """Return the seconds of the optimiser's step for each parameter that a rank updates."""
         ...
 
     def point_to_point(self, here: str, there: str, *, across: bool) -> Link:
@@ -95,20 +87,11 @@ class Times(Protocol):
         ...
 
     def all_reduce(self, gpus: Collection[str], *, across: bool) -> Link:
-        """Return the link of an all-reduce over GPUs of these kinds.
-
-        Args:
-            gpus: Their kinds.
-            across: They are in different nodes.
-        """
+        """Return the link of an all-reduce over GPUs of these kinds."""
         ...
 
     def memory_gib(self, gpu: str) -> float:
-        """Return the memory of a device that a program can use, in GiB.
-
-        Args:
-            gpu: The device's name.
-        """
+        """Return the memory of a device that a program can use, in GiB."""
         ...
 
 

@@ -28,9 +28,6 @@ def engine_step(config: Config) -> EngineStep:
     gradients in the backward pass (:mod:`rdm_trainer.distributed.context_parallel`). A GPT's first call of
     the attention kernel overlaps with both, but copying and merging the blocks then takes about as long as
     that saves: on two H200 a step takes as long as if nothing overlapped (docs/performance.md).
-
-    Args:
-        config: The job, with its layout.
     """
     precision, zero = config.optimisation.precision, config.zero_stage
     is_native = config.engine == "native"

@@ -60,9 +60,6 @@ class _Pass:
 def start(config: Config) -> torch.device:
     """Become a rank; without a launcher, the world size is 1.
 
-    Args:
-        config: The job.
-
     Raises:
         TrainerError: This node's device cannot compute as the job says.
     """
@@ -413,11 +410,7 @@ def _memory(device: torch.device) -> int:
 
 
 def measure_links(device: torch.device) -> dict[str, dict[str, Link]]:
-    """Return the links within this node and across nodes, as far as there are ranks for them.
-
-    Args:
-        device: This rank's.
-    """
+    """Return the links within this node and across nodes, as far as there are ranks for them."""
     world = dist.get_world_size()
     local = _ranks_here()
     found: dict[str, dict[str, Link]] = {}

@@ -64,15 +64,7 @@ def wait_until(
 
 
 def begin(tests: Iterable[Test], make: Callable[[], object]) -> Begun:
-    """Run tests up to their ``yield``, so that others run while they wait.
-
-    Args:
-        tests: The tests.
-        make: Makes the argument of each.
-
-    Returns:
-        The rest of each test.
-    """
+    """Run tests up to their ``yield``, so that others run while they wait."""
     begun = {test: test(make()) for test in tests}
     for rest in begun.values():
         next(rest)

@@ -144,9 +144,6 @@ def source_blocks(file: str, name: str, state: str = "present") -> list[dict[str
 def activation(environment: str) -> str:
     """Return the lines that put an environment first on a shell's PATH, once.
 
-    Args:
-        environment: its path on the node.
-
     Raises:
         ValueError: a shell would read the path otherwise.
     """

@@ -217,9 +217,6 @@ class ContainerVfs:
     def confirm(self, found: Optional[Mapping[str, Any]]) -> None:
         """Check that the container got its VFs.
 
-        Args:
-            found: the container that was started.
-
         Raises:
             PluginProblem: it got another VF.
             NodeError: it did not get the RDMA device.

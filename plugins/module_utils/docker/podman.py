@@ -73,12 +73,7 @@ def restarts_at_boot(systemd: str = "/etc/systemd/system") -> bool:
 
 
 def to_podman(path: str, body: Any) -> Any:
-    """Translate the body of a POST from Docker's form to Podman's.
-
-    Args:
-        path: of the request.
-        body: in Docker's form.
-    """
+    """Translate the body of a POST from Docker's form to Podman's."""
     if path != "/containers/create":
         return body
     host = dict(body.get("HostConfig") or {})

@@ -244,13 +244,7 @@ def room_to_load(archives: Iterable[Json], classic: bool) -> int:
 
 
 def inspection(path: str, problem: str = "", hint: str = "") -> Json:
-    """Return the result of an inspection of an archive that cannot be used, or that is not needed.
-
-    Args:
-        path: of the archive.
-        problem: in one sentence.
-        hint: how to solve it.
-    """
+    """Return the result of an inspection of an archive that cannot be used, or that is not needed."""
     return {
         "changed": False,
         "actions": [],

@@ -64,10 +64,6 @@ def chunks(stream: Any) -> Iterator[bytes]:
 def compression_of(raw: BinaryIO, path: str) -> str:
     """Return how a file is compressed, by its first bytes, and rewind it.
 
-    Args:
-        raw: the open file.
-        path: its path, for the error.
-
     Returns:
         ``gzip``, ``zstd`` or ``plain``.
 

@@ -26,13 +26,7 @@ _READS_ZSTD = 23
 
 
 def require_readable(api: DockerAPI, path: str, images: Iterable[Image]) -> None:
-    """Raise NodeError if the engine cannot decompress layers of these images.
-
-    Args:
-        api: the engine.
-        path: of the archive, for the message.
-        images: the images to load.
-    """
+    """Raise NodeError if the engine cannot decompress layers of these images."""
     version = str(api.version().get("Version", ""))
     major = re.match("[1-9][0-9]*", version)  # a nightly build has 0.0.0
     if api.podman or major is None or int(major.group()) >= _READS_ZSTD:

@@ -23,11 +23,7 @@ def announce_every_s(nodes: int) -> float:
 
 
 def silent_after_s(every_s: float) -> float:
-    """Return the seconds after which a node is taken for lost: three announcements in a row are missing.
-
-    Args:
-        every_s: `announce_every_s`.
-    """
+    """Return the seconds after which a node is taken for lost: three announcements in a row are missing."""
     return 2 + 3 * every_s
 
 

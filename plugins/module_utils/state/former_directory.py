@@ -37,12 +37,7 @@ def directory_of(container: Mapping[str, Any]) -> str:
 
 
 def removal(directory: str, cluster: str) -> Optional[Plan]:
-    """Return the plan that removes the cluster's files in a directory; None if it is not this cluster's.
-
-    Args:
-        directory: the one that the container mounts.
-        cluster: its name.
-    """
+    """Return the plan that removes the cluster's files in a directory; None if it is not this cluster's."""
     if not directory or os.path.islink(directory) or not os.path.isdir(directory):
         return None
     if read_text(os.path.join(directory, "cluster")).strip() != cluster:

@@ -143,11 +143,6 @@ def pool_warnings(
 
     An engine gives networks without a subnet one from its pools that is not in use. Once the cluster's
     network exists, its subnet is safe.
-
-    Args:
-        subnet: of the container network.
-        facts: node name -> what `node_facts` found there.
-        with_network: nodes on which the network exists.
     """
     hits = {
         node: pool

@@ -50,11 +50,6 @@ def upload(connection: Any, path: str, remote: str) -> None:
     When sftp and scp have failed, such as on a full disk, Ansible tries a third way, for which it reads the
     file into memory. A large file is not sent in this way unless the user has chosen it.
 
-    Args:
-        connection: to the node.
-        path: of the file.
-        remote: its path on the node.
-
     Raises:
         AnsibleError: it cannot be copied.
     """

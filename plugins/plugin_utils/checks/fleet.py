@@ -50,11 +50,7 @@ class Seen(NamedTuple):
 
 
 def differences(facts: Mapping[str, ObservedState]) -> list[Problem]:
-    """Return a warning for every node that differs from the majority, or one for all if there is no majority.
-
-    Args:
-        facts: node name -> what `node_facts` found there.
-    """
+    """Return a warning for each node that differs from the majority; one for all if there is no majority."""
     groups: dict[Trait, dict[str, list[str]]] = {}
     seen: dict[tuple[Trait, str], Seen] = {}
     for node, found in facts.items():

@@ -224,11 +224,7 @@ def leader(home: Path) -> Leader | None:
 
 
 def homes(variables: Mapping[str, Any]) -> list[Path]:
-    """Return the directories of the inventories, sorted.
-
-    Args:
-        variables: of a host.
-    """
+    """Return the directories of the inventories, sorted."""
     sources = [Path(str(source)) for source in variables.get("ansible_inventory_sources") or []]
     return sorted({source if source.is_dir() else source.parent for source in sources if source.exists()})
 

@@ -24,12 +24,7 @@ _TEXTS = ("description", "version_added", "sample")
 
 
 def _documented_options(action: str, no_log: Collection[str]) -> dict[str, Any]:
-    """Return the argument_spec of an action from the documentation of the module of the same name.
-
-    Args:
-        action: its name.
-        no_log: the options whose values are secret.
-    """
+    """Return the argument_spec of an action from the documentation of the module of the same name."""
     module = importlib.import_module(f"ansible_collections.rdm.provision.plugins.modules.{action}")
     options = yaml.load(module.DOCUMENTATION, Loader=_YAML).get("options") or {}  # noqa: S506
     return {

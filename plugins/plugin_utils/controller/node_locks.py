@@ -29,10 +29,6 @@ def of_run(variables: Mapping[str, Any], cluster: str) -> dict[str, Any]:
     """Return this run as the holder of a cluster's locks, as in node_lock.ARGUMENTS; empty if it takes none.
 
     A run that does not hold the lock next to its inventory changes nothing.
-
-    Args:
-        variables: of a host.
-        cluster: the cluster's name.
     """
     for home in cluster_lock.homes(variables):
         leader = cluster_lock.leader(home)

@@ -42,10 +42,6 @@ def once(name: str, compute: Callable[[], Any]) -> Any:
 
     If that raises an exception, the next process computes it.
 
-    Args:
-        name: of the value.
-        compute: returns it.
-
     Raises:
         OSError: it cannot be kept.
     """

@@ -16,10 +16,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_varia
 def desired_hostfile(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
     """Return the desired hostfile of a node.
 
-    Args:
-        variables: the node's variables.
-        entry: its part of the plan.
-
     Raises:
         ValueError: the hostfile's content is missing.
     """

@@ -36,12 +36,7 @@ class DesiredImages(NamedTuple):
 
 
 def desired_images(variables: NodeVariables, entry: PlanEntry) -> DesiredImages:
-    """Return the desired images of a node.
-
-    Args:
-        variables: the node's variables.
-        entry: its part of the plan.
-    """
+    """Return the desired images of a node."""
     images = listed_images(variables)
     names = {image.get("name") for image in images}
     upstream = variables.text("sriov_plugin") == UPSTREAM

@@ -17,10 +17,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_varia
 def desired_my_ip(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
     """Return the files with MY_IP, and the blocks that export it in every kind of shell.
 
-    Args:
-        variables: the node's variables.
-        entry: its part of the plan.
-
     Raises:
         ValueError: an address is missing or invalid.
     """

@@ -50,12 +50,7 @@ class PlanEntry(NamedTuple):
 
     @classmethod
     def of(cls, plan: Mapping[str, Any], node: str) -> PlanEntry:
-        """Return a node's part of a plan.
-
-        Args:
-            plan: as the action returns it, or empty.
-            node: the node.
-        """
+        """Return a node's part of a plan."""
         mine = (plan.get("nodes") or {}).get(node) or {}
         return cls(
             node=node,

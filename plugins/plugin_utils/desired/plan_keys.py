@@ -34,13 +34,7 @@ class Origin(NamedTuple):
 
 
 def key_problems(reader: HostVariables, previous: AddressPlan | None, plan_file: str) -> list[Problem]:
-    """Return why the controller's keys are not those of the cluster; nothing if new ones are wanted.
-
-    Args:
-        reader: the variables.
-        previous: the address plan in the plan file.
-        plan_file: the path of the plan file.
-    """
+    """Return why the controller's keys are not those of the cluster; nothing if new ones are wanted."""
     directories = {host: _directory(reader, host) for host in reader.hosts}
     first = next(iter(directories.values()))
     for host, directory in directories.items():
@@ -82,10 +76,6 @@ def keys_of(reader: HostVariables, cluster: str, writes: bool) -> cluster_keys.K
 
 def origins(reader: HostVariables, previous: AddressPlan | None) -> dict[str, Origin]:
     """Return what this inventory knows of the cluster, for each node.
-
-    Args:
-        reader: the variables.
-        previous: the address plan in the plan file.
 
     Raises:
         PreconditionFailed: an existing key cannot be used.

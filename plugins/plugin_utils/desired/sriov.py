@@ -113,10 +113,6 @@ class DesiredSriov(NamedTuple):
 def desired_sriov(variables: NodeVariables, entry: PlanEntry) -> DesiredSriov:
     """Return the desired plugin and VFs of a node.
 
-    Args:
-        variables: the node's variables.
-        entry: its part of the plan.
-
     Raises:
         ValueError: the VFs are impossible.
     """

@@ -107,13 +107,7 @@ class StateFile(NamedTuple):
 def state_files(
     reader: HostVariables, states: Mapping[str, DesiredState], images: Mapping[str, Images]
 ) -> dict[str, StateFile]:
-    """Return what each node's state file compares, without keys.
-
-    Args:
-        reader: the variables.
-        states: node -> its desired state.
-        images: node -> its images.
-    """
+    """Return what each node's state file compares, without keys."""
     return {
         node: _Node(reader.node(node), state).state_file(bool(images[node].image and images[node].listed))
         for node, state in states.items()

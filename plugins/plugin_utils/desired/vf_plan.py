@@ -33,14 +33,7 @@ _DOCKERS = "02:42"  # prefix of Docker's own MACs
 
 
 def with_prefix(plan: AddressPlan, having: Collection[str], name: str, ssh: Mapping[str, str]) -> AddressPlan:
-    """Return the plan with the first two bytes of MACs and GUIDs, if there are VFs.
-
-    Args:
-        plan: the address plan.
-        having: the nodes that have VFs.
-        name: of the cluster.
-        ssh: node -> its ssh address.
-    """
+    """Return the plan with the first two bytes of MACs and GUIDs, if there are VFs."""
     if plan.vf_prefix or not having:
         return plan
     output = repr((name, [(node, ssh.get(node, "")) for node in plan.nodes]))
@@ -59,12 +52,7 @@ def first_of(plan: AddressPlan, node: str) -> str:
 
 
 def clashes(plan: AddressPlan, vfs: Mapping[str, DesiredVfs]) -> list[Problem]:
-    """Return a problem for each VF that would get the address of another VF.
-
-    Args:
-        plan: the address plan.
-        vfs: the VFs of each node that has VFs.
-    """
+    """Return a problem for each VF that would get the address of another VF."""
     problems = []
     owners = _Owners(plan, vfs)
     holders: dict[int, tuple[str, str]] = {}
@@ -89,13 +77,7 @@ def clashes(plan: AddressPlan, vfs: Mapping[str, DesiredVfs]) -> list[Problem]:
 
 
 def taken(plan: AddressPlan, vfs: Mapping[str, DesiredVfs], facts: Mapping[str, NodeFacts]) -> list[Problem]:
-    """Return a problem for each VF whose address a device of another node already has.
-
-    Args:
-        plan: the address plan.
-        vfs: the VFs of each node that has VFs.
-        facts: node -> what `node_facts` found there.
-    """
+    """Return a problem for each VF whose address a device of another node already has."""
     owners = _Owners(plan, vfs)
     chosen = {_key(one[0]): (node, *one[1:]) for node in vfs for one in owners.chosen(node)}
     problems = []

@@ -66,12 +66,7 @@ def desired_vfs(variables: NodeVariables, planned_mac: str = "") -> DesiredVfs:
 
 
 def refuse_undone(vfs: DesiredVfs, network: Network) -> None:
-    """Raise ValueError if rdm-sriov would undo a setting of a VF at each start of its container.
-
-    Args:
-        vfs: the node's desired VFs.
-        network: the containers' network.
-    """
+    """Raise ValueError if rdm-sriov would undo a setting of a VF at each start of its container."""
     if network.mode != "sriov":
         return
     privileged = network.privileged

@@ -55,11 +55,7 @@ _OTHER_HOST_KEY = re.compile(
 
 
 def reason(result: Mapping[str, Any]) -> str:
-    """Return why a task failed, in one line.
-
-    Args:
-        result: of the task.
-    """
+    """Return why a task failed, in one line."""
     message = _WRAPPERS.sub("", " ".join(str(result.get("msg") or "").split()))
     message = _ENGINE.sub(r"\1", message)
     if late := _LATE.match(message):

@@ -174,10 +174,6 @@ def lasting(measured: Mapping[str, Measurement], changing: Set[str]) -> dict[str
     """Return the measurements without the faults that a change of some nodes may repair.
 
     Answers from those nodes are kept: they show that the node that received them is not cut off.
-
-    Args:
-        measured: the measurements by node.
-        changing: the nodes that are about to change.
     """
 
     def stays(one: str, other: str) -> bool:

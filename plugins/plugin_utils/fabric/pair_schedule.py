@@ -45,11 +45,7 @@ def chosen_rounds(nodes: Sequence[str], most: int, above: int) -> list[list[Pair
 
 
 def partners(schedule: Sequence[Sequence[Pair]]) -> dict[str, list[str]]:
-    """Return each node's partners in the order of rounds; an empty name where it is idle.
-
-    Args:
-        schedule: the rounds.
-    """
+    """Return each node's partners in the order of rounds; an empty name where it is idle."""
     names = {name for pairs in schedule for pair in pairs for name in pair}
     found: dict[str, list[str]] = {name: [] for name in sorted(names)}
     for pairs in schedule:

@@ -294,9 +294,6 @@ def _check_runtime(
 def check_gpus(host: Host) -> tuple[Gpus, list[Problem]]:
     """Return what the inventory says about a node's GPUs, and what is wrong with it.
 
-    Args:
-        host: the node.
-
     Returns:
         The values, with 1 or the default for an invalid one, and a problem for each invalid value.
     """

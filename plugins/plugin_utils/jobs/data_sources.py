@@ -16,12 +16,7 @@ Files = Mapping[str, Mapping[str, Any]]
 def source_nodes(
     chosen: Sequence[str], groups: Mapping[str, Sequence[str]]
 ) -> tuple[list[str], list[Problem]]:
-    """Return the nodes that may have the directory, and a problem for each unknown name and empty group.
-
-    Args:
-        chosen: names of hosts or groups.
-        groups: name of each group of the inventory -> its hosts.
-    """
+    """Return the nodes that may have the directory, and a problem for each unknown name and empty group."""
     known = groups["all"]
     hint = f"name hosts or groups of the inventory, such as {names(known)}"
     problems = [
@@ -64,12 +59,7 @@ def holders(listed: Files) -> dict[str, list[str]]:
 
 
 def conflicts(directory: str, values: Files) -> list[Problem]:
-    """Return a problem for each file of which two nodes have different ones.
-
-    Args:
-        directory: that has the files.
-        values: their bytes or digests.
-    """
+    """Return a problem for each file of which two nodes have different ones."""
     problems = []
     for path, (first, *others) in holders(values).items():
         other = next((node for node in others if values[node][path] != values[first][path]), "")

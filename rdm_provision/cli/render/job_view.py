@@ -269,9 +269,6 @@ def folded(texts: Mapping[str, str]) -> list[str]:
     """Return each different line of a job once, in order, with how often and where it was written.
 
     Lines that differ only in rank prefix, process numbers and times are the same.
-
-    Args:
-        texts: the text by node.
     """
     found: dict[str, tuple[str, dict[str, int]]] = {}
     for node, text in texts.items():

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 def job_stem(verb: str, config: Path) -> str:
-    """Return the prefix of the names of a verb's jobs.
-
-    Args:
-        verb: the verb.
-        config: the job's file.
-    """
+    """Return the prefix of the names of a verb's jobs."""
     name = re.sub(r"[^a-z0-9_.-]+", "-", config.stem.lower()).strip("-._")[:24]
     return f"{verb}-{name}-{time.strftime('%m%d-%H%M%S')}"
 

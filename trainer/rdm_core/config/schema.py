@@ -244,11 +244,7 @@ class ParallelConfig:
         return self.tensor if self.sequence_parallel else 1
 
     def recomputed(self, blocks: int) -> int:
-        """Return the number of a stage's blocks whose activations are recomputed.
-
-        Args:
-            blocks: All blocks of the stage.
-        """
+        """Return the number of a stage's blocks whose activations are recomputed."""
         if self.activation_checkpointing == "none":
             return 0
         most = self.activation_checkpointing_blocks

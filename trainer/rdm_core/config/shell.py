@@ -47,10 +47,6 @@ _UNSET = re.compile(r"(\w+): unbound variable")
 def variables(text: str, source: str) -> dict[str, str]:
     """Return the variables that a file sets, by name, with their values in the shell.
 
-    Args:
-        text: The file's text.
-        source: The file's name, for messages.
-
     Raises:
         ConfigError: The file does more than set variables, is not a shell file, or exits.
     """

@@ -75,11 +75,7 @@ class Sampler:
         return found
 
     def processors(self, processes: list[int]) -> Device:
-        """Return this job's use of the processors since the last call.
-
-        Args:
-            processes: This job's on this node.
-        """
+        """Return this job's use of the processors since the last call."""
         now, used = time.monotonic(), usage(processes)
         busy_s = sum(
             seconds - self._before[process][0]

@@ -135,12 +135,7 @@ def _is_rail(port: Port, interface: str, ports: list[Port]) -> bool:
 
 
 def library_settings(fabric: Fabric, sysfs: Path = SYSFS) -> dict[str, str]:
-    """Return the variables that make NCCL, Gloo and UCX use a fabric.
-
-    Args:
-        fabric: The fabric.
-        sysfs: Where sysfs is mounted.
-    """
+    """Return the variables that make NCCL, Gloo and UCX use a fabric."""
     settings = {}
     if fabric.interface:
         # The "=" makes NCCL match the whole name instead of a prefix.
@@ -190,12 +185,7 @@ def missing_libraries(
 
 
 def adopt(settings: Mapping[str, str], environment: dict[str, str]) -> list[str]:
-    """Set variables that the user has not set, and return their names.
-
-    Args:
-        settings: Name → value.
-        environment: The variables to change.
-    """
+    """Set variables that the user has not set, and return their names."""
     taken = [name for name in settings if not environment.get(name)]
     environment.update((name, settings[name]) for name in taken)
     return taken

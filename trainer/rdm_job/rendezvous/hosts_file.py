@@ -11,12 +11,7 @@ from rdm_job.rendezvous.roster import Member
 
 
 def without_block(text: str, name: str) -> str:
-    """Return a hosts file without a block; if the block's end is missing, only its first line is removed.
-
-    Args:
-        text: The file.
-        name: The block's name.
-    """
+    """Return a hosts file without a block; if the block's end is missing, only its first line is removed."""
     lines = text.splitlines(keepends=True)
     plain = [line.rstrip("\n") for line in lines]
     begin, end = _marks(name)

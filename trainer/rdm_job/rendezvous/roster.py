@@ -135,10 +135,6 @@ class Roster:
     def join(self, connection: str, member: Member) -> str | None:
         """Add a member, or let it wait.
 
-        Args:
-            connection: Its connection.
-            member: The member.
-
         Returns:
             The connection that it replaces, if any.
 

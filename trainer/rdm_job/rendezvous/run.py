@@ -124,12 +124,7 @@ def read_secret(file: Path | None, *, is_insecure: bool, is_made: bool = False) 
 
 
 def session_key(job: str, secret: str) -> bytes:
-    """Return the key of a job's members, derived from their secret and different for each job.
-
-    Args:
-        job: The job's name.
-        secret: The user's.
-    """
+    """Return the key of a job's members, derived from their secret and different for each job."""
     # fsencode, because the environment may hold any bytes.
     return hmac.digest(os.fsencode(secret), os.fsencode(f"rdm-rendezvous {job}"), "sha256")
 

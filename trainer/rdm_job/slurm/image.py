@@ -78,12 +78,7 @@ def _is_plain_archive(image: str) -> bool:
 
 
 def of_pyxis(jobs: Path, slurm: SlurmConfig) -> list[str]:
-    """Return srun's pyxis options for a job in an image.
-
-    Args:
-        jobs: The directory of all jobs.
-        slurm: The job's.
-    """
+    """Return srun's pyxis options for a job in an image."""
     assert slurm.image is not None
     key = _key(slurm)
     run = container.ready("pyxis", slurm.image, jobs / _KEPT, key)
@@ -151,9 +146,6 @@ def _verify(slurm: SlurmConfig) -> None:
 
 def enter(path: Path) -> NoReturn:
     """Become the agent of this node, in the job's image.
-
-    Args:
-        path: The job's directory.
 
     Raises:
         TrainerError: The image does not run here.

@@ -181,12 +181,7 @@ def _has_gpus(part: Component, there: Sequence[Partition], machines: Sequence[Cl
 
 
 def its_partition(part: Component, there: Sequence[Partition]) -> Partition | None:
-    """Return a component's partition, by default the cluster's default one; None if unknown.
-
-    Args:
-        part: A component of a job.
-        there: The partitions.
-    """
+    """Return a component's partition, by default the cluster's default one; None if unknown."""
     requested = part.partition
     return next((one for one in there if (one.name == requested if requested else one.is_default)), None)
 

@@ -34,9 +34,6 @@ _KEYS = ("gpu", "nodes", "gpus", *_MOST)
 def read(path: Path) -> list[NodeGroup]:
     """Return the nodes that a file describes.
 
-    Args:
-        path: The file.
-
     Raises:
         TrainerError: The file cannot be read, or does not describe nodes.
     """

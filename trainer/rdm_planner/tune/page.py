@@ -39,10 +39,6 @@ _COLUMNS = (
 def write(answer: Answer, path: Path) -> None:
     """Write the page, replacing an existing file.
 
-    Args:
-        answer: The result.
-        path: The page.
-
     Raises:
         TrainerError: The page cannot be written.
     """
@@ -53,11 +49,7 @@ def write(answer: Answer, path: Path) -> None:
 
 
 def page(answer: Answer) -> str:
-    """Return the page.
-
-    Args:
-        answer: The result.
-    """
+    """Return the page."""
     here = importlib.resources.files(__package__)
     style = importlib.resources.files(reports) / "assets" / "report.css"
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(

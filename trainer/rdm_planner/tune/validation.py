@@ -46,12 +46,7 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Return Spearman's correlation, with mean ranks for ties; None where it is undefined.
-
-    Args:
-        one: Values.
-        other: As many other values.
-    """
+    """Return Spearman's correlation, with mean ranks for ties; None where it is undefined."""
     try:
         return statistics.correlation(_ranks(one), _ranks(other))
     except statistics.StatisticsError:

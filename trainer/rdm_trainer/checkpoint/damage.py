@@ -86,10 +86,6 @@ def refuse(directory: Path, names: Iterable[str]) -> None:
 def naming(directory: Path, names: Iterable[str]) -> Iterator[None]:
     """Turn any failure to read files into an error that names the damaged ones.
 
-    Args:
-        directory: The step's directory.
-        names: The files to read.
-
     Raises:
         DamagedError: Reading failed, and some of the files are damaged.
     """

@@ -215,9 +215,6 @@ class Saved:
     def load(self, parts: Sequence[Box]) -> None:
         """Read parts, however the tensors were split when they were written. No rank waits for another.
 
-        Args:
-            parts: The parts to fill.
-
         Raises:
             KeyError: The files have no tensor with a part's key.
         """

@@ -260,11 +260,6 @@ def commit(directory: Path, name: str, manifest: Manifest) -> None:
     """Write the manifest into ``NAME.partial`` and give it its final name.
 
     An existing directory with this name is renamed first and removed afterwards.
-
-    Args:
-        directory: The checkpoints directory.
-        name: The final name.
-        manifest: The manifest of its files.
     """
     partial, final = directory / f"{name}{PARTIAL}", directory / name
     partial.mkdir(parents=True, exist_ok=True)
@@ -344,10 +339,6 @@ def prune(directory: Path, keep: int, newest: int) -> list[int]:
 
 def set_aside(directory: Path, iterations: Iterable[int]) -> list[str]:
     """Rename steps so that no run uses them; nothing is removed.
-
-    Args:
-        directory: The checkpoints directory.
-        iterations: The steps to rename, if they are there.
 
     Returns:
         The new names.

@@ -40,12 +40,7 @@ class Fragment:
 
 
 def whole_shape(shard_spec: ShardSpec, vocabulary: int) -> tuple[int, ...]:
-    """Return the shape of a whole tensor without padding, which depends on the layout.
-
-    Args:
-        shard_spec: A shard of it.
-        vocabulary: Number of tokens.
-    """
+    """Return the shape of a whole tensor without padding, which depends on the layout."""
     return (vocabulary, *shard_spec.shape[1:]) if shard_spec.vocabulary else shard_spec.shape
 
 
@@ -77,12 +72,7 @@ def shard_boxes(
 
 
 def boxes_of(fragment: Fragment, vocabulary: int) -> Iterator[Box]:
-    """Yield a fragment's states as boxes; their values are views.
-
-    Args:
-        fragment: The fragment.
-        vocabulary: Number of tokens.
-    """
+    """Yield a fragment's states as boxes; their values are views."""
     shard_spec = shard_spec_of(fragment.weight)
     shape = whole_shape(shard_spec, vocabulary)
     for offsets, sizes, skipped in shard_boxes(shard_spec, vocabulary, fragment.begin, fragment.end):

@@ -24,9 +24,6 @@ RUNS = 64
 def checks(config: Config) -> list[str]:
     """Check a job's data.
 
-    Args:
-        config: The job.
-
     Returns:
         What is wrong, one sentence each; empty when all is well.
     """

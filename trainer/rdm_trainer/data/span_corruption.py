@@ -49,9 +49,6 @@ class SpanCorruption:
     def plan(self, tokens: int) -> tuple[int, int]:
         """Return how much of a text is masked.
 
-        Args:
-            tokens: Tokens of the text.
-
         Returns:
             Masked tokens and spans. They are fewer than wanted if the decoder or the sentinels do not
             suffice. Of a text with two tokens or more, at least one stays and one is masked.

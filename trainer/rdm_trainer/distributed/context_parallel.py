@@ -51,12 +51,7 @@ class SequencePart:
         return torch.cat([chunks[index] for index in self.chunks], dim=1)
 
     def places(self, tokens: int, device: torch.device) -> torch.Tensor:
-        """Return the positions of this rank's tokens in their sequence, int64 [own tokens].
-
-        Args:
-            tokens: Number of this rank's tokens.
-            device: The device of the positions.
-        """
+        """Return the positions of this rank's tokens in their sequence, int64 [own tokens]."""
         half = torch.arange(tokens // 2, device=device)
         return torch.cat([index * (tokens // 2) + half for index in self.chunks])
 

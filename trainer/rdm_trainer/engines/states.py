@@ -108,12 +108,7 @@ class States(abc.ABC):
         return saved.needed_files(self._own_parts(torch.zeros(1)))
 
     def load(self, saved: Saved, manifest: Manifest) -> None:
-        """Read this rank's parts of a checkpoint.
-
-        Args:
-            saved: The checkpoint's tensors.
-            manifest: Its manifest.
-        """
+        """Read this rank's parts of a checkpoint."""
         updates = torch.zeros(1)
         saved.load(self._own_parts(updates))
         self._loaded(float(updates), manifest)

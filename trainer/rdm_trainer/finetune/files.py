@@ -32,10 +32,6 @@ class Rows:
 def read(config: FinetuneConfig, world_size: int) -> Rows:
     """Read the files of a fine-tuning.
 
-    Args:
-        config: The fine-tuning.
-        world_size: Processes.
-
     Raises:
         TrainerError: A file is missing, cannot be read, or does not hold what it must.
     """

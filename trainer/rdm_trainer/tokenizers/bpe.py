@@ -80,9 +80,6 @@ class GPT2Encoder:
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Turn texts into tokens.
 
-        Args:
-            texts: The documents.
-
         Returns:
             The tokens of all texts, int32 [tokens], and the number of each text's tokens, int64 [texts].
 

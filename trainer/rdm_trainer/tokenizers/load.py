@@ -66,9 +66,6 @@ class _Library:
 def load(files: TokenizerFiles) -> Tokenizer:
     """Load a tokenizer.
 
-    Args:
-        files: Its kind and files.
-
     Returns:
         The tokenizer. It lower-cases word pieces if and only if the vocabulary has no capital letter.
 

@@ -93,12 +93,6 @@ _classes = _Classes()
 def cut(texts: list[str]) -> Pretokens:
     """Cut documents into words.
 
-    Args:
-        texts: The documents.
-
-    Returns:
-        Their words.
-
     Raises:
         UnicodeEncodeError: A text has half of a surrogate pair, which is no character.
     """

@@ -69,11 +69,7 @@ def this_node() -> str:
 
 
 def sizes(most: int) -> list[int]:
-    """Return the sizes to reduce, in bytes: from 1 MiB on, each four times the one before.
-
-    Args:
-        most: The last of them.
-    """
+    """Return the sizes to reduce, in bytes: from 1 MiB on, each four times the one before."""
     found = [LEAST]
     while found[-1] * STEP <= most:
         found.append(found[-1] * STEP)

@@ -65,9 +65,6 @@ def inspect(prefix: Path, tokenizer: Tokenizer | None = None) -> Report:
         prefix: Prefix of its files, without suffix.
         tokenizer: The one that made it, to decode the first tokens.
 
-    Returns:
-        What it holds.
-
     Raises:
         TrainerError: A file is missing or damaged.
     """

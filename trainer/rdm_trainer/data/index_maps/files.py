@@ -64,12 +64,7 @@ def read(path: Path) -> npt.NDArray[np.generic]:
 
 
 def misfit(path: Path, what: str) -> TrainerError:
-    """Return the error for a map that belongs to other data.
-
-    Args:
-        path: The map.
-        what: What does not fit.
-    """
+    """Return the error for a map that belongs to other data."""
     return TrainerError(
         f"{path} does not fit the data ({what}): the data set was changed or split differently since; remove "
         "the map, and it is made again at the next start, or keep it and set data.index_cache to a directory "

@@ -132,9 +132,6 @@ def preprocess(settings: Settings, report: Callable[[Progress], None]) -> Progre
         settings: What to prepare.
         report: Called after each block.
 
-    Returns:
-        What was done in all.
-
     Raises:
         TrainerError: The input or a tokenizer's file is not valid, the output exists, another process
             prepares the same, or a process died.

@@ -30,9 +30,6 @@ ABBREVIATIONS = frozenset(WORDS.split())
 def sentences(text: str) -> list[str]:
     """Cut a text into sentences.
 
-    Args:
-        text: Text of one document.
-
     Returns:
         The sentences without the white space between them; none for a text of white space.
     """

@@ -134,14 +134,7 @@ def _inputs(kind: str) -> int | None:
 
 
 def _block(model: ModelConfig, first: str, stack: str, number: int) -> Iterator[Placed]:
-    """Yield the parameters of a block.
-
-    Args:
-        model: The model's section.
-        first: The prefix of our names.
-        stack: Its stack there.
-        number: Its number in the stack.
-    """
+    """Yield the parameters of a block."""
     make = partial(Placed, block=number, stack=stack)
     norms = _norms(model)
     both = ("weight", "bias") if model.biases == "all" else ("weight",)
