@@ -635,7 +635,6 @@ def simulated(
     nodes: int,
     pieces: int,
     turn: int = TURN,
-    seed: int = 1,
     hop: int = 0,
     join: float = 0,
     announce: int = TURN,
@@ -649,7 +648,6 @@ def simulated(
         nodes: how many.
         pieces: of the archive.
         turn: steps after which nodes get other neighbours.
-        seed: of what is left to chance.
         hop: steps after which a piece that has arrived can be passed on.
         join: steps from one node's start to the next one's.
         announce: steps between two announcements of a node; the answers have the nodes that have started.
@@ -658,7 +656,7 @@ def simulated(
     from ansible_collections.rdm.provision.plugins.module_utils.images.peer import DIRECT
     from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import neighbours, rarest
 
-    chance = random.Random(seed)  # noqa: S311
+    chance = random.Random(1)  # noqa: S311
     full = (1 << pieces) - 1
     have = [0] * nodes
     # What can be passed on now comes first.

@@ -29,6 +29,8 @@ NEWEST_API = (1, 51)
 _READ_SIZE = 64 * 1024
 _PART_SIZE = 1024 * 1024
 _STDERR = 2
+_IDLE_S = 600.0
+"""Seconds that the engine may stay silent while it works on an upload."""
 
 
 class DockerProblem(NodeError):  # noqa: N818  # a state of the node, not an error
@@ -196,7 +198,6 @@ class DockerAPI:
         path: str,
         chunks: Iterable[bytes],
         headers: dict[str, str] | None = None,
-        idle_timeout: float = 600,
         **query: Any,
     ) -> Iterator[dict[str, Any]]:
         """Upload a stream in constant memory and yield the engine's progress, one JSON line each.
@@ -208,7 +209,6 @@ class DockerAPI:
             path: such as /images/load.
             chunks: the body; exceptions from iterating over it reach the caller.
             headers: such as {"Content-Type": "application/x-tar"}.
-            idle_timeout: seconds that the engine may stay silent while it works.
             query: the parameters of the request.
 
         Raises:
@@ -216,7 +216,7 @@ class DockerAPI:
         """
         target = self._versioned(path, query)
         request = "POST " + path
-        connection = UnixConnection(self.socket, idle_timeout)
+        connection = UnixConnection(self.socket, _IDLE_S)
         try:
             response = self._send(connection, "POST", target, _non_empty(chunks), dict(headers or {}))
             _raise_for_status(response, request)

@@ -28,19 +28,18 @@ _ANSWER_S = 20.0
 _COLUMNS = {"Default": "default", "Current": "current", "Next Boot": "next"}
 
 
-def firmware_settings(pci: str, tool: str = "") -> Dict[str, Any]:
+def firmware_settings(pci: str) -> Dict[str, Any]:
     """Return the SR-IOV settings of an adapter's firmware.
 
     Args:
         pci: address of the physical function, such as 0000:41:00.0.
-        tool: path of the program; empty for the first installed one.
 
     Returns:
         `tool` (its name, empty for none), `error` (why the rest is missing, else empty), and `current` and
         `next` (the settings now and after the next boot), each with `sriov` (a bool) and `vfs` (a number). A
         value that the firmware does not report is None.
     """
-    path = tool or find_program(*FIRMWARE_TOOLS)
+    path = find_program(*FIRMWARE_TOOLS)
     result: Dict[str, Any] = {"tool": os.path.basename(path), "error": ""}
     if not path:
         return dict(result, error="neither mstconfig nor mlxconfig is installed")
@@ -57,13 +56,13 @@ def firmware_settings(pci: str, tool: str = "") -> Dict[str, Any]:
     return result
 
 
-def set_firmware(pci: str, vfs: int, tool: str = "") -> None:
+def set_firmware(pci: str, vfs: int) -> None:
     """Enable SR-IOV with so many VFs in an adapter's firmware, effective after the next boot.
 
     Raises:
         ProgramProblem: the tool fails, or there is none.
     """
-    path = tool or find_program(*FIRMWARE_TOOLS)
+    path = find_program(*FIRMWARE_TOOLS)
     if not path:
         raise ProgramProblem("neither mstconfig nor mlxconfig is installed")
     run_program(set_command(path, pci, vfs), _CONFIGURE_S)

@@ -43,17 +43,14 @@ def running_jobs(directory: str, node: str, kernel_locks: str = "/proc/locks") -
     return sorted(job.name for job in jobs if _has_agent(job.path, node, here))
 
 
-def jobs_of_processes(proc: str = "/proc") -> List[str]:
+def jobs_of_processes() -> List[str]:
     """Return the names of the jobs whose agent is a process of this node, wherever their directories are.
 
     These include other clusters' jobs, in containers and on the bare host. Only root sees all of them.
-
-    Args:
-        proc: where procfs is.
     """
     found = set()
-    for process in filter(str.isdigit, os.listdir(proc)):
-        directory = os.path.join(proc, process, "fd")
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        directory = os.path.join("/proc", process, "fd")
         try:
             files = [os.path.join(directory, name) for name in os.listdir(directory)]
         except OSError:  # it has ended, or is somebody else's

@@ -377,10 +377,10 @@ def test_a_task_that_takes_long_is_reported_while_it_runs(
 # --- stopping -----------------------------------------------------------------------------------------
 
 
-def sleeping(seconds: int = 600) -> list[dict[str, Any]]:
+def sleeping() -> list[dict[str, Any]]:
     return [
         task("Say", "debug", {"msg": "x"}),
-        task("Sleep", "command", {"argv": ["sleep", str(seconds)]}, when="inventory_hostname == 'node2'"),
+        task("Sleep", "command", {"argv": ["sleep", "600"]}, when="inventory_hostname == 'node2'"),
     ]
 
 

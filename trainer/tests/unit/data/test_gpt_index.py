@@ -138,10 +138,10 @@ def data(tmp_path: Path) -> IndexedDataset:
     return IndexedDataset(tmp_path / "d")
 
 
-def open_maps(data: IndexedDataset, *, is_writer: bool = True, samples: int = 50) -> GPTIndex:
+def open_maps(data: IndexedDataset, *, is_writer: bool = True) -> GPTIndex:
     documents = np.arange(2, 25, dtype=np.int32)
     return load_or_build(
-        data.prefix, "train", data.sizes, documents, samples, 8, 5,
+        data.prefix, "train", data.sizes, documents, 50, 8, 5,
         directory=None, maps=MapMaker(leads=lambda _: is_writer),
     )  # fmt: skip
 

@@ -48,9 +48,9 @@ def validation_line(number: int) -> str:
     return f" validation loss at iteration {number} | lm loss value: 2.9E+00 | lm loss PPL: 1.8E+01 | \n"
 
 
-def write_job(directory: Path, nodes: int = 4, seed: int = 1, *, knows_peak: bool = True) -> Path:
+def write_job(directory: Path, nodes: int = 4, *, knows_peak: bool = True) -> Path:
     """Write a job's logs in FASOP's layout: restarted once, its second node's first GPU half idle."""
-    rng = random.Random(seed)
+    rng = random.Random(1)
     directory.mkdir(parents=True)
     names = [f"n{number:03d}" for number in range(nodes)]
     for number, name in enumerate(names):
@@ -87,7 +87,7 @@ def write_job(directory: Path, nodes: int = 4, seed: int = 1, *, knows_peak: boo
     return directory
 
 
-def write_trace(directory: Path, *, stages: int = 2, steps: tuple[int, ...] = (20, 21)) -> None:
+def write_trace(directory: Path, *, stages: int = 2) -> None:
     """Write step traces of a pipeline whose every pass takes 10 ms, one micro-batch after the other.
 
     Messages take 1 ms and overlap with the passes; the gradients are summed right before the optimiser.
@@ -96,7 +96,7 @@ def write_trace(directory: Path, *, stages: int = 2, steps: tuple[int, ...] = (2
     for stage in range(stages):
         spans: list[list[Any]] = []
         is_first, is_last = stage == 0, stage == stages - 1
-        for step in steps:
+        for step in (20, 21):
             begin = 1e6 * step
             for batch in range(2):
                 first = begin + 10_000 * (stage + batch)
@@ -126,9 +126,9 @@ def write_trace(directory: Path, *, stages: int = 2, steps: tuple[int, ...] = (2
         (directory / "trace" / f"rank-{stage:05d}.json").write_text(json.dumps(trace))
 
 
-def write_network(directory: Path, nodes: int = 4) -> None:
+def write_network(directory: Path) -> None:
     """Write what `verify` measured between all nodes, and the cluster's plan."""
-    names = [f"n{number:03d}" for number in range(nodes)]
+    names = [f"n{number:03d}" for number in range(4)]
 
     def between(value: float) -> dict[str, dict[str, float]]:
         return {one: {other: value for other in names if other != one} for one in names}
@@ -142,7 +142,7 @@ def write_network(directory: Path, nodes: int = 4) -> None:
     (directory / "network.json").write_text(json.dumps(known))
 
 
-def write_stream(path: Path, times: Sequence[float], gpus: int = 2) -> None:
+def write_stream(path: Path, times: Sequence[float]) -> None:
     """Write an agent's GPU measurements at some times; the power is the index of the time."""
     lines = []
     for number, at in enumerate(times):
@@ -152,7 +152,7 @@ def write_stream(path: Path, times: Sequence[float], gpus: int = 2) -> None:
                 **{"used": 1 << 30, "total": 1 << 32, "watts": float(number), "clocks": {"sm": 1410}},
                 "processes": {str(process): 1 << 30 for process in range(20)},
             }
-            for gpu in range(gpus)
+            for gpu in range(2)
         ]
         lines.append(json.dumps({"time": at, "node": "n1", "devices": devices}) + "\n")
     path.write_text("".join(lines) + '{"time": 1')  # it is being written

@@ -13,8 +13,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.jobs.launch_requirem
 PDSH = "pdsh-2.34 (+readline+debug)\nrcmd modules: {0} (default: rsh)\nmisc modules: (none)"
 
 
-def prints(path: Path, text: str, code: int = 0) -> None:
-    path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\nexit {code}\n")
+def prints(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
     path.chmod(0o755)
 
 
