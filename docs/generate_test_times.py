@@ -29,13 +29,7 @@ that is not here has not been timed since it exists.
 
 
 def section(name: str, report: str, cores: int | None = os.cpu_count()) -> str:
-    """Return a suite's section of the page.
-
-    Args:
-        name: The suite, as in `make suite-NAME`.
-        report: Its JUnit report.
-        cores: The cores of the machine that ran it.
-    """
+    """Return a suite's section of the page."""
     suite = ElementTree.fromstring(report).find("testsuite")  # noqa: S314 (pytest on this machine wrote it)
     assert suite is not None, "pytest has written no suite"
     files: dict[str, list[float]] = defaultdict(list)

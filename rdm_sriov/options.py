@@ -24,9 +24,6 @@ _PKEY = re.compile(r"0x[0-9a-f]{1,4}$")
 def wanted_network(options: Any) -> Network:
     """Return the network that the options of `docker network create` describe.
 
-    Args:
-        options: as the engine passes them.
-
     Raises:
         VfProblem: an option is unknown or has a bad value.
     """

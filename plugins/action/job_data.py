@@ -145,12 +145,7 @@ def files(source: Path) -> Iterator[str]:
 
 
 def others(source: Path, digests: dict[str, str]) -> Iterator[str]:
-    """Yield the files whose content differs from the node's.
-
-    Args:
-        source: the directory on the controller.
-        digests: relative path -> digest of the node's file.
-    """
+    """Yield the files whose content differs from the node's."""
     for path, theirs in digests.items():
         if digest_once(source / path) != theirs:
             yield path

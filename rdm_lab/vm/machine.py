@@ -80,10 +80,6 @@ def checked_request(driver: str, trainer: bool, source: str = "packages") -> Non
 def checked_memory(new: int, available_mib: int) -> None:
     """Refuse more machines than the memory holds.
 
-    Args:
-        new: how many to start.
-        available_mib: free memory.
-
     Raises:
         LabProblem: they do not fit.
     """

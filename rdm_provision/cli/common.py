@@ -137,9 +137,6 @@ class Options:
             cluster: whose run it is.
             run: not yet started.
             steps: what to do next if all went well: (what for, command).
-
-        Returns:
-            The exit code.
         """
         result = self.carry_out_and_report(cluster, run)
         from rdm_provision.cli.render import view

@@ -195,12 +195,7 @@ def sriov_node(version: str) -> Iterator[Node]:
 
 @contextmanager
 def serving(node: Node, *options: str) -> Iterator[None]:
-    """A node's interface, its plugin and a network of it, made with these further options.
-
-    Args:
-        node: whose program is there.
-        options: of docker network create.
-    """
+    """A node's interface, its plugin and a network of it, made with these further options."""
     link = ["ip", "link", "add", node.parent, "type", "veth", "peer", "name", f"{node.parent}x"]
     subprocess.run(link, check=True)
     try:

@@ -33,11 +33,7 @@ def configure_ssh(folder: Path) -> None:
 
 
 def ssh_environment(folder: Path) -> dict[str, str]:
-    """Return the environment of an ansible-playbook whose hosts, whatever their names, are this machine.
-
-    Args:
-        folder: that `configure_ssh` was called with.
-    """
+    """Return the environment of an ansible-playbook whose hosts, whatever their names, are this machine."""
     sshd = f"/usr/sbin/sshd -i -f {folder}/sshd"
     return {
         **os.environ,

@@ -71,12 +71,7 @@ class Host:
         self.pid = pid
 
     def enter(self, *argv: str, outside: bool = False) -> list[str]:
-        """Return a command that runs another command on the host.
-
-        Args:
-            argv: the command.
-            outside: with this machine's network.
-        """
+        """Return a command that runs another command on the host."""
         spaces = ("--mount", "--uts", "--ipc", "--pid", "--cgroup", *(() if outside else ("--net",)))
         return ["nsenter", f"--target={self.pid}", *spaces, "--root", "--wd", *argv]
 

@@ -40,12 +40,7 @@ def _to_here(root: Path) -> Callable[[str], str]:
 
 
 def with_paths(config: Config, to: Callable[[str], str]) -> Config:
-    """Return a configuration with other paths for its data, its tokenizer and what it begins from.
-
-    Args:
-        config: The job's configuration.
-        to: Returns the new path for a path.
-    """
+    """Return a configuration with other paths for its data, its tokenizer and what it begins from."""
 
     def blends(of: Sequence[Blend]) -> tuple[Blend, ...]:
         return tuple(replace(blend, prefix=to(blend.prefix)) for blend in of)

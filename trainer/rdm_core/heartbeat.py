@@ -197,11 +197,7 @@ def read(path: Path) -> tuple[dict[str, Any], int, float]:
 
 
 def shape(path: Path) -> dict[str, str]:
-    """Return what a rank has built; empty until it has written that.
-
-    Args:
-        path: The record's path.
-    """
+    """Return what a rank has built; empty until it has written that."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(_shape_of(path).read_text())
         return found if isinstance(found, dict) else {}

@@ -51,12 +51,7 @@ class Health:
         self._first_nan: list[Sign] = []
 
     def summary(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the parts of a state that come from reports: ``gpu``, ``progress`` and ``verdict``.
-
-        Args:
-            state: The job's.
-            reports: The newest of each node.
-        """
+        """Return the parts of a state that come from reports: ``gpu``, ``progress`` and ``verdict``."""
         return {
             "gpu": {name: report["gpu"] for name, report in sorted(reports.items()) if report["gpu"]},
             "progress": newest_progress(state, reports),
@@ -67,10 +62,6 @@ class Health:
         """Return the verdict as plain data; ``since`` is when the job got this verdict.
 
         An error in the evaluation must not end the job: the result is then empty.
-
-        Args:
-            state: The job's state, from its launcher.
-            reports: The newest of each node.
         """
         try:
             return self._evaluate(state, reports)

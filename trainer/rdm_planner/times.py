@@ -42,11 +42,7 @@ class Times(Protocol):
         ...
 
     def tensors(self, gpu: str) -> Collection[int] | None:
-        """Return the tensor degrees with known times; None if the times of any degree are known.
-
-        Args:
-            gpu: The device's name.
-        """
+        """Return the tensor degrees with known times; None if the times of any degree are known."""
         ...
 
     def forward(self, gpu: str, kind: str, micro_batch: float, tensor: int) -> float:
@@ -77,13 +73,7 @@ class Times(Protocol):
         ...
 
     def point_to_point(self, here: str, there: str, *, across: bool) -> Link:
-        """Return the link from one GPU to another.
-
-        Args:
-            here: The sender.
-            there: The receiver.
-            across: They are in different nodes.
-        """
+        """Return the link from one GPU to another."""
         ...
 
     def all_reduce(self, gpus: Collection[str], *, across: bool) -> Link:

@@ -16,9 +16,6 @@ def main(resolved: Path) -> int:
 
     Args:
         resolved: The configuration with every key, in the job's directory.
-
-    Returns:
-        The exit code.
     """
     directory = resolved.parent
     return run(data_paths.here(configuration.load(resolved), directory.parent), directory)

@@ -42,9 +42,6 @@ def wait_until(
         pause: What to do between two checks; default: rest, the longer the more a check takes.
         why: Returns what may be the reason, such as a log, for the message; called only when the time is up.
 
-    Returns:
-        What was accepted.
-
     Raises:
         AssertionError: The time is up; the message has what was seen last.
     """

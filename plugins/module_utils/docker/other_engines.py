@@ -42,11 +42,7 @@ def other_engines(user: dict[str, Any], used: str, run_root: str = "/run/user") 
 
 
 def current_context(directory: str) -> tuple[str, str] | None:
-    """Return name and address of the current Docker context; None for the default one.
-
-    Args:
-        directory: the user's `.docker`.
-    """
+    """Return name and address of the current Docker context; None for the default one."""
     name = read_json(os.path.join(directory, "config.json")).get("currentContext")
     if not isinstance(name, str) or name in ("", "default"):
         return None

@@ -206,11 +206,7 @@ def _gid(path: str) -> int:
 
 
 def gpu_driver(root: str) -> dict[str, Any]:
-    """Return what a torch build must match: the version of NVIDIA's driver, or AMD's GPU architectures.
-
-    Args:
-        root: where sysfs is.
-    """
+    """Return what a torch build must match: the version of NVIDIA's driver, or AMD's GPU architectures."""
     found = set()
     for node in _entries(root, _KFD_NODES):
         lines = _read(root, _KFD_NODES, node, "properties").splitlines()

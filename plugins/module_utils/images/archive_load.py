@@ -47,11 +47,6 @@ def load_chunks(
     The bytes that are sent are hashed. The last MiB is held back until the digest of the whole file matches
     the index: an engine keeps nothing of a stream that breaks off.
 
-    Args:
-        path: of the archive.
-        index: of the archive.
-        skipped: members to leave out; see `skippable_members`.
-
     Raises:
         NodeError: the archive can no longer be read.
         ArchiveChanged: the digest differs, and the end was not sent.

@@ -156,12 +156,6 @@ def _alone(root: str) -> Iterator[None]:
 def run_program(argv: List[str], what: str, variables: Mapping[str, str], directory: str = "") -> str:
     """Run a program and return its output.
 
-    Args:
-        argv: the program and its arguments.
-        what: what it does, for the message.
-        variables: its environment variables.
-        directory: its working directory.
-
     Raises:
         NodeError: it failed; the text has its error, its last output, and the path of its log.
     """

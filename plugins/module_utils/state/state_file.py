@@ -204,10 +204,6 @@ def read(config_dir: str) -> Dict[str, Any]:
 def keep(params: Mapping[str, Any], api: DockerAPI) -> bool:
     """Write the state file of this node; return whether it has one now.
 
-    Args:
-        params: the options of the module ``state_file``.
-        api: the engine.
-
     Raises:
         DockerProblem: the engine does not answer.
         NodeError: the watch does not have the right keys.

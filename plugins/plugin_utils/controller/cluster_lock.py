@@ -126,9 +126,6 @@ class Leader(NamedTuple):
 def state_folder(home: Path) -> Path:
     """Create and return a cluster's ``.rdm``, with a ``.gitignore`` that keeps secrets out of commits.
 
-    Args:
-        home: the inventory's directory.
-
     Raises:
         OSError: it cannot be created.
     """
@@ -214,11 +211,7 @@ def held(home: Path) -> list[int]:
 
 
 def leader(home: Path) -> Leader | None:
-    """Return the leader of this process's run; None if the process holds no lock of the cluster.
-
-    Args:
-        home: the inventory's directory.
-    """
+    """Return the leader of this process's run; None if the process holds no lock of the cluster."""
     files = held(home)
     return _leader(files[0]) if files else None
 

@@ -24,9 +24,6 @@ _DIRECTORY = Path(__file__).parents[3]
 def program(name: str) -> bytes:
     """Return a program of rdm_sriov/ with all its imports, as a zipapp.
 
-    Args:
-        name: the module with its `main`.
-
     Raises:
         ImportError: one of its imports does not exist.
     """

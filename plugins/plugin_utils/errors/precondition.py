@@ -110,12 +110,7 @@ def dry_run(problems: Iterable[Problem]) -> list[str]:
 
 
 def report(problems: Sequence[Problem], before: str = "anything was changed") -> str:
-    """Return the message that lists all problems.
-
-    Args:
-        problems: at least one.
-        before: what has not happened yet.
-    """
+    """Return the message that lists all problems."""
     lines = sentences(problems)
     count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     head = f"Refused before {before}, because of {count}:"

@@ -73,11 +73,7 @@ def reason(result: Mapping[str, Any]) -> str:
 
 
 def not_reached(message: str) -> str:
-    """Return why Ansible did not reach a host, in one line.
-
-    Args:
-        message: of the result with `unreachable`.
-    """
+    """Return why Ansible did not reach a host, in one line."""
     message = _WRAPPERS.sub("", " ".join(message.split()))
     if changed := _OTHER_HOST_KEY.search(message):
         return _other_host_key(**changed.groupdict())

@@ -115,9 +115,6 @@ class Inventory(NamedTuple):
 def outside(groups: Mapping[str, Sequence[str]]) -> tuple[list[Problem], list[str]]:
     """Find the hosts that are no nodes, because they are neither in master nor in workers.
 
-    Args:
-        groups: the inventory's groups with their hosts.
-
     Returns:
         A problem for each group whose name resembles one of the two, and for each of the cluster's hosts
         with the name of a group; and a warning of the other hosts. Hosts of Slurm's groups need not be nodes.

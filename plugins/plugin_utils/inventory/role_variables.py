@@ -23,12 +23,7 @@ _DOCKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]+")
 
 
 def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with the variables of a node; variables of no role are ignored.
-
-    Args:
-        node: inventory name.
-        variables: the variables that the user set.
-    """
+    """Return what is wrong with the variables of a node; variables of no role are ignored."""
     found = []
     for name, value in variables.items():
         option = role_specs.options().get(name)

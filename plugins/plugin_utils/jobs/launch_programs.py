@@ -13,12 +13,7 @@ NEEDED_BY = {"pdsh": "deepspeed", "openmpi": "mpirun"}
 
 
 def evaluate(name: str, found: Mapping[str, Mapping[str, Any]]) -> tuple[list[Problem], list[Problem]]:
-    """Return the problems and the warnings.
-
-    Args:
-        name: the program.
-        found: `version` and `problem` of each host.
-    """
+    """Return the problems and the warnings."""
     launcher, hint = NEEDED_BY[name], f"install it, or set {name}_install: true"
     warnings = [
         Problem(host, "it", str(one["problem"]), f"for the launcher {launcher}, {hint}")

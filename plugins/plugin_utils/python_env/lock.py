@@ -218,10 +218,6 @@ def trainer_digest(trainer: Path) -> str:
 def trainer_wheel(trainer: Path, directory: Path) -> Path:
     """Return a wheel of the trainer; hatchling builds it if there is none of the same sources.
 
-    Args:
-        trainer: the directory `trainer` of the project.
-        directory: where wheels are kept.
-
     Raises:
         PreconditionFailed: it cannot be made.
     """

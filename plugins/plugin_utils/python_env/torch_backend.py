@@ -78,12 +78,7 @@ def query_uv(variable: str, value: str, requirement: str, sources: Sources) -> s
 
 
 def agree(backends: Mapping[str, str], per_node: bool) -> list[Problem]:
-    """Return a problem for each node that needs another build than most; none if `per_node`.
-
-    Args:
-        backends: the backend of each node.
-        per_node: whether each node may have its own build.
-    """
+    """Return a problem for each node that needs another build than most; none if `per_node`."""
     by_backend: dict[str, list[str]] = {}
     for host, backend in backends.items():
         by_backend.setdefault(backend, []).append(host)

@@ -196,12 +196,7 @@ def removed() -> dict[str, Any]:
 
 
 def check_queue(jobs: Sequence[Mapping[str, str]], hidden: Sequence[str] = ()) -> list[Problem]:
-    """Refuse to take down a cluster that has jobs.
-
-    Args:
-        jobs: the queue.
-        hidden: what changes.unseen() returned.
-    """
+    """Refuse to take down a cluster that has jobs."""
     if hidden:
         return [Problem(None, "the queue", f"cannot be read, and jobs run on {names(hidden)}", HINT)]
     if not jobs:

@@ -59,14 +59,7 @@ def fingerprint(key: Ed25519PrivateKey) -> str:
 def host_certificate(
     key: Ed25519PrivateKey, authority: Ed25519PrivateKey, name: str, principals: list[str]
 ) -> str:
-    """Return the line of a host certificate.
-
-    Args:
-        key: the host key.
-        authority: the key that signs.
-        name: the certificate's name in logs.
-        principals: the names and addresses that the certificate is valid for.
-    """
+    """Return the line of a host certificate."""
     # The nonce keeps others from choosing the bytes that the authority signs.
     nonce = hashlib.sha256(_raw(derived(authority, f"nonce {name}"))).digest()
     signed = b"".join(

@@ -94,13 +94,7 @@ class JobView:
     """A watched job: a progress bar, figures and its nodes. Without a terminal, a line for each step."""
 
     def __init__(self, console: Console, title: str, *, brief: bool = False) -> None:
-        """Show a job of a cluster.
-
-        Args:
-            console: where to.
-            title: the cluster's name.
-            brief: the job is started and not watched.
-        """
+        """Show a job of a cluster."""
         self.console = console
         self.live = console.is_terminal
         self.state: JobState | None = None

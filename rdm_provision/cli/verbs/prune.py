@@ -29,9 +29,6 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
         options: the common ones.
         older: how long ago at least, such as ``30d``.
         yes: remove them at once, without a question.
-
-    Returns:
-        The exit code.
     """
     seconds = age(older)
     cluster = options.cluster()

@@ -11,9 +11,6 @@ def load(path: str) -> ModuleType:
     """Return a program of the role's files as a module.
 
     An import would leave compiled code among those files.
-
-    Args:
-        path: the program's path below `roles/lab/files`.
     """
     program = ROOT / "roles/lab/files" / path
     module = ModuleType(path)

@@ -51,11 +51,7 @@ class Reader:
         self.missing = "" if any(_folders(root)) else "sysfs shows no GPU of the amdgpu driver to watch."
 
     def devices(self, lists: Lists = ()) -> tuple[Device, ...]:
-        """Return the GPUs as they are now.
-
-        Args:
-            lists: The visible ones; see ``visible.lists_of``.
-        """
+        """Return the GPUs as they are now."""
         folders, readings = list(_folders(self._root)), self._library.readings()
         return tuple(
             replace(_device(index, folders[index]), **readings.get(folders[index].resolve().name.lower(), {}))

@@ -51,10 +51,6 @@ def with_block(text: str, name: str, members: Sequence[Member]) -> str:
 def change_in_place(path: Path, change: Callable[[str], str]) -> None:
     """Change a file's content without replacing the file, which is a bind mount in containers.
 
-    Args:
-        path: The file.
-        change: Returns the new text for the old one.
-
     Raises:
         OSError: It cannot be written.
         UnicodeDecodeError: It is not a text file.

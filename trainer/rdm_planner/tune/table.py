@@ -19,12 +19,7 @@ _WIDEST = 1000
 
 
 def show(answer: Answer, following: str) -> None:
-    """Print an answer.
-
-    Args:
-        answer: The result.
-        following: The command to run next.
-    """
+    """Print an answer."""
     console = Console(highlight=False)
     console.print(
         f"\n{escape(answer.job.name)}: the fastest of {answer.layouts} layouts ({answer.solved} cuts "

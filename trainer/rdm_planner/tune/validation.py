@@ -9,12 +9,7 @@ from typing import Any
 
 
 def chosen(count: int, best: int) -> list[int]:
-    """Return the ranks of the layouts to run: the best ones, and as many of the others, evenly spread.
-
-    Args:
-        count: Number of layouts, ranked from the fastest.
-        best: How many of the best to run.
-    """
+    """Return the ranks of the layouts to run: the best ones, and as many of the others, evenly spread."""
     first = min(best, count)
     others = range(first, count)
     some = min(best, len(others))

@@ -287,12 +287,7 @@ def _receive(collective: Collective, path: Path, size: int, source: int) -> str 
 
 
 def shares(sizes: Mapping[str, int], parts: int) -> list[set[str]]:
-    """Distribute names so that all parts are about the same size, placing the largest first.
-
-    Args:
-        sizes: Size of each name's data.
-        parts: The number of parts.
-    """
+    """Distribute names so that all parts are about the same size, placing the largest first."""
     found: list[set[str]] = [set() for _ in range(parts)]
     loads = [(0, part) for part in range(parts)]
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):

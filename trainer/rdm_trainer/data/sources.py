@@ -77,11 +77,6 @@ def _run(config: Config) -> int:
 def sources(config: Config, *, maps: MapMaker, order: Order) -> _Samples:
     """Open the data of a training.
 
-    Args:
-        config: The job.
-        maps: Makes the index maps that are missing.
-        order: The order of the samples.
-
     Returns:
         The samples of train, valid and test; None for a split that is empty or not wanted.
 

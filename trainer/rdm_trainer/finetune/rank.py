@@ -17,9 +17,6 @@ def main(resolved: Path) -> int:
 
     Args:
         resolved: The configuration with every key, in the job's directory.
-
-    Returns:
-        The exit code.
     """
     require_packages()
     from rdm_trainer.finetune.run import run

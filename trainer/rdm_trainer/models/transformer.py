@@ -557,13 +557,7 @@ class Block(nn.Module):
 def word_embedding(
     kind: Callable[..., VocabParallelEmbedding], config: Config, topology: Topology
 ) -> Callable[[], VocabParallelEmbedding]:
-    """Return a factory of the vocabulary's embedding, which embeds tokens and, as the head, predicts them.
-
-    Args:
-        kind: Creates the model's own kind of embedding.
-        config: The job.
-        topology: This rank's place.
-    """
+    """Return a factory of the vocabulary's embedding, which embeds tokens and, as the head, predicts them."""
     spec = config.spec
     return partial(
         kind,

@@ -181,10 +181,6 @@ def _huggingface(tokenizer: TokenizerFiles) -> SpecialTokens:
 def existing(name: str | None, key: str) -> Path:
     """Return a file of the tokenizer.
 
-    Args:
-        name: The file's name in the configuration.
-        key: Its key there, for the error.
-
     Raises:
         TrainerError: It is not given or does not exist.
     """

@@ -33,10 +33,6 @@ _ACTIVATIONS = {"gelu_new", "gelu_pytorch_tanh"}
 def model_config(found: Mapping[str, Any], source: str) -> ModelConfig:
     """Return the model section for a ``config.json``.
 
-    Args:
-        found: Its content.
-        source: The file's name, for messages.
-
     Raises:
         TrainerError: The family is another one, or has a feature that our models lack.
     """

@@ -141,13 +141,7 @@ def _watcher(job: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def tiny(folder: Path, kind: str, **sections: dict[str, Any]) -> str:
-    """Return the tiny GPT's configuration: 12 steps, with a pause after each as ``FOLDER/pause`` says.
-
-    Args:
-        folder: Where that file is.
-        kind: The launcher.
-        sections: Additional keys of the configuration.
-    """
+    """Return the tiny GPT's configuration: 12 steps, with a pause after each as ``FOLDER/pause`` says."""
     path = os.pathsep.join(filter(None, (str(PLANTED), os.environ.get("PYTHONPATH"))))
     planted = {"PYTHONPATH": path, "PLANTED": str(folder)}
     launcher = CONFIG["launcher"]

@@ -128,10 +128,6 @@ def output_prefixes(settings: Settings) -> list[Path]:
 def preprocess(settings: Settings, report: Callable[[Progress], None]) -> Progress:
     """Prepare data sets.
 
-    Args:
-        settings: What to prepare.
-        report: Called after each block.
-
     Raises:
         TrainerError: The input or a tokenizer's file is not valid, the output exists, another process
             prepares the same, or a process died.
