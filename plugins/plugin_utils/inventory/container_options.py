@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Validate the container's options as the engine would.
+"""Validate the options of containers as the engine would.
 
 The engine refuses an option only after the old container is gone, so their form is checked before.
 """
@@ -226,4 +226,5 @@ _CHECKS = {
     "container_ulimits": _ulimits,
     "container_devices": _devices,
     "container_capabilities": _capabilities,
+    "sriov_capabilities": _capabilities,
 }

@@ -105,6 +105,7 @@ def test_what_the_engine_takes_is_let_through(options: dict[str, Any]) -> None:
         ("container_devices", ["dev/fuse"], "'dev/fuse' is not a device"),
         ("container_capabilities", ["IPC_LOK"], "'IPC_LOK' is no capability of Linux"),
         ("container_capabilities", ["CAP_ALL"], "'CAP_ALL' is no capability of Linux"),
+        ("sriov_capabilities", ["NET_ADMIN", "IPC_LOK"], "'IPC_LOK' is no capability of Linux"),
     ],
 )
 def test_what_it_would_refuse_is_named(name: str, value: Any, words: str) -> None:
