@@ -197,8 +197,24 @@ class Cluster(JobVerbs):
                 hint="put one host into the group master and the others into workers, or into login the one "
                 "that submits jobs to Slurm",
             )
+        cluster._require_ports(path)
         cluster._planned = plan
         return cluster
+
+    def _require_ports(self, path: Path) -> None:
+        """Raise an InventoryError if a node's port is invalid; on the master, no run could check it."""
+        # A run evaluates templates.
+        given = [node for node in self.nodes if "{" not in str(node.variables.get("ansible_port", "{"))]
+        if not given:
+            return
+        from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import (
+            Host,
+            check_port,
+        )
+
+        problems = [one for node in given for one in check_port(Host(node.name, node.variables))]
+        if problems:
+            raise InventoryError(f"{path} has an invalid port", problems=problems)
 
     def _plan_file(self) -> AddressPlan | None:
         """Return the plan of the plan file; None if there is none, or it is broken, which a run refuses."""

@@ -325,6 +325,15 @@ def check_gpus(host: Host) -> tuple[Gpus, list[Problem]]:
     return Gpus(int(slots or 1), price or 0.0, speed or 1.0), problems
 
 
+def check_port(host: Host) -> list[Problem]:
+    """Return a problem if a host's `ansible_port` is no port: Ansible reports it as a failure of the host."""
+    port = host.variables.get("ansible_port")
+    if not host.over_ssh or port is None or _number(port) in range(1, 65536):
+        return []
+    hint = "choose one from 1 to 65535, or leave it out for 22"
+    return [Problem(host.name, f"ansible_port {port!r}", "is not a port", hint)]
+
+
 def _check_node(host: Host, problems: list[Problem]) -> Node:
     """Return the node's variables, and add what is wrong with them to `problems`."""
 
@@ -339,6 +348,7 @@ def _check_node(host: Host, problems: list[Problem]) -> Node:
 
     gpus, found = check_gpus(host)
     problems += found
+    problems += check_port(host)
 
     become = host.variables.get("rdm_become", True)
     try:

@@ -119,6 +119,16 @@ def test_an_inventory_that_cannot_be_parsed(make_inventory: MakeInventory, case:
         assert word in message
 
 
+def test_a_port_that_is_none_is_refused_before_a_run(make_inventory: MakeInventory) -> None:
+    over_ssh = {"ansible_connection": "ssh", "ansible_port": "ssh"}
+    hosts = {"a": over_ssh, "b": {**over_ssh, "ansible_port": "{{ 2222 }}"}, "c": {"ansible_port": "ssh"}}
+    with pytest.raises(InventoryError, match="has an invalid port") as caught:
+        Cluster.load(make_inventory("a", "b", "c", hosts=hosts))
+    (problem,) = caught.value.problems
+    assert (problem.node, problem.value) == ("a", "ansible_port 'ssh'")
+    assert Cluster.load(make_inventory("a", "b", "c", hosts={**hosts, "a": {}})).nodes
+
+
 def test_one_broken_file_among_several_is_not_passed_over(make_inventory: MakeInventory) -> None:
     path = make_inventory()
     (path / "more.yml").write_text("all: [\n", encoding="utf-8")

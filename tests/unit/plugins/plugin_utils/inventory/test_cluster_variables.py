@@ -129,6 +129,17 @@ def test_bad_docker_socket(socket: str) -> None:
     assert problems(w1__rdm_docker_socket="/run/user/1000/docker.sock") == []
 
 
+@pytest.mark.parametrize("port", ["ssh", "", 0, 65536, 22.5, True])
+def test_bad_port(port: Any) -> None:
+    hint = "choose one from 1 to 65535, or leave it out for 22"
+    assert problems(w1__ansible_port=port) == [f"w1: ansible_port {port!r} is not a port: {hint}"]
+    assert problems(w1__ansible_port=port, ansible_connection="local") == []
+
+
+def test_a_port_may_be_text() -> None:
+    assert problems(w1__ansible_port="2222", w2__ansible_port=None) == []
+
+
 def test_odd_but_usable_config_dir_is_kept() -> None:
     assert inventory(rdm_config_dir="/srv/a b'$(c)").nodes["m"].config_dir == "/srv/a b'$(c)"
 
