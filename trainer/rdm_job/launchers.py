@@ -163,7 +163,7 @@ def _torchrun(attempt: Attempt, node: int) -> list[str]:
     """Torch's launcher with a static rendezvous on the master: a dynamic one would order nodes by address."""
     mine = attempt.nodes[node]
     return [
-        *(attempt.python, "-m", "torch.distributed.run"),
+        *(attempt.python, "-m", "rdm_trainer.torchrun"),
         f"--nnodes={len(attempt.nodes)}",
         f"--node-rank={node}",
         f"--nproc-per-node={mine.slots}",

@@ -220,7 +220,7 @@ MESSAGES: tuple[Message, ...] = (
     _warning("nccl-warn", r"NCCL WARN\b", "NCCL warns"),
     _error(
         "port-taken",
-        r"Address already in use|EADDRINUSE",
+        r"Address already in use|EADDRINUSE|(?i:port) \d+ is in use",
         "a port is in use, maybe by an earlier job's process",
     ),
     _error(
@@ -309,7 +309,11 @@ MESSAGES: tuple[Message, ...] = (
         r"^Killed$|^\S+: line \d+: +\d+ Killed\b|SIGKILL",
         "a process was killed, from outside or out of memory",
     ),
-    _error("interrupted", r"^KeyboardInterrupt|SignalException: .*got signal", "somebody stopped it"),
+    _error(
+        "interrupted",
+        r"^KeyboardInterrupt|SignalException: .*got signal|\btorchrun was ended by SIG",
+        "somebody stopped it",
+    ),
     # Errors by their form alone.
     _error(
         "exception",

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import fcntl
 import os
+import re
 import resource
 import signal
 import sys
@@ -19,7 +20,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from rdm_core.errors import TrainerError
+from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer import flight_recorder
 
 _LOCK = ".training.lock"
@@ -82,6 +83,9 @@ def join(backend: str, timeout: datetime.timedelta) -> None:
     Args:
         backend: The process group's backend: auto, nccl or gloo.
         timeout: The timeout of its operations.
+
+    Raises:
+        TrainerError: Another process listens on the port.
     """
     on_cpu = device().type == "cpu"
     if not on_cpu:
@@ -93,7 +97,21 @@ def join(backend: str, timeout: datetime.timedelta) -> None:
         # Port 0: the store takes a free one, and no other process needs to know it.
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     flight_recorder.enable()
-    dist.init_process_group(backend, timeout=timeout, device_id=device() if backend == "nccl" else None)
+    try:
+        dist.init_process_group(backend, timeout=timeout, device_id=device() if backend == "nccl" else None)
+    except dist.DistNetworkError as error:
+        if (port := taken_port(error)) is None:
+            raise
+        raise TrainerError(
+            f"MASTER_PORT {port} is in use on this host, perhaps by another training; choose a free one.",
+            exit_code=FAILED,
+        ) from None
+
+
+def taken_port(error: dist.DistNetworkError) -> str | None:
+    """Return the port on which torch could not listen because it is in use; None after another error."""
+    found = re.search(r"port: (\d+).*EADDRINUSE", str(error))
+    return found[1] if found else None
 
 
 def device() -> torch.device:

@@ -338,7 +338,7 @@ def _arguments(command: Sequence[str]) -> list[str]:
     """Return the command, run by torchrun if it is a workload of ours."""
     if command[0] not in OWN_WORKLOADS:
         return list(command)
-    return [sys.executable, "-m", "torch.distributed.run", "-m", "rdm_trainer", *command]
+    return [sys.executable, "-m", "rdm_trainer.torchrun", "-m", "rdm_trainer", *command]
 
 
 @contextlib.contextmanager
