@@ -48,6 +48,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 from benchmarks.tables import markdown  # noqa: E402
 
 LEG_TIMEOUT_S = 900.0
+ENGINES = ("deepspeed", "native")
 RIVALS = {"megatron-core": "0.19.2", "torchtitan": "0.2.2"}  # with the versions that were tried
 
 
@@ -687,6 +688,39 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
     return "\n\n".join(parts)
 
 
+def _positive(text: str) -> int:
+    """Return a number that argparse refuses below 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
+
+
+_positive.__name__ = "int"  # for argparse's message about what is no number
+
+
+def _overrides(entries: Sequence[str]) -> dict[str, Any]:
+    """Return the values of `--set` by key; ValueError for what is no SECTION.KEY=JSON of a configuration."""
+    from rdm_core import config
+    from rdm_core.errors import TrainerError
+
+    found = {}
+    for entry in entries:
+        key, equals, value = entry.partition("=")
+        section, dot, name = key.partition(".")
+        if not (equals and dot):
+            raise ValueError(f"{entry} is not SECTION.KEY=JSON, such as parallel.reduce_dtype='\"bf16\"'")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            raise ValueError(f"{value} in {entry} is not JSON; text needs quotes, as '\"bf16\"'") from None
+        try:
+            config.from_dict({section: {name: found[key]}})
+        except TrainerError as error:
+            raise ValueError(str(error)) from None
+    return found
+
+
 def arguments() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
@@ -694,12 +728,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layouts", default=LAYOUTS, help="those for which there are devices; all up to 8")
     parser.add_argument("--engine", default="deepspeed", help="deepspeed, native, or both with a comma")
     parser.add_argument("--rivals", default="", help=f"measured as well: {', '.join(RIVALS)}")
-    parser.add_argument("--accumulation", type=int, default=8, help="micro-batches in a step on one device")
-    parser.add_argument("--blocks", type=int, help="blocks of the model, instead of the shape's")
-    parser.add_argument("--sequence", type=int, help="tokens of a sample, instead of the shape's")
-    parser.add_argument("--micro-batch", type=int, help="samples of it on one device, instead of the shape's")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=1, help="in a round")
+    parser.add_argument(
+        "--accumulation", type=_positive, default=8, help="micro-batches in a step on one device"
+    )
+    parser.add_argument("--blocks", type=_positive, help="blocks of the model, instead of the shape's")
+    parser.add_argument("--sequence", type=_positive, help="tokens of a sample, instead of the shape's")
+    parser.add_argument(
+        "--micro-batch", type=_positive, help="samples of it on one device, instead of the shape's"
+    )
+    parser.add_argument("--rounds", type=_positive, default=5)
+    parser.add_argument("--steps", type=_positive, default=1, help="in a round")
     parser.add_argument("--warm-up", type=int, default=2, help="steps before the clock starts")
     parser.add_argument("--peak-tflops", type=float, help="of one device; known for some")
     parser.add_argument("--no-compile", action="store_true")
@@ -712,7 +750,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a small shape in fp32, to see that all works")
     parser.add_argument("--json", type=Path, help="write everything measured here")
     parser.add_argument("--profile", type=Path, help="write tables of what a step costs into this directory")
-    parser.add_argument("--together", type=int, default=1, help="measurements that are started at once")
+    parser.add_argument("--together", type=_positive, default=1, help="measurements that are started at once")
     parser.add_argument("--leg", help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
@@ -725,6 +763,19 @@ def arguments() -> argparse.Namespace:
     for name in args.rivals:
         if name not in RIVALS:
             parser.error(f"--rivals {name} is unknown; {' and '.join(RIVALS)} can be measured")
+    shapes = QUICK if args.quick else SHAPES | SMALL
+    args.shapes = args.shapes.split(",") if args.shapes else list(QUICK if args.quick else SHAPES)
+    for name in args.shapes:
+        if name not in shapes:
+            parser.error(f"--shapes {name} is unknown; there are {', '.join(shapes)}")
+    args.engine = args.engine.split(",")
+    for name in args.engine:
+        if name not in ENGINES:
+            parser.error(f"--engine {name} is unknown; there are {' and '.join(ENGINES)}")
+    try:
+        args.overrides = _overrides(args.set)
+    except ValueError as error:
+        parser.error(f"--set: {error}")
     return args
 
 
@@ -760,9 +811,7 @@ def legs(args: argparse.Namespace, devices: int, accelerated: bool) -> Iterator[
         else:
             rivals.append(rival)
     shapes = QUICK if args.quick else SHAPES | SMALL
-    names = args.shapes.split(",") if args.shapes else list(QUICK if args.quick else SHAPES)
-    overrides = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in args.set)}
-    for name in names:
+    for name in args.shapes:
         shape = replace(
             shapes[name],
             layers=args.blocks or shapes[name].layers,
@@ -780,7 +829,7 @@ def legs(args: argparse.Namespace, devices: int, accelerated: bool) -> Iterator[
                     flush=True,
                 )
                 continue
-            measured: list[tuple[str, str | None]] = [(engine, None) for engine in args.engine.split(",")]
+            measured: list[tuple[str, str | None]] = [(engine, None) for engine in args.engine]
             for rival in rivals:
                 reason = unfit(rival, shape, layout, accelerated)
                 if reason:
@@ -800,7 +849,7 @@ def legs(args: argparse.Namespace, devices: int, accelerated: bool) -> Iterator[
                     compiled=not args.no_compile,
                     plain=layout.world == 1 and not args.no_plain,
                     masters=args.masters,
-                    overrides=overrides,
+                    overrides=args.overrides,
                     engine=engine,
                     profile=str(args.profile.resolve()) if args.profile else None,
                     ours=layout.world > 1 or not args.no_ours,

@@ -251,14 +251,35 @@ def test_a_device_that_measures_nothing_is_left_out(monkeypatch: pytest.MonkeyPa
     assert leg.rival == "torchtitan"
 
 
-def test_an_unknown_rival_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        (
+            "--rivals",
+            "megatron",
+            "--rivals megatron is unknown; megatron-core and torchtitan can be measured",
+        ),
+        ("--shapes", "GPT-345M,GPT-1", "--shapes GPT-1 is unknown; there are GPT-345M, GPT-2 XL 1.5B, "),
+        ("--engine", "native,nativ", "--engine nativ is unknown; there are deepspeed and native"),
+        ("--set", "parallel.reduce_dtype", "--set: parallel.reduce_dtype is not SECTION.KEY=JSON, such as "),
+        ("--set", "reduce_dtype=1", "--set: reduce_dtype=1 is not SECTION.KEY=JSON, such as "),
+        (
+            "--set",
+            "parallel.reduce_dtype=bf16",
+            "--set: bf16 in parallel.reduce_dtype=bf16 is not JSON; text ",
+        ),
+        ("--set", "parallel.tensr=2", "--set: parallel.tensr is not a key; did you mean parallel.tensor?"),
+        ("--set", "paralel.tensor=2", "--set: paralel is not a key; did you mean parallel?"),
+        ("--together", "0", "argument --together: 0 is not 1 or more"),
+        ("--rounds", "many", "argument --rounds: invalid int value: 'many'"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: str, reason: str
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        wanted(monkeypatch, "--rivals", "megatron")
-    assert "--rivals megatron is unknown; megatron-core and torchtitan can be measured" in (
-        capsys.readouterr().err
-    )
+        wanted(monkeypatch, option, value)
+    assert f"error: {reason}" in capsys.readouterr().err
 
 
 def test_the_table_has_a_rival_beside_its_plain_loop() -> None:
