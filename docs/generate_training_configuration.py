@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
 
+from rdm_core.bounds import MOST  # noqa: E402
 from rdm_core.config import command, finetune, job, schema  # noqa: E402
 
 PAGE = ROOT / "docs" / "training-configuration.md"
@@ -77,7 +78,7 @@ def kind(hint: Any) -> str:
             inner = "text"
         elif isinstance(bounds, job.OfFile):
             return "path"
-        elif bounds.most == job.MOST:
+        elif bounds.most == MOST:
             bounds = dataclasses.replace(bounds, most=None)
         return f"{inner}, {bounds}"
     if origin in (typing.Union, types.UnionType):

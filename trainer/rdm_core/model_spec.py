@@ -10,33 +10,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rdm_core.bounds import Positive, PositiveFloat
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class RopeScaling:
-    """The scaling of rotary positions for sequences longer than those of the original training.
-
-    "Turns" are a frequency's full rotations within the original length.
-
-    Args:
-        kind: ``linear`` divides all frequencies, ``llama3`` the low ones, ``yarn`` those with fewer than
-            ``beta_fast`` turns.
-        factor: The ratio of the new length to the original one.
-        original_positions: The sequence length of the original training, in tokens.
-        low_frequency_factor: ``llama3``: frequencies with fewer turns than this are divided by ``factor``.
-        high_frequency_factor: ``llama3``: frequencies with more turns than this stay.
-        beta_slow: ``yarn``: frequencies with fewer turns than this are divided by ``factor``.
-        beta_fast: ``yarn``: frequencies with more turns than this stay.
-        attention_factor: ``yarn``: factor on queries and keys; by default ``0.1 ln(factor) + 1``.
-    """
+    """How rotary positions reach longer sequences than those that the model was first trained on."""
 
     kind: Literal["linear", "llama3", "yarn"]
-    factor: float
-    original_positions: int
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    beta_slow: float = 1.0
-    beta_fast: float = 32.0
-    attention_factor: float | None = None
+    """All frequencies are divided (`linear`), Llama 3.1's way, or YaRN."""
+    factor: PositiveFloat
+    """By how much sequences become longer."""
+    original_max_position_embeddings: Positive
+    """Tokens of the sequences that the model was first trained on."""
+    low_freq_factor: PositiveFloat = 1.0
+    """`llama3`: frequencies with fewer turns than this within the original length are divided by `factor`."""
+    high_freq_factor: PositiveFloat = 4.0
+    """`llama3`: frequencies with more turns than this within the original length stay."""
+    beta_fast: PositiveFloat = 32.0
+    """`yarn`: frequencies with more turns than this within the original length stay."""
+    beta_slow: PositiveFloat = 1.0
+    """`yarn`: frequencies with fewer turns than this within the original length are divided by `factor`."""
+    attention_factor: PositiveFloat | None = None
+    """`yarn`: factor on queries and keys. `0.1 ln(factor) + 1` when not given."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,6 @@ from rdm_core.config.schema import (
     OptimisationConfig,
     ParallelConfig,
     RampupConfig,
-    RopeScalingConfig,
     TokenizerConfig,
 )
 from rdm_core.config.workloads import workload_of
@@ -39,7 +38,6 @@ __all__ = [
     "OptimisationConfig",
     "ParallelConfig",
     "RampupConfig",
-    "RopeScalingConfig",
     "SlurmConfig",
     "TokenizerConfig",
     "check",

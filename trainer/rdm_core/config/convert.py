@@ -11,7 +11,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from rdm_core.config.job import Bounds, ByPartition, JobConfig, OfFile, at_home
+from rdm_core.bounds import Bounds
+from rdm_core.config.job import ByPartition, JobConfig, OfFile, at_home
 from rdm_core.config.schema import Blend, Config
 from rdm_core.config.workloads import WORKLOADS
 from rdm_core.config.yaml_text import EXPONENT, KeyPath, Lines, key_name, shown

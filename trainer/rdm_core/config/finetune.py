@@ -11,15 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from rdm_core.bounds import Fraction, Natural, NotNegative, Positive, PositiveFloat
 from rdm_core.config.job import (
     FilePath,
-    Fraction,
     JobConfig,
     JobLoggingConfig,
-    Natural,
-    NotNegative,
-    Positive,
-    PositiveFloat,
 )
 
 

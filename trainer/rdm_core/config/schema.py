@@ -16,44 +16,15 @@ from typing import Annotated, Literal, Self
 
 from rdm_core import partition as partitions
 from rdm_core.batch_ramp import BatchRamp
+from rdm_core.bounds import Bounds, Fraction, Layers, Natural, NotNegative, Positive, PositiveFloat, Samples
 from rdm_core.config.job import (
-    Bounds,
     FilePath,
-    Fraction,
     JobConfig,
     JobLoggingConfig,
-    Layers,
-    Natural,
-    NotNegative,
-    Positive,
-    PositiveFloat,
-    Samples,
     step_range,
 )
 from rdm_core.cost import flops
 from rdm_core.model_spec import ModelSpec, RopeScaling
-
-
-@dataclass(frozen=True)
-class RopeScalingConfig:
-    """How rotary positions reach longer sequences than those that the model was first trained on."""
-
-    kind: Literal["linear", "llama3", "yarn"]
-    """All frequencies are divided (`linear`), Llama 3.1's way, or YaRN."""
-    factor: PositiveFloat
-    """By how much sequences become longer."""
-    original_max_position_embeddings: Positive
-    """Tokens of the sequences that the model was first trained on."""
-    low_freq_factor: PositiveFloat = 1.0
-    """`llama3`: frequencies with fewer turns than this within the original length are divided by `factor`."""
-    high_freq_factor: PositiveFloat = 4.0
-    """`llama3`: frequencies with more turns than this within the original length stay."""
-    beta_fast: PositiveFloat = 32.0
-    """`yarn`: frequencies with more turns than this within the original length stay."""
-    beta_slow: PositiveFloat = 1.0
-    """`yarn`: frequencies with fewer turns than this within the original length are divided by `factor`."""
-    attention_factor: PositiveFloat | None = None
-    """`yarn`: factor on queries and keys. `0.1 ln(factor) + 1` when not given."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +59,7 @@ class ModelConfig:
     each distance, learned by each head, and shared by the blocks of an encoder or a decoder."""
     rope_theta: PositiveFloat = 10000.0
     """`rope` only: the base of the frequencies."""
-    rope_scaling: RopeScalingConfig | None = None
+    rope_scaling: RopeScaling | None = None
     """`rope` only: for sequences longer than those that the model was first trained on."""
     relative_attention_num_buckets: Annotated[int, Bounds(least=4)] = 32
     """`relative` only: buckets of distances; even. Half hold one distance each, the others ever more."""
@@ -518,7 +489,7 @@ class Config(JobConfig):
             softmax_scale=model.softmax_scale,
             positions=model.positions,
             rope_theta=model.rope_theta,
-            rope_scaling=_scaling(model.rope_scaling),
+            rope_scaling=model.rope_scaling,
             relative_buckets=(
                 model.relative_attention_num_buckets if model.position_embedding == "relative" else 0
             ),
@@ -630,18 +601,3 @@ _ACTIVATIONS: dict[str, Literal["gelu", "relu", "silu"]] = {
     "swiglu": "silu",
     "geglu": "gelu",
 }
-
-
-def _scaling(given: RopeScalingConfig | None) -> RopeScaling | None:
-    if given is None:
-        return None
-    return RopeScaling(
-        kind=given.kind,
-        factor=given.factor,
-        original_positions=given.original_max_position_embeddings,
-        low_frequency_factor=given.low_freq_factor,
-        high_frequency_factor=given.high_freq_factor,
-        beta_slow=given.beta_slow,
-        beta_fast=given.beta_fast,
-        attention_factor=given.attention_factor,
-    )

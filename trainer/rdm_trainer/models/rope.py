@@ -59,14 +59,14 @@ def frequencies(size: int, theta: float, scaling: RopeScaling | None) -> tuple[t
     if scaling.kind == "linear":
         return turns / scaling.factor, 1.0
     if scaling.kind == "llama3":
-        rounds = scaling.original_positions * turns / (2.0 * math.pi)
-        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        rounds = scaling.original_max_position_embeddings * turns / (2.0 * math.pi)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
         kept = ((rounds - low) / (high - low)).clamp(0.0, 1.0)
         return kept * turns + (1.0 - kept) * turns / scaling.factor, 1.0
 
     def pair_with(rounds: float) -> float:
         """Return the (fractional) pair that makes this many rotations within the original length."""
-        length = scaling.original_positions / (rounds * 2.0 * math.pi)
+        length = scaling.original_max_position_embeddings / (rounds * 2.0 * math.pi)
         return size * math.log(length) / (2.0 * math.log(theta))
 
     first = max(math.floor(pair_with(scaling.beta_fast)), 0)

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from rdm_core.config import ModelConfig, RopeScalingConfig
+from rdm_core.config import ModelConfig
 from rdm_core.config.read import from_dict
 from rdm_core.errors import TrainerError
+from rdm_core.model_spec import RopeScaling
 from rdm_trainer.weights import bert, t5
 from rdm_trainer.weights.mapped import Mapped, Tensors, join_heads, split_heads
 
@@ -305,7 +306,7 @@ def _family_of(model: ModelConfig) -> str:
     )
 
 
-def _their_scaling(scaling: RopeScalingConfig | None) -> dict[str, Any] | None:
+def _their_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     if scaling is None:
         return None
     made: dict[str, Any] = {

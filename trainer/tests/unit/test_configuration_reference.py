@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rdm_core.config import finetune, job, schema
+from rdm_core.model_spec import RopeScaling
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -34,7 +35,7 @@ def test_every_key_has_a_meaning() -> None:
     for cls in (
         schema.Blend,
         job.SlurmConfig,
-        schema.RopeScalingConfig,
+        RopeScaling,
         schema.TokenizerConfig,
         *typing.get_type_hints(schema.Config).values(),
         *typing.get_type_hints(finetune.FinetuneConfig).values(),

@@ -22,8 +22,9 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.nn import functional
 
-from rdm_core.config import Config, ModelConfig, RopeScalingConfig, TokenizerConfig, check, load
+from rdm_core.config import Config, ModelConfig, TokenizerConfig, check, load
 from rdm_core.errors import TrainerError
+from rdm_core.model_spec import RopeScaling
 from rdm_trainer.checkpoint.boxes import Box
 from rdm_trainer.checkpoint.distributed import METADATA, read_metadata, write
 from rdm_trainer.cli import main
@@ -38,7 +39,7 @@ MODELS = {
     "gpt": dataclasses.replace(GPT2, layers=4),
     "llama": dataclasses.replace(LLAMA, layers=4, query_groups=4),
     "qwen2": dataclasses.replace(LLAMA, layers=4, biases="qkv", tied_embeddings=True),
-    "llama 3.1": dataclasses.replace(LLAMA, layers=4, rope_scaling=RopeScalingConfig("llama3", 32.0, 8192)),
+    "llama 3.1": dataclasses.replace(LLAMA, layers=4, rope_scaling=RopeScaling("llama3", 32.0, 8192)),
     "mistral": dataclasses.replace(LLAMA, layers=4, sliding_window=6),
     "qwen3": dataclasses.replace(LLAMA, layers=4, qk_norm=True, kv_channels=16),
 }
@@ -551,9 +552,9 @@ def test_what_megatron_has_not_is_one_sentence(tmp_path: Path) -> None:
         *(
             (dataclasses.replace(MODELS["llama"], rope_scaling=scaling), {}, words)
             for scaling, words in (
-                (RopeScalingConfig("yarn", 8.0, 8192), "kind yarn"),
-                (RopeScalingConfig("llama3", 8.0, 4096), "original_max_position_embeddings 4096"),
-                (RopeScalingConfig("llama3", 8.0, 8192, 2.0), "low_freq_factor 2"),
+                (RopeScaling("yarn", 8.0, 8192), "kind yarn"),
+                (RopeScaling("llama3", 8.0, 4096), "original_max_position_embeddings 4096"),
+                (RopeScaling("llama3", 8.0, 8192, 2.0), "low_freq_factor 2"),
             )
         ),
     ]

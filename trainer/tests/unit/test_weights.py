@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from rdm_core.config import Config, ModelConfig, RopeScalingConfig, TokenizerConfig, check, load
+from rdm_core.config import Config, ModelConfig, TokenizerConfig, check, load
 from rdm_core.errors import TrainerError
+from rdm_core.model_spec import RopeScaling
 from rdm_trainer import models
 from rdm_trainer.cli import main
 from rdm_trainer.distributed.parameters import shard_spec_of
@@ -78,9 +79,9 @@ MODELS = {
     "gpt2": GPT2,
     "gpt2, untied": dataclasses.replace(GPT2, tied_embeddings=False, ffn_hidden_size=40),
     "llama": LLAMA,
-    "llama 3.1": dataclasses.replace(LLAMA, rope_scaling=RopeScalingConfig("llama3", 8.0, 16)),
-    "llama, linear": dataclasses.replace(LLAMA, rope_scaling=RopeScalingConfig("linear", 4.0, 6)),
-    "llama, yarn": dataclasses.replace(LLAMA, rope_scaling=RopeScalingConfig("yarn", 4.0, 6)),
+    "llama 3.1": dataclasses.replace(LLAMA, rope_scaling=RopeScaling("llama3", 8.0, 16)),
+    "llama, linear": dataclasses.replace(LLAMA, rope_scaling=RopeScaling("linear", 4.0, 6)),
+    "llama, yarn": dataclasses.replace(LLAMA, rope_scaling=RopeScaling("yarn", 4.0, 6)),
     "mistral": dataclasses.replace(LLAMA, sliding_window=7),
     "llama with biases": dataclasses.replace(LLAMA, biases="all"),
     "qwen2": dataclasses.replace(LLAMA, biases="qkv", tied_embeddings=True),
