@@ -21,7 +21,16 @@ from rdm_core.model_spec import RopeScaling
 from rdm_trainer.weights import bert, t5
 from rdm_trainer.weights.mapped import Mapped, Tensors, join_heads, split_heads
 
-__all__ = ["Mapped", "config_json", "is_copy", "is_unused", "mapping", "model_config", "zeros"]
+__all__ = [
+    "Mapped",
+    "config_json",
+    "is_copy",
+    "is_unused",
+    "mapping",
+    "model_config",
+    "quantization",
+    "zeros",
+]
 
 # The model's section.
 
@@ -62,14 +71,16 @@ def model_config(found: Mapping[str, Any], source: str) -> ModelConfig:
         raise TrainerError(f"{source} lacks {error}, so it is no {kind}'s config.json.") from None
     except (AttributeError, TypeError, ValueError) as error:
         raise TrainerError(f"{source} has a value of another type than a {kind}'s: {error}.") from None
-    if quantized := found.get("quantization_config"):
-        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
-        of = f" of quant_method {method}" if isinstance(method, str) else ""
-        raise TrainerError(
-            f"{source} has a quantization_config{of}, and quantised weights are not read; take the model "
-            "that they were made from."
-        )
     return from_dict({"model": {key: value for key, value in shape.items() if value is not None}}).model
+
+
+def quantization(found: Mapping[str, Any]) -> str:
+    """Return how messages name a ``config.json``'s quantisation; empty if it has none."""
+    quantized = found.get("quantization_config")
+    if not quantized:
+        return ""
+    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
+    return "a quantization_config" + (f" of quant_method {method}" if isinstance(method, str) else "")
 
 
 def _refuse_others(found: Mapping[str, Any], source: str, allowed: Mapping[str, set[str]]) -> None:

@@ -40,6 +40,8 @@ def configuration(directory: Path) -> str:
     _check_shapes(source)
     if isinstance(source, HuggingFaceSource):
         source.require_tied()
+        if source.ignored:
+            print(f"{where / CONFIG} has {source.ignored}, but no tensor is quantised: it is ignored.")
     job: dict[str, Any] = {
         "name": directory.resolve().name.lower(),
         "model": _changed(source.model, Config().model),

@@ -112,8 +112,11 @@ def open_published(
 class HuggingFaceSource:
     """A directory with ``config.json`` and safetensors files.
 
+    Attributes:
+        ignored: The quantisation in ``config.json`` that no tensor has; usually empty.
+
     Raises:
-        TrainerError: The family is not known, or the files are not complete.
+        TrainerError: The family is not known, the files are not complete, or a tensor is quantised.
     """
 
     def __init__(self, where: Path) -> None:
@@ -124,8 +127,25 @@ class HuggingFaceSource:
         tokenizer = where / "tokenizer.json"
         self.tokenizer = TokenizerConfig("huggingface", file=str(tokenizer)) if tokenizer.is_file() else None
         self._mapped = {one.ours: one for one in families.mapping(self.model)}
-        self._files = {name: where / file for name, file in self._listed().items()}
         self._open: dict[Path, Any] = {}
+        self.ignored = families.quantization(found)
+        try:
+            self._find(found)
+            for name in self._mapped if self.ignored else ():
+                self.shape(name)
+        except TrainerError as error:
+            if not self.ignored or error.exit_code == FAILED:
+                raise
+            # Quantised tensors have other types or shapes, and scales beside them.
+            raise TrainerError(
+                f"{where / CONFIG} has {self.ignored}, and quantised weights are not read; take the model "
+                "that they were made from."
+            ) from None
+
+    def _find(self, found: dict[str, Any]) -> None:
+        """Find the file of each tensor, and require that all are there, and no others."""
+        where = self.where
+        self._files = {name: where / file for name, file in self._listed().items()}
         needed = [name for one in self._mapped.values() for name in one.theirs]
         if missing := [name for name in needed if self._name(name) not in self._files]:
             raise TrainerError(f"{where} lacks {_names(missing)} of a {found['model_type']}.")

@@ -355,6 +355,28 @@ def test_weights_of_another_model_or_type_are_one_sentence(
         configuration(tmp_path / "hf")
 
 
+def test_a_quantisation_that_no_tensor_has_is_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory.write(shaken(LLAMA), tmp_path / "hf")
+    path, file = tmp_path / "hf" / CONFIG, tmp_path / "hf/model.safetensors"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "fp8"}})
+    )
+    plain = configuration(tmp_path / "hf")
+    assert capsys.readouterr().out == (
+        f"{path} has a quantization_config of quant_method fp8, but no tensor is quantised: it is ignored.\n"
+    )
+    assert "quantization" not in plain
+    held, name = load_file(file), "model.layers.0.mlp.up_proj.weight"
+    for quantised in ({name: held[name].to(torch.float8_e4m3fn)}, {f"{name}_scale_inv": torch.ones(1)}):
+        save_file({**held, **quantised}, file)
+        with pytest.raises(
+            TrainerError, match=r"fp8, and quantised weights are not read; take the model that"
+        ):
+            open_source(tmp_path / "hf")
+
+
 def test_a_head_may_be_a_copy_of_the_embedding_that_it_is_tied_to(tmp_path: Path) -> None:
     directory.write(shaken(MODELS["qwen3"]), tmp_path / "hf")
     file = tmp_path / "hf/model.safetensors"
