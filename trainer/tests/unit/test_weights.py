@@ -377,6 +377,19 @@ def test_a_quantisation_that_no_tensor_has_is_ignored(
             open_source(tmp_path / "hf")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_value_that_is_not_finite_is_named_before_a_step(value: float, tmp_path: Path) -> None:
+    source = shaken(LLAMA)
+    name = next(name for name in source.weights if name.endswith("mlp.fc2.weight"))
+    source.weights[name].data[3, -1] = value
+    directory.write(source, tmp_path / "hf")
+    found = open_source(tmp_path / "hf")
+    # The second tensor rank has the last column.
+    build(LLAMA, Topology.part(tensor=2, tensor_rank=0), fill=fill(found))
+    with pytest.raises(TrainerError, match=rf"^{name} of .*hf has a value that is NaN or infinite"):
+        build(LLAMA, Topology.part(tensor=2, tensor_rank=1), fill=fill(found))
+
+
 def test_a_head_may_be_a_copy_of_the_embedding_that_it_is_tied_to(tmp_path: Path) -> None:
     directory.write(shaken(MODELS["qwen3"]), tmp_path / "hf")
     file = tmp_path / "hf/model.safetensors"
