@@ -89,7 +89,7 @@ def how_it_ended(code: int) -> str:
 
 
 def why_it_ended(code: int, errors: Sequence[str]) -> str:
-    """Return in one line how another program ended, with the cause if the last lines of its errors name it."""
+    """Return in one line how another program ended, with the cause if the end of its errors names it."""
     how = how_it_ended(code)
     if how.startswith(_EXITED):
         cause = _raised(errors) or next((line for line in reversed(errors) if line.strip()), "")
