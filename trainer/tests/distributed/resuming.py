@@ -122,7 +122,7 @@ class Case:
 
 
 def follow(cases: list[Case], root: str) -> dict[str, dict[int, float]]:
-    """Run each case in this launch: four steps, a checkpoint, four more under the other layout.
+    """Run each case in this launch: three steps, a checkpoint, and the rest under the other layout.
 
     Returns:
         The losses of both runs, by case.
@@ -131,7 +131,7 @@ def follow(cases: list[Case], root: str) -> dict[str, dict[int, float]]:
     for case in cases:
         job_dir = Path(root) / case.name
         with deepspeed_files.written() if case.earlier else contextlib.nullcontext():
-            found = train(training.configure(case.base, case.saved), job_dir, stop_after=4).losses()
+            found = train(training.configure(case.base, case.saved), job_dir, stop_after=3).losses()
         if case.resumed is not None:
             found |= train(training.configure(case.base, case.resumed), job_dir).losses()
         answers[case.name] = found

@@ -31,13 +31,14 @@ JOBS = {
     "bf16": training.configure(BF16, parallel(pipeline=2)),
     "bf16-three": training.configure(BF16, parallel(zero_stage=3)),
 }
+SAVED_AT = 2
 SPECS = models.shard_specs(GPT.model)
 
 
 def both_forms(jobs: Mapping[str, Config], root: str) -> None:
-    """Train each job for four steps, and save it in both forms."""
+    """Train each job for some steps, and save it in both forms."""
     for name, job in jobs.items():
-        config = training.configure(job, {"checkpoint.exit_interval": 4})
+        config = training.configure(job, {"checkpoint.exit_interval": SAVED_AT})
         with deepspeed_files.written():
             trained = Training(config, Path(root) / f"earlier-{name}", write=resuming.Log())
         trained.run()
@@ -50,7 +51,7 @@ def both_forms(jobs: Mapping[str, Config], root: str) -> None:
             Path(root) / name / "checkpoints",
             resuming.Log(),
         )
-        assert checkpoints.save(4, trained._state())
+        assert checkpoints.save(SAVED_AT, trained._state())
         trained.close()
 
 
@@ -75,7 +76,7 @@ def saved(directory: Path) -> Saved:
 
 
 def step(jobs: Path, name: str) -> Path:
-    return jobs / name / "checkpoints" / "global_step4"
+    return jobs / name / "checkpoints" / f"global_step{SAVED_AT}"
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -85,7 +86,7 @@ def test_both_forms_have_the_same_numbers(name: str, jobs: Path) -> None:
     keys = {f"{state}.{parameter}" for parameter in SPECS for state in STATES}
     assert metadata.state_dict_metadata.keys() == {*keys, STEP}
     ours = Saved(step(jobs, name), metadata)
-    assert ours.whole(STEP).item() == theirs.whole(STEP).item() == 4
+    assert ours.whole(STEP).item() == theirs.whole(STEP).item() == SAVED_AT
     for key in keys:
         assert torch.equal(ours.whole(key), theirs.whole(key)), key
 
