@@ -18,7 +18,8 @@ def engine_step(config: Config) -> EngineStep:
     micro-batch, in fp32 unless weights are fp16. ZeRO 2 and 3 reduce every micro-batch's gradients during its
     backward pass (``overlap_comm``); 3 gathers the weights for each forward and each backward pass, and
     prefetches them. The native engine reduces during the last micro-batch's backward pass, in
-    ``parallel.reduce_dtype``, and gathers the weights during the next step's first forward pass.
+    ``parallel.reduce_dtype``, and gathers the weights during the next step's first forward pass. These two
+    micro-batches join no blocks in a graph, so that communication waits for single blocks only.
 
     Both wait for the rows of tokens that a block's experts exchange (:mod:`rdm_trainer.models.moe`). The
     native engine reduces the gradients of weights that are no expert's over all replicas. For DeepSpeed they

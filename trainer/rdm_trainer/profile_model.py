@@ -278,7 +278,10 @@ def _passes(
 
 
 def _timed_steps(engine: Engine, batches: Iterator[Any]) -> _Pass:
-    """Return the medians without each step's first micro-batch: after it, the device lags behind the host."""
+    """Return the medians of each step's inner micro-batches.
+
+    After the first one, the device lags behind the host. Replicas join no blocks in the first and the last.
+    """
     forward, backward, whole = [], [], []
     clock = _Clock(engine.device)
     for step in range(_WARM_UP + _STEPS):
@@ -291,8 +294,8 @@ def _timed_steps(engine: Engine, batches: Iterator[Any]) -> _Pass:
         marks = clock.read()
         ahead = [at for kind, at in marks if kind == "forward"]
         back = [at for kind, at in marks if kind == "backward"]
-        forward += [end - begin for begin, end in zip(ahead[1:], back[1:], strict=True)]
-        backward += [end - begin for begin, end in zip(back[:-1], ahead[1:], strict=True)]
+        forward += [end - begin for begin, end in zip(ahead[1:-1], back[1:-1], strict=True)]
+        backward += [end - begin for begin, end in zip(back[1:-1], ahead[2:], strict=True)]
         whole.append(marks[-1][1] - ahead[0])
     ahead_s, back_s, step_s = (statistics.median(times) for times in (forward, backward, whole))
     # This includes the extra time of the first and the last micro-batch.

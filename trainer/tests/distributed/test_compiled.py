@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -24,12 +25,103 @@ CONTEXT = {"engine": "native", "parallel.tensor": 1, "parallel.context": 2}
 JOBS["gpt context fp32"] = configure(JOBS["gpt fp32"], CONTEXT)
 SHARDED = {"engine": "native", "parallel.sequence_parallel": True}
 JOBS["gpt sequence parallel fp32"] = configure(JOBS["gpt fp32"], SHARDED)
+# Each replica takes four micro-batches in a step, and joins blocks in the second and the third.
+REPLICAS = configure(JOBS["gpt fp32"], {"parallel.tensor": 1, "optimisation.global_batch_size": 16})
+NATIVE = configure(REPLICAS, {"engine": "native"})
+REDUCED = {"optimisation.precision": "bf16", "parallel.reduce_dtype": "bf16"}
+JOINED = {
+    2: {"native fp32": NATIVE, "deepspeed fp32": REPLICAS},
+    4: {
+        "tensor fp32": configure(NATIVE, {"parallel.tensor": 2}),
+        "pipeline fp32": configure(NATIVE, {"parallel.pipeline": 2, "model.layers": 4}),
+        "native bf16": configure(NATIVE, REDUCED | {"optimisation.global_batch_size": 32}),
+        "deepspeed bf16": configure(
+            REPLICAS, {"optimisation.precision": "bf16", "optimisation.global_batch_size": 32}
+        ),
+    },
+}
 
 
 def as_one_graph(jobs: Mapping[str, Config]) -> dict[str, Any]:
     """Train with a compiler that makes one graph or fails, and generates no code."""
     with training.without_code("aot_eager"):
         return training.losses(jobs, steps=2)
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_joined_blocks_of_replicas_change_no_loss(world: int) -> None:
+    jobs = JOINED[world]
+    compiled = {name: configure(job, {"optimisation.compile": True}) for name, job in jobs.items()}
+    found = processes.run(world, as_one_graph, compiled)
+    expected = processes.run(world, training.losses, jobs, 2)
+    assert found[1:] == found[:1] * (world - 1)
+    for name in jobs:
+        for mine, theirs in zip(found[0][name], expected[0][name], strict=True):
+            assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-4 if "fp32" in name else 0.01), name
+
+
+@training.without_code("aot_eager")
+def watched_replicas() -> tuple[list[int], list[int]]:
+    """Take a step with two blocks.
+
+    Return how many blocks' gradients were there when each bucket was reduced, and which micro-batches joined
+    blocks.
+    """
+    import torch
+
+    from rdm_core.partition import is_block
+    from rdm_trainer.distributed.pipeline_parallel import pipeline
+    from rdm_trainer.engines import create
+    from rdm_trainer.engines.native import sharded_adamw
+
+    forwards = 0
+    joined: list[int] = []
+    compiled_chain = pipeline._compiled_chain
+
+    def noting_chain(tensor_parallel: bool) -> Any:
+        joined.append(forwards)
+        return compiled_chain(tensor_parallel)
+
+    pipeline._compiled_chain = noting_chain  # type: ignore[assignment]
+    complete: set[str] = set()
+    reduced: list[int] = []
+    optimiser: Any = sharded_adamw.ShardedAdamW
+    added, reduce = optimiser._added, optimiser._reduce
+
+    def noting_gradient(sharded: Any, weight: torch.nn.Parameter) -> None:
+        if sharded._reducing:
+            complete.add(names[weight].partition(".")[0])
+        added(sharded, weight)
+
+    def noting_reduction(sharded: Any, bucket: Any) -> None:
+        reduced.append(len(complete & blocks))
+        reduce(sharded, bucket)
+
+    optimiser._added, optimiser._reduce = noting_gradient, noting_reduction
+    job = configure(NATIVE, {"optimisation.compile": True})
+    topology = create.create_topology(job)
+    engine: Any = create.create(job, topology)
+    names = {weight: name for name, weight in engine.module.named_parameters()}
+    blocks = {str(number) for number, layer in enumerate(engine.module.layers) if is_block(layer.kind)}
+
+    @contextlib.contextmanager
+    def observer(kind: str, _name: str) -> Iterator[None]:
+        nonlocal forwards
+        forwards += kind == "forward"
+        yield
+
+    with engine.observed(observer):
+        engine.train_step(training.batches(job, topology, 1))
+    engine.close()
+    return reduced, joined
+
+
+def test_replicas_join_no_blocks_in_passes_that_overlap_with_their_messages() -> None:
+    for reduced, joined in processes.run(2, watched_replicas):
+        # The gradients of the last block are reduced before those of the first are there.
+        assert reduced[0] == 1
+        assert reduced[-1] == 2
+        assert joined == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,13 @@ JOB: dict[str, Any] = {
 
 
 def begun(
-    samples: int, context: int = 1, context_rank: int = 0, *, tensor_rank: int = 0, exchanges: bool = False
+    samples: int,
+    context: int = 1,
+    context_rank: int = 0,
+    *,
+    tensor_rank: int = 0,
+    exchanges: bool = False,
+    in_sync: bool = False,
 ) -> tuple[list[list[tuple[str, str]]], list[str]]:
     """Return what a rank's compiled forward and backward pass begin, by axis, and their code."""
     dist.init_process_group(
@@ -66,7 +72,8 @@ def begun(
         groups = BlockGroups.of(config, topology)
 
         def step() -> None:
-            groups.run([layer for _, layer in blocks], modules, states, 0).sum().backward()
+            kinds = [layer for _, layer in blocks]
+            groups.run(kinds, modules, states, 0, in_sync=in_sync).sum().backward()
 
         with fresh_cache():
             _, passes = run_and_get_code(step)
@@ -116,14 +123,16 @@ def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "fused", [True, pytest.param(False, marks=pytest.mark.long)], ids=["fused kernel", "any kernel"]
+    ("fused", "in_sync"),
+    [(True, True), (True, False), pytest.param(False, True, marks=pytest.mark.long)],
+    ids=["fused kernel", "joined blocks", "any kernel"],
 )
 def test_ranks_begin_collectives_in_one_order_and_sums_overlap(
-    fused: bool, monkeypatch: pytest.MonkeyPatch
+    fused: bool, in_sync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not fused:
         monkeypatch.setattr(transformer, "kernel_for", lambda *_: None)
-    (first, code), (second, other) = (begun(2, CONTEXT, rank) for rank in range(CONTEXT))
+    (first, code), (second, other) = (begun(2, CONTEXT, rank, in_sync=in_sync) for rank in range(CONTEXT))
     assert [sorted(set(one)) for one in first] == [
         [("all_gather_into_tensor", "context"), ("all_reduce_", "tensor")],
         [("all_reduce_", "tensor"), ("reduce_scatter_tensor", "context")],
@@ -131,10 +140,10 @@ def test_ranks_begin_collectives_in_one_order_and_sums_overlap(
     assert second == first
     assert other != code
     forward, backward = map(products_during_sums, code)
-    # Replicas do not join blocks. The halves are joined at the end of a block, so the last sum of a forward
-    # pass overlaps with nothing.
-    assert [count > 0 for count in forward] == [True, True, True, False]
-    assert [count > 0 for count in backward] == [True] * 4
+    # The halves are joined at the end of a graph, so the last sum of a forward pass overlaps with nothing.
+    sums = 4 if in_sync else 8
+    assert [count > 0 for count in forward] == [*[True] * (sums - 1), False]
+    assert [count > 0 for count in backward] == [True] * sums
 
 
 @pytest.mark.parametrize(("samples", "exchanges"), [(2, False), (1, False), (2, True)])

@@ -282,12 +282,19 @@ def test_successive_blocks_are_one_graph_that_changes_no_gradient(
     pipeline._compiled_chain.cache_clear()
 
 
-def test_tensor_ranks_join_more_blocks_and_replicas_none() -> None:
+def test_tensor_ranks_join_more_blocks_and_replicas_none_in_sync() -> None:
+    def joined(job: Config, topology: Topology) -> tuple[int, int]:
+        groups = pipeline.BlockGroups.of(job, topology)
+        return groups.joined, groups.joined_in_sync
+
     job = _compiled(config(GPT))
-    ranks = [Topology.single(), Topology.part(tensor=2)]
-    ranks.append(dataclasses.replace(ranks[1], data=2))
-    assert [pipeline.BlockGroups.of(job, topology).joined for topology in ranks] == [4, 8, 1]
-    assert pipeline.BlockGroups.of(config(GPT), ranks[1]).joined == 1
+    single, tensor = Topology.single(), Topology.part(tensor=2)
+    replicas = dataclasses.replace(tensor, data=2)
+    assert [joined(job, topology) for topology in (single, tensor, replicas)] == [(4, 4), (8, 8), (8, 1)]
+    assert joined(config(GPT), tensor) == (1, 1)
+    # DeepSpeed reduces gradients in every backward pass.
+    zero = _compiled(config(GPT, zero_stage=2))
+    assert [joined(zero, topology) for topology in (single, replicas)] == [(4, 4), (1, 1)]
 
 
 def test_an_evaluation_joins_no_blocks_that_training_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,13 +121,13 @@ _JOINED_WITH_TENSOR_RANKS = 8
 
 
 def _joined_blocks(config: Config, topology: Topology) -> int:
-    # Replicas reduce gradients when a graph's backward pass ends, so that the last and largest would be
-    # reduced alone. Experts break a graph. A memory budget holds for each block.
+    # Experts break a graph. A memory budget holds for each block. ZeRO 2 reduces gradients in every backward
+    # pass, and ZeRO 3 gathers weights for each block.
     is_alone = (
-        topology.data > 1
-        or config.spec.experts
-        or config.zero_stage == 3
+        config.spec.experts
         or config.parallel.activation_memory_budget < 1
+        or config.zero_stage == 3
+        or (config.zero_stage == 2 and topology.data > 1)
     )
     if is_alone or not config.optimisation.compile:
         return 1
@@ -208,12 +208,14 @@ class BlockGroups:
 
     Attributes:
         joined: Number of blocks in one compiled graph.
+        joined_in_sync: The same where replicas gather weights or reduce gradients during the passes.
         interval: Number of blocks of which only the first one's input is kept, where they are recomputed.
         tensor_parallel: Joined blocks are sharded over tensor ranks, and map the first of the states.
         evaluated_as_trained: Evaluations run the graphs of training, and drop the activations after each.
     """
 
     joined: int
+    joined_in_sync: int
     interval: int
     tensor_parallel: bool
     evaluated_as_trained: bool
@@ -224,8 +226,12 @@ class BlockGroups:
         # On an H200, PyTorch 2.11's graphs without gradients computed attention to documents and within
         # windows wrongly: losses differed from the uncompiled ones, and between engines of the same weights.
         is_limited = config.data.reset_attention_mask or config.model.sliding_window is not None
+        joined = _joined_blocks(config, topology)
         return cls(
-            joined=_joined_blocks(config, topology),
+            joined=joined,
+            # A graph waits for all of its weights, and its gradients are complete together. Those of several
+            # blocks would leave less to compute while replicas gather and reduce.
+            joined_in_sync=1 if topology.data > 1 else joined,
             interval=config.parallel.activation_checkpointing_interval,
             tensor_parallel=topology.tensor > 1,
             evaluated_as_trained=config.optimisation.compile and is_limited,
@@ -238,6 +244,8 @@ class BlockGroups:
         states: Any,
         recomputed: int,
         before: Callable[[Any], object] | None = None,
+        *,
+        in_sync: bool = False,
     ) -> Any:
         """Apply layers.
 
@@ -247,11 +255,13 @@ class BlockGroups:
             states: Input of the first layer.
             recomputed: Number of blocks, from the first, that compute their activations again.
             before: Called with each function before it computes, if set.
+            in_sync: Replicas gather weights or reduce gradients during these passes.
         """
+        joined = self.joined_in_sync if in_sync else self.joined
         index = 0
         while index < len(layers):
             is_recomputed = recomputed > 0 and is_block(layers[index].kind)
-            most = min(self.interval, recomputed) if is_recomputed else self.joined
+            most = min(self.interval, recomputed) if is_recomputed else joined
             blocks = itertools.takewhile(lambda layer: is_block(layer.kind), layers[index : index + most])
             group = functions[index : index + max(1, len(list(blocks)))]
             if before is not None:
@@ -337,10 +347,18 @@ class FlatModel(nn.Module):
             elif layer.tied not in self.tied_modules:
                 self.tied_modules[layer.tied] = make(layer, index)
 
-    def forward(self, inputs: Any, labels: Labels | None = None, chunk: int = 0) -> Any:
+    def forward(
+        self, inputs: Any, labels: Labels | None = None, chunk: int = 0, *, in_sync: bool = False
+    ) -> Any:
         """Return the input of the next chunk; the chunk with the head returns the loss of a micro-batch.
 
         Without labels, the head returns the logits [batch, sequence, vocabulary].
+
+        Args:
+            inputs: Of the first layer.
+            labels: Read by the head.
+            chunk: Which of this stage's chunks.
+            in_sync: See :meth:`BlockGroups.run`.
         """
         numbers = self._chunks[chunk]
         has_head = numbers.stop == len(self._all)
@@ -352,6 +370,7 @@ class FlatModel(nn.Module):
             inputs,
             self.recomputed[chunk],
             self.before_layer,
+            in_sync=in_sync,
         )
         if has_head:
             if self.before_layer is not None:

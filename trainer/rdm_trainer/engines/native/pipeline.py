@@ -37,8 +37,8 @@ class Stage:
     All ranks create their stages together.
 
     Args:
-        module: This rank's layers; it takes inputs, labels and a chunk, and the last chunk of the last stage
-            returns the loss.
+        module: This rank's layers; it takes inputs, labels, a chunk and whether replicas exchange weights or
+            gradients meanwhile, and the last chunk of the last stage returns the loss.
         topology: This rank's place.
         device: Where it computes.
         micro_batches: Micro-batches of a step.
@@ -84,7 +84,9 @@ class Stage:
                 for tensor in received:
                     if tensor.is_floating_point():
                         tensor.requires_grad_()
-                outputs = self._forward(one, received, batches)
+                # Replicas gather weights in the first passes, and reduce gradients in the last ones.
+                in_sync = one.micro_batch in (0, self.micro_batches - 1)
+                outputs = self._forward(one, received, batches, in_sync=in_sync)
                 held[key] = received, outputs
                 if self._is_end(one):
                     total += outputs.detach()
@@ -115,7 +117,9 @@ class Stage:
         self._finish()
         return total / self.micro_batches
 
-    def _forward(self, one: Pass, received: Tensors, batches: Iterator[Batch]) -> Any:
+    def _forward(
+        self, one: Pass, received: Tensors, batches: Iterator[Batch], *, in_sync: bool = False
+    ) -> Any:
         labels = None
         inputs: Any = received if len(received) > 1 else received[0] if received else None
         is_begin, is_end = self._is_begin(one), self._is_end(one)
@@ -125,7 +129,7 @@ class Stage:
             if is_begin:
                 inputs = read
         with self._span("forward", self._named("ForwardPass", one)):
-            outputs = self._module(inputs, labels if is_end else None, one.chunk)
+            outputs = self._module(inputs, labels if is_end else None, one.chunk, in_sync=in_sync)
         if not is_end:
             sent = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
             if one.chunk not in self._outgoing:
