@@ -405,15 +405,17 @@ def run(way: str, ranks: int, alone: bool, first_device: int = 0) -> dict[str, A
         way: One of ``WAYS``, or ``plain``.
         ranks: Data-parallel ranks.
         alone: Start only rank 0; otherwise all, one for each device.
-        first_device: Their first GPU.
+        first_device: Their first GPU, of those that this process may see.
     """
     started = 1 if alone else ranks
+    all_devices = ",".join(str(device) for device in range(first_device + started))
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", all_devices).split(",")
     environment = {
         "OMP_NUM_THREADS": "1",
         # Streams that share a queue would wait for each other.
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         **os.environ,
-        "CUDA_VISIBLE_DEVICES": ",".join(str(first_device + rank) for rank in range(started)),
+        "CUDA_VISIBLE_DEVICES": ",".join(devices[first_device : first_device + started]),
     }
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
