@@ -317,7 +317,8 @@ def attended_tokens(config: Config) -> int:
     return tokens if context == 1 else tokens // (2 * context)
 
 
-def attention_kernels(device: torch.device, tokens: int) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def attention_kernels(device: torch.device, tokens: int) -> Iterator[None]:
     """Prefer cuDNN's attention where it is the fastest, and right.
 
     Args:
@@ -325,17 +326,23 @@ def attention_kernels(device: torch.device, tokens: int) -> contextlib.AbstractC
         tokens: The result of :func:`attended_tokens`.
     """
     if device.type != "cuda" or torch.version.hip:
-        return contextlib.nullcontext()
+        yield
+        return
     capability, cudnn = torch.cuda.get_device_capability(device), torch.backends.cudnn.version() or 0
     if not prefers_cudnn(capability, cudnn, tokens):
-        return contextlib.nullcontext()
+        yield
+        return
     order = [
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.FLASH_ATTENTION,
         SDPBackend.EFFICIENT_ATTENTION,
         SDPBackend.MATH,
     ]
-    return sdpa_kernel(order, set_priority=True)
+    # A compiled graph keeps its kernel, but the key in PyTorch's cache lacks the preference.
+    tag = f"{torch.compiler.config.cache_key_tag} cuDNN's attention"
+    compiler: Any = torch.compiler.config
+    with compiler.patch(cache_key_tag=tag), sdpa_kernel(order, set_priority=True):
+        yield
 
 
 def _to(value: Any, device: torch.device) -> Any:

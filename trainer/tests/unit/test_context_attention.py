@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -140,9 +141,18 @@ def test_engines_prefer_cudnn_where_it_is_right(
     orders: list[bool] = []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
-    monkeypatch.setattr(engine, "sdpa_kernel", lambda _order, *, set_priority: orders.append(set_priority))
-    engine.attention_kernels(torch.device("cuda"), tokens)
+
+    def sdpa_kernel(_order: object, *, set_priority: bool) -> contextlib.AbstractContextManager[None]:
+        orders.append(set_priority)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(engine, "sdpa_kernel", sdpa_kernel)
+    before = torch.compiler.config.cache_key_tag
+    with engine.attention_kernels(torch.device("cuda"), tokens):
+        # What was compiled for another kernel is not taken from the cache.
+        assert (torch.compiler.config.cache_key_tag != before) == expected
     assert orders == [True] * expected
+    assert torch.compiler.config.cache_key_tag == before
 
 
 @pytest.mark.parametrize(

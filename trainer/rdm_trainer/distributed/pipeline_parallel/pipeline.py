@@ -93,6 +93,16 @@ _OVERLAP: dict[str, Any] = {
 }
 
 
+def _cache_autograd_functions() -> None:
+    """Let PyTorch's cache of compiled graphs also keep those with autograd functions, as all blocks have.
+
+    The functions' traced code is part of the graphs, and so of the cache's keys.
+    """
+    from torch._functorch import config as functorch
+
+    functorch.autograd_cache_allow_custom_autograd_functions = True
+
+
 def _compiler(budget: float, options: dict[str, Any] | None) -> Callable[..., Any]:
     """Return a backend like ``inductor`` whose backward passes compute again what exceeds a budget.
 
@@ -148,6 +158,8 @@ class Maker:
         self._shard = shard
         self._fill = fill or functools.partial(initialise, seed=config.optimisation.seed)
         self._compile = config.optimisation.compile
+        if self._compile:
+            _cache_autograd_functions()
         options = _OVERLAP if config.parallel.tensor > 1 else None
         budget = config.parallel.activation_memory_budget
         # All blocks share one backend, or each would be compiled.
