@@ -140,7 +140,7 @@ def gzipped(data: bytes) -> bytes:
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"plain": bytes, "gzip": gzipped, "zstd": zstd}
 
 
-def put(directory: Path, data: bytes, name: str = "archive") -> str:
+def put(directory: Path, data: bytes, name: str = "image.tar") -> str:
     path = directory / name
     path.write_bytes(data)
     return str(path)

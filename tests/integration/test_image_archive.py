@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerError
 
-from tests.image_archives import MadeImage, digest, layer, oci_layout, saved
+from tests.image_archives import MadeImage, digest, layer, oci_layout, put, saved, zstd
 from tests.integration.engine import Engine, private_engine
 from tests.integration.forked import run_forked
 from tests.integration.plays import run_plays
@@ -62,6 +62,20 @@ def arguments(directory: Path, check: bool, **options: Any) -> str:
     return json.dumps({"ANSIBLE_MODULE_ARGS": {**options, "_ansible_check_mode": check}})
 
 
+def run_over(
+    socket_path: Path, engine: Engine, directory: Path, archive: str
+) -> subprocess.CompletedProcess[str]:
+    """Load an archive through another socket than the engine's."""
+    return subprocess.run(
+        [sys.executable, "-m", MODULE],
+        input=arguments(directory, False, path=archive),
+        env=environment(engine, DOCKER_HOST=f"unix://{socket_path}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def run(
     engine: Engine, directory: Path, *, check: bool = False, swap: bytes | None = None, **options: Any
 ) -> dict[str, Any]:
@@ -99,16 +113,6 @@ def clean(engine: Engine) -> Iterator[None]:
     for image in engine.api.get("/images/json"):
         if image["Id"] not in before:
             engine.api.delete(f"/images/{image['Id']}", force=True)
-
-
-def put(directory: Path, data: bytes, name: str = "image.tar") -> str:
-    path = directory / name
-    path.write_bytes(data)
-    return str(path)
-
-
-def zstd(data: bytes) -> bytes:
-    return subprocess.run(["zstd", "-qc"], input=data, check=True, capture_output=True).stdout
 
 
 def image_id(engine: Engine, name: str) -> str:
@@ -214,14 +218,7 @@ def test_it_goes_only_where_it_is_this_image(engine: Engine, tmp_path: Path, ima
 
 
 def test_no_engine(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", MODULE],
-        input=arguments(tmp_path, False, path=put(tmp_path, saved(image))),
-        env=environment(engine, DOCKER_HOST=f"unix://{tmp_path}/none.sock"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_over(tmp_path / "none.sock", engine, tmp_path, put(tmp_path, saved(image)))
     assert f"no Docker Engine answers at {tmp_path}/none.sock" in json.loads(done.stdout)["msg"]
 
 
@@ -338,14 +335,7 @@ def test_a_connection_that_breaks_while_loading(
     path = put(tmp_path, packing(saved(image)))
     link = tmp_path / "link.sock"
     with slow_link(engine, link, 1_000_000, cut=True) as reached:
-        done = subprocess.run(
-            [sys.executable, "-m", MODULE],
-            input=arguments(tmp_path, False, path=path),
-            env=environment(engine, DOCKER_HOST=f"unix://{link}"),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_over(link, engine, tmp_path, path)
     assert reached.is_set()
     assert "no Docker Engine answers" in json.loads(done.stdout)["msg"]
     assert "Traceback" not in done.stderr
@@ -360,15 +350,9 @@ def test_layers_that_the_engine_has_are_not_sent_again(
     run(engine, tmp_path, path=put(tmp_path, saved(image)))
     newer = MadeImage([*image.layers, layer("three")], [NAME])
     path = put(tmp_path, saved(newer), "newer.tar")
-    with slow_link(engine, tmp_path / "link.sock", 1_000_000, cut=True) as reached:
-        done = subprocess.run(
-            [sys.executable, "-m", MODULE],
-            input=arguments(tmp_path, False, path=path),
-            env=environment(engine, DOCKER_HOST=f"unix://{tmp_path / 'link.sock'}"),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+    link = tmp_path / "link.sock"
+    with slow_link(engine, link, 1_000_000, cut=True) as reached:
+        done = run_over(link, engine, tmp_path, path)
         assert not reached.is_set(), "the lower layer, of 3 MB, was sent"
     assert json.loads(done.stdout)["actions"] == [f"load {path}"]
     assert image_id(engine, NAME) == newer.id

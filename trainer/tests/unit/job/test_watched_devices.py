@@ -7,7 +7,6 @@ A module with the names of nvidia-ml-py that are used stands in for NVIDIA's dri
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -20,14 +19,13 @@ from typing import Any
 
 import pytest
 
-from rdm_core import config as configuration
-from rdm_core.config import Config
 from rdm_job import processes
 from rdm_job.directory import JobDirectory
 from rdm_job.health import Health
 from rdm_job.protocol import Node, Offer, Request, State
 from rdm_job.watch import Watch
 from rdm_log.samples import Device
+from tests.unit.job.two_nodes import config
 
 MIB = 1024 * 1024
 REQUEST = Request(
@@ -139,12 +137,6 @@ def watched(tmp_path: Path) -> Callable[..., Watch]:
         return Watch(directory, request, config(tmp_path, **more))
 
     return make
-
-
-def config(tmp_path: Path, **more: Any) -> Config:
-    path = tmp_path / "config.yaml"
-    path.write_text(json.dumps({"name": "gpt", **more}))
-    return configuration.load(path)
 
 
 @pytest.fixture

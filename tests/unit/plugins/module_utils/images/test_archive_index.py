@@ -140,7 +140,7 @@ def test_the_expected_name_must_be_there(tmp_path: Path, image: MadeImage) -> No
 def test_a_truncated_archive(tmp_path: Path, image: MadeImage, packing: str, part: float) -> None:
     data = PACKERS[packing](saved(image))
     path = put(tmp_path, data[: int(len(data) * part)])
-    with pytest.raises(NodeError, match=r"archive is (truncated|not an image archive|incomplete)"):
+    with pytest.raises(NodeError, match=r"image\.tar is (truncated|not an image archive|incomplete)"):
         index_archive(path)
 
 
@@ -199,7 +199,7 @@ def test_what_is_no_image_archive(tmp_path: Path, data: bytes, reason: str) -> N
         index_archive(put(tmp_path, data))
     message = caught.value.sentence
     assert reason in message
-    assert message.startswith(str(tmp_path / "archive"))
+    assert message.startswith(str(tmp_path / "image.tar"))
     assert "\n" not in message
     assert caught.value.hint
 
