@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Translates the environment variables of launchers to torch's names."""
+"""Translates the environment variables of launchers to torch's names, and checks them."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+
+from rdm_core.errors import TrainerError
 
 # torch's name → Open MPI's and Slurm's.
 _NAMES = {
@@ -39,3 +41,25 @@ def adopt_launcher_environment(environment: MutableMapping[str, str]) -> None:
                 if sources[source] in environment:
                     environment.setdefault(name, environment[sources[source]])
             return
+
+
+def require_launcher_environment(environment: Mapping[str, str]) -> None:
+    """Refuse variables with which torch could not join the ranks. Without WORLD_SIZE, the process is alone.
+
+    Raises:
+        TrainerError: One of them is missing, or is no number.
+    """
+    if "WORLD_SIZE" not in environment:
+        return
+    hint = "start the ranks with a launcher, such as torchrun, or unset WORLD_SIZE to train on one device"
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
+    if missing:
+        raise TrainerError(f"WORLD_SIZE is set, but not {' and '.join(missing)}; {hint}.")
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"):
+        value = environment.get(name, "0")
+        if not value.isdecimal():
+            raise TrainerError(f"{name} is {value!r}, and not a number; {hint}.")
+    if int(environment["RANK"]) >= int(environment["WORLD_SIZE"]):
+        raise TrainerError(
+            f"RANK is {environment['RANK']} and WORLD_SIZE {environment['WORLD_SIZE']}; ranks begin with 0."
+        )

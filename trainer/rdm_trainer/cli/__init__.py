@@ -134,7 +134,8 @@ def _run(arguments: list[str]) -> int:
         error.show()
         return BAD_INPUT
     except click.UsageError as error:
-        message = error.format_message()
+        # click lists choices in lines.
+        message = " ".join(error.format_message().split())
         path = error.ctx.command_path if error.ctx is not None else PROGRAM
         _report(arguments, [message], f"{path} --help")
         return BAD_INPUT

@@ -45,7 +45,7 @@ def finetune(
 
     from rdm_core import config as configuration
     from rdm_core.config.finetune import FinetuneConfig
-    from rdm_job.environment import adopt_launcher_environment
+    from rdm_job.environment import adopt_launcher_environment, require_launcher_environment
     from rdm_job.processes import allow_files
     from rdm_trainer.finetune.packages import require_packages
 
@@ -54,6 +54,7 @@ def finetune(
         os.environ.setdefault("LOCAL_RANK", str(local_rank))
     # Before torch is imported: it reads the environment while it loads.
     adopt_launcher_environment(os.environ)
+    require_launcher_environment(os.environ)
     configuration.require(job, int(os.environ.get("WORLD_SIZE", "1")))
     if print_config:
         click.echo(configuration.dump(job))

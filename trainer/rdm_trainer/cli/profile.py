@@ -63,10 +63,11 @@ def profile(
     import dataclasses
     import json
     import os
+    import tempfile
     import time
 
     from rdm_core import config as configuration
-    from rdm_job.environment import adopt_launcher_environment
+    from rdm_job.environment import adopt_launcher_environment, require_launcher_environment
     from rdm_planner.profile import require_modelled
 
     job = configuration.load(config, overrides)
@@ -77,12 +78,17 @@ def profile(
     output = output or Path(directory or ".", f"{job.name}.profile.json")
     if not output.parent.is_dir():
         raise TrainerError(f"--output is {output}, and the directory {output.parent} does not exist.")
+    try:
+        tempfile.TemporaryFile(dir=output.parent).close()
+    except OSError as error:
+        raise TrainerError(f"--output is {output}, which cannot be written: {error.strerror}.") from None
     most = largest or max(8, job.optimisation.micro_batch_size)
     sizes = [2**power for power in range(most.bit_length()) if 2**power <= most]
     if local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(local_rank))
     # Before torch is imported: it reads the environment while it loads.
     adopt_launcher_environment(os.environ)
+    require_launcher_environment(os.environ)
     is_first = os.environ.get("RANK", "0") == "0"
 
     import torch

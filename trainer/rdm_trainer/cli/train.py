@@ -49,7 +49,7 @@ def train(
     import os
 
     from rdm_core.errors import ConfigError
-    from rdm_job.environment import adopt_launcher_environment
+    from rdm_job.environment import adopt_launcher_environment, require_launcher_environment
     from rdm_job.processes import allow_files
     from rdm_trainer.data.checks import checks as data_problems
 
@@ -57,6 +57,7 @@ def train(
         os.environ.setdefault("LOCAL_RANK", str(local_rank))
     # Before torch is imported: it reads the environment while it loads.
     adopt_launcher_environment(os.environ)
+    require_launcher_environment(os.environ)
     configuration.require(job, int(os.environ.get("WORLD_SIZE", "1")))
     allow_files()
     # One process of each node looks: the others would read the same.

@@ -38,6 +38,27 @@ def test_an_unknown_verb_gets_the_nearest(program: Program) -> None:
     assert "Did you mean train?" in err
 
 
+def test_a_missing_choice_is_one_line(program: Program) -> None:
+    code, _, err = program("rendezvous", "--", "hostname")
+    assert code == 3
+    assert err.startswith("Error: Missing option '--role'. Choose from: launcher, worker\nSee: ")
+
+
+def test_a_profile_that_cannot_be_written_is_not_measured(program: Program) -> None:
+    code, _, err = program("profile", XL, "--output", "/proc/x.json")
+    assert code == 3
+    assert err.startswith("Error: --output is /proc/x.json, which cannot be written: ")
+
+
+def test_a_launcher_s_wrong_variable_is_a_sentence(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    code, _, err = program("train", XL)
+    assert code == 3
+    assert err.startswith("Error: WORLD_SIZE is 'two', and not a number; start")
+
+
 def test_config_prints_what_can_be_read_again(program: Program, tmp_path: Path) -> None:
     code, out, _ = program("config", XL, "model.layers=12", "parallel.partition=even", "--world", "64")
     assert code == 3

@@ -7,6 +7,7 @@ import base64
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 
 import rdm_job
 from rdm_core.config.job import LauncherConfig
-from rdm_job.environment import adopt_launcher_environment
+from rdm_core.errors import TrainerError
+from rdm_job.environment import adopt_launcher_environment, require_launcher_environment
 from rdm_job.launchers import LAUNCHERS, Attempt, environment, environment_of_launcher, exports
 from rdm_job.protocol import Node
 
@@ -194,6 +196,25 @@ def test_half_of_a_world_is_left_alone(variables: dict[str, str]) -> None:
     before = dict(variables)
     adopt_launcher_environment(variables)
     assert variables == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"RANK": ""}, "WORLD_SIZE is set, but not RANK; start the ranks with a launcher, such as torchrun"),
+        ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "WORLD_SIZE is set, but not MASTER_ADDR and MASTER_PORT; "),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', and not a number; start"),
+        ({"MASTER_PORT": "ssh"}, "MASTER_PORT is 'ssh', and not a number; start"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1', and not a number; start"),
+        ({"RANK": "2"}, "RANK is 2 and WORLD_SIZE 2; ranks begin with 0."),
+    ],
+)
+def test_a_wrong_variable_is_named(changes: dict[str, str], message: str) -> None:
+    whole = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+    require_launcher_environment(whole)
+    require_launcher_environment({"RANK": "x"})
+    with pytest.raises(TrainerError, match=f"^{re.escape(message)}"):
+        require_launcher_environment({**whole, **changes})
 
 
 def test_no_module_of_the_package_imports_torch() -> None:
