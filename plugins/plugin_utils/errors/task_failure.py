@@ -39,6 +39,8 @@ _ENDED_WITHOUT_A_WORD = (
     "ssh to it ended without a word: its connection or the program there was killed, or sshd did not answer "
     "in time; run the same again"
 )
+# Ansible may choose a shim of pyenv's, which starts no Python and gives advice in several lines.
+_NO_INTERPRETER = re.compile(r"^pyenv: python\S*: command not found", re.MULTILINE)
 # What ssh prints after the messages of its ProxyJump or ProxyCommand.
 _THROUGH_JUMP_HOST = re.compile(
     r"\s*(?:stdio forwarding failed)?\s*(?:kex_exchange_identification: [^:]*?)?\s*"
@@ -67,6 +69,8 @@ def reason(result: Mapping[str, Any]) -> str:
     if message and not message.startswith(_NO_MESSAGE):
         return message
     output = str(result.get("stderr") or result.get("module_stderr") or result.get("stdout") or "")
+    if missing := _NO_INTERPRETER.search(output):
+        return f"{missing[0]}: set ansible_python_interpreter to a Python that the node has"
     last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
     ended = f"exit code {result['rc']}" if "rc" in result else "it failed"
     return f"{ended}: {' '.join(last.split())}" if last else ended

@@ -351,6 +351,20 @@ def test_an_end_without_a_root_cause_is_reported() -> None:
             "failed",
             {
                 "msg": "Module result deserialization failed: No start of json char found",
+                "module_stderr": (
+                    "pyenv: python3.13: command not found\n\nThe `python3.13' command exists in these Python "
+                    "versions:\n  3.13.0\n\nNote: See 'pyenv help global' for tips on allowing multiple\n"
+                    "      Python versions to be found at the same time.\n"
+                ),
+                "rc": 127,
+            },
+            "pyenv: python3.13: command not found: set ansible_python_interpreter to a Python that the node "
+            "has",
+        ),
+        (
+            "failed",
+            {
+                "msg": "Module result deserialization failed: No start of json char found",
                 "rc": 1,
                 "module_stderr": "sudo: a password is required\n",
             },
