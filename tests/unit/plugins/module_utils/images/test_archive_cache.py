@@ -55,7 +55,7 @@ def test_a_wrong_digest_is_named(tmp_path: Path, image: MadeImage) -> None:
     data = saved(image)
     path = put(tmp_path, data)
     for _again in range(2):
-        with pytest.raises(NodeError, match=f"archive has sha256 {digest(data)[7:]}, not {64 * '0'}"):
+        with pytest.raises(NodeError, match=f"image.tar has sha256 {digest(data)[7:]}, not {64 * '0'}"):
             cached_index(path, 64 * "0", str(tmp_path / "cache"))
 
 
