@@ -13,18 +13,27 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from rdm_core.pipeline_schedule import passes
-from rdm_planner.partition import Problem
+from rdm_core.pipeline_schedule import most_held, passes
+from rdm_planner.partition import CutSearch, Problem, ends_that_fit
 from rdm_planner.schedules import Chosen, Path
 
 _MOST_CHUNKS = 4
 
-# Beyond this many groups of one micro-batch per stage, each further group adds the same time.
-_REGULAR = 4
+# The fewest groups of one micro-batch per stage that show whether each further group adds the same time.
+_FEW_GROUPS = 4
+
+# Relative tolerance for groups to add the same time.
+_SAME = 1e-9
+
+# After simulating this many passes, the search for a cut stops.
+_WORK = 200_000
+
+# The most that moving single blocks is expected to gain, as a share of the step.
+_MOST_GAIN = 0.03
 
 
 def degrees(blocks: int, stages: int) -> list[int]:
@@ -39,6 +48,16 @@ def degrees(blocks: int, stages: int) -> list[int]:
 def chunk_blocks(blocks: Sequence[int], chunks: int) -> list[int]:
     """Return the blocks of each chunk in the model's order; a stage's first chunks take the remainder."""
     return [count // chunks + (chunk < count % chunks) for chunk in range(chunks) for count in blocks]
+
+
+def of_stages(cut: Sequence[int], stages: int) -> list[int]:
+    """Return what each stage has of a cut that counts for each chunk in the model's order.
+
+    Args:
+        cut: Layers of each chunk; with one chunk a stage, those of each stage.
+        stages: Stages of the pipeline.
+    """
+    return [sum(cut[stage::stages]) for stage in range(stages)]
 
 
 class Timed(NamedTuple):
@@ -125,6 +144,38 @@ def timeline(
     return sorted(found, key=lambda one: one.begin)
 
 
+class _Step(NamedTuple):
+    """The passes of a step and the positions among them that its time depends on.
+
+    Args:
+        order: The passes.
+        last: Each stage's last one.
+        before: The passes of a group in the steady phase, of all stages.
+        after: The same passes of the next group.
+    """
+
+    order: tuple[_Pass, ...]
+    last: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=64)
+def _step(stages: int, chunks: int, groups: int) -> _Step:
+    order = _order(stages, chunks, groups * stages)
+    own: list[list[int]] = [[] for _ in range(stages)]
+    for position, one in enumerate(order):
+        own[one[0]].append(position)
+    # Between its warm-up and its last backward passes, a stage has at least two fewer groups than the step.
+    size, before, after = 2 * stages * chunks, list[int](), list[int]()
+    for stage, positions in enumerate(own):
+        warm_up = most_held(stage, stages, chunks, groups * stages) - 1
+        begin = warm_up + max(0, groups - _FEW_GROUPS) * size
+        before += positions[begin : begin + size]
+        after += positions[begin + size : begin + 2 * size]
+    return _Step(order, tuple(positions[-1] for positions in own), tuple(before), tuple(after))
+
+
 @dataclass(frozen=True)
 class Interleaved:
     """Interleaved 1F1B; see :class:`rdm_planner.schedules.Schedule`.
@@ -133,7 +184,7 @@ class Interleaved:
         stages: Pipeline stages p.
         chunks: Chunks v of each stage.
         micro_batches: Micro-batches m of a step, a multiple of the stages.
-        forward: The share of the forward pass in a stage's time.
+        forward: The share of the forward pass in a stage's time, if only that time is known.
     """
 
     stages: int
@@ -144,39 +195,44 @@ class Interleaved:
     @property
     def work(self) -> int:
         """See :class:`rdm_planner.schedules.Schedule`."""
-        return 2 * self.stages * self.chunks * min(self.micro_batches, 2 * _REGULAR * self.stages)
+        return 2 * self.stages * self.chunks * min(self.micro_batches, 2 * _FEW_GROUPS * self.stages)
 
     def ends(self, times: Sequence[float]) -> list[float]:
         """See :class:`rdm_planner.schedules.Schedule`; it assumes chunks of equal size."""
-        return self.ends_of_chunks([time / self.chunks for time in times] * self.chunks)
+        forward, backward = self.forward / self.chunks, (1 - self.forward) / self.chunks
+        return self.ends_of_chunks([(time * forward, time * backward) for time in times] * self.chunks)
 
-    def ends_of_chunks(self, times: Sequence[float]) -> list[float]:
+    def ends_of_chunks(self, work: Sequence[tuple[float, float]]) -> list[float]:
         """Return when each stage ends its last backward pass, in seconds.
 
-        Args:
-            times: Forward plus backward time of one micro-batch on each virtual stage, seconds.
-        """
-        work = [time * share for time in times for share in (self.forward, 1 - self.forward)]
-        groups = self.micro_batches // self.stages
-        if groups <= _REGULAR:
-            return self._ends(self.micro_batches, work)
-        before, after = (self._ends(count * self.stages, work) for count in (_REGULAR - 1, _REGULAR))
-        return [end + (groups - _REGULAR) * (end - less) for less, end in zip(before, after, strict=True)]
+        It simulates few groups of one micro-batch per stage, and twice as many until each further group adds
+        the same time. That a stage takes longer than the others may show only after many groups.
 
-    def _ends(self, micro_batches: int, work: Sequence[float]) -> list[float]:
-        order = _order(self.stages, self.chunks, micro_batches)
-        last = [0.0] * self.stages
-        for one, end in zip(order, _simulated(self.stages, order, work), strict=True):
-            last[one[0]] = end
-        return last
+        Args:
+            work: Seconds of the forward and the backward pass of each virtual stage.
+        """
+        flat = list(itertools.chain(*work))
+        groups = self.micro_batches // self.stages
+        simulated = min(groups, _FEW_GROUPS)
+        while True:
+            step = _step(self.stages, self.chunks, simulated)
+            ends = _simulated(self.stages, step.order, flat)
+            added = 0.0
+            if simulated < groups:
+                # A pass waits for none that ended more than a group before it.
+                more = [ends[late] - ends[early] for early, late in zip(step.before, step.after, strict=True)]
+                if max(more) - min(more) > _SAME * max(more):
+                    simulated = min(groups, 2 * simulated)
+                    continue
+                added = (groups - simulated) * max(more)
+            return [ends[last] + added for last in step.last]
 
     def paths(self, _stage: int) -> list[Path]:
         """See :class:`rdm_planner.schedules.Schedule`.
 
-        A stage computes all its passes. Before its first pass and after its last one, each earlier stage
-        computes its first chunk, which is never smaller than its other chunks.
+        A stage computes all its passes. How long it waits for others depends on their chunks.
         """
-        return [Path(float(self.micro_batches), 0.0, 0.0, 1 / self.chunks)]
+        return [Path(float(self.micro_batches), 0.0, 0.0, 0.0)]
 
     def extend(self, chosen: Chosen, time: float, _after: float) -> Chosen:
         """See :class:`rdm_planner.schedules.Schedule`."""
@@ -185,39 +241,161 @@ class Interleaved:
 
 @dataclass(frozen=True)
 class InterleavedProblem(Problem):
-    """A problem for an interleaved pipeline of a model whose blocks are alike; a cut counts units per stage.
+    """A problem for an interleaved pipeline of a model whose blocks are alike.
+
+    A cut counts the units of each chunk in the model's order.
 
     Args:
         interleaved: The schedule, without sends.
         sends: Seconds that sends add to each stage's time for one micro-batch.
+        backward: For each stage, running sums of the layers' backward passes, seconds.
     """
-
-    # The bounds are too loose to prove a cut.
-    effort: ClassVar[float] = 0.05
 
     interleaved: Interleaved = Interleaved(1, 1, 1)
     sends: tuple[float, ...] = ()
+    backward: Sequence[Sequence[float]] = ()
+
+    def search(self) -> ChunkSearch:
+        """See :class:`rdm_planner.partition.Problem`."""
+        return ChunkSearch(self)
+
+    def times(self, cut: Sequence[int]) -> list[float]:
+        """See :class:`rdm_planner.partition.Problem`."""
+        return super().times(of_stages(cut, self.interleaved.stages))
+
+    def work(self, cut: Sequence[int]) -> list[tuple[float, float]]:
+        """Return the seconds of each chunk's forward and backward pass, in the model's order.
+
+        Args:
+            cut: Units of each chunk.
+        """
+        stages, last = self.interleaved.stages, len(cut) - 1
+        found = []
+        for virtual, count in enumerate(cut):
+            stage = virtual % stages
+            blocks = count - (virtual == 0) - (virtual == last)
+            # Outputs go forward, gradients go back.
+            send = self.sends[stage] / self.interleaved.chunks / 2
+            both, backward = (
+                blocks * (running[2] - running[1])
+                + (running[1] if virtual == 0 else 0.0)
+                + (running[-1] - running[-2] if virtual == last else 0.0)
+                for running in (self.sums[stage], self.backward[stage])
+            )
+            found.append((both - backward + send, backward + send))
+        return found
 
     def ends(self, cut: Sequence[int]) -> list[float]:
-        """See :class:`rdm_planner.partition.Problem`; it uses the actual blocks of each chunk."""
-        stages, chunks = self.interleaved.stages, self.interleaved.chunks
-        blocks = [count - (stage == 0) - (stage == stages - 1) for stage, count in enumerate(cut)]
-        times = []
-        for virtual, count in enumerate(chunk_blocks(blocks, chunks)):
-            stage = virtual % stages
-            running = self.sums[stage]
-            times.append(count * (running[2] - running[1]) + self.sends[stage] / chunks)
-        times[0] += self.sums[0][1]
-        times[-1] += self.sums[-1][-1] - self.sums[-1][-2]
-        return self.interleaved.ends_of_chunks(times)
+        """See :class:`rdm_planner.partition.Problem`."""
+        return self.interleaved.ends_of_chunks(self.work(cut))
 
     def seconds(self, cut: Sequence[int]) -> float:
         """See :class:`rdm_planner.partition.Problem`; infinite where a chunk would be empty."""
-        return super().seconds(cut) if self._fills(cut) else math.inf
+        return super().seconds(cut) if _fills(cut) else math.inf
 
     def holds(self, cut: Sequence[int]) -> bool:
         """See :class:`rdm_planner.partition.Problem`."""
-        return self._fills(cut) and super().holds(cut)
+        return _fills(cut) and super().holds(of_stages(cut, self.interleaved.stages))
 
-    def _fills(self, cut: Sequence[int]) -> bool:
-        return min(cut) >= self.interleaved.chunks and cut[0] > self.interleaved.chunks
+    def spread(self, units: Sequence[int]) -> tuple[int, ...]:
+        """Return the cut that spreads each stage's blocks over its chunks.
+
+        Args:
+            units: Units of each stage.
+        """
+        blocks = [count - (stage == 0) - (stage == len(units) - 1) for stage, count in enumerate(units)]
+        cut = chunk_blocks(blocks, self.interleaved.chunks)
+        cut[0] += 1
+        cut[-1] += 1
+        return tuple(cut)
+
+
+def _fills(cut: Sequence[int]) -> bool:
+    """Tell whether each chunk has a block; the last one may have the head alone."""
+    return min(cut) > 0 and cut[0] > 1
+
+
+class ChunkSearch(CutSearch):
+    """The search for the blocks of each chunk: it moves single blocks while that helps.
+
+    Args:
+        problem: The problem.
+    """
+
+    problem: InterleavedProblem
+
+    def begin(self, below: float, tries: Callable[[], Iterable[Sequence[int]]] = tuple) -> None:
+        """See :class:`rdm_planner.partition.CutSearch`."""
+        self.upper = self.bound = below
+        self._least_by_units: dict[tuple[int, ...], float] = {}
+        if not (ends := ends_that_fit(self.problem)):
+            return
+        balanced = self._balanced(ends)
+        # No cut has a faster slowest stage than the balanced ones.
+        slowest = min((max(Problem.times(self.problem, units)) for units in balanced), default=0.0)
+        least = self.problem.interleaved.micro_batches * (slowest + min(self.problem.sends))
+        self.bound = min(below, least * (1 - _SAME) + self.problem.least_rest)
+        for cut in (*map(tuple, tries()), *map(self.problem.spread, balanced)):
+            if self.bound < self.upper and self.problem.holds(cut):
+                self._simulate(cut)
+
+    def finish(self, below: float) -> None:
+        """See :class:`rdm_planner.partition.CutSearch`."""
+        if below < self.upper:
+            self.upper, self.best = below, None
+        self.most = self.simulations + max(1, _WORK // self.problem.schedule.work)
+        for seconds, cut in sorted((seconds, cut) for cut, seconds in self.starts.items()):
+            if seconds * (1 - _MOST_GAIN) < self.upper:
+                self._descend(cut, seconds, self.most)
+
+    def _simulate(self, cut: tuple[int, ...]) -> float:
+        """Return a cut's time, and keep the fastest cut."""
+        if cut not in self.starts:
+            self.simulations += 1
+            self.starts[cut] = self.problem.seconds(cut)
+            if self.starts[cut] < self.upper:
+                self.upper, self.best = self.starts[cut], cut
+        return self.starts[cut]
+
+    def _descend(self, cut: tuple[int, ...], upper: float, most: int) -> None:
+        """Move single blocks while that helps, first those moves after which the slowest stage is fastest.
+
+        It also goes on from cuts that are as fast: a step may get faster only after several moves.
+        """
+        moves = list(itertools.permutations(range(len(cut)), 2))
+        equal, tried = [cut], set()
+        while equal:
+            cut = equal.pop()
+            tried.add(cut)
+            for least, other in sorted((self._least_of(moved), moved) for moved in _moved(cut, moves)):
+                if least >= upper or self.simulations >= most:
+                    break
+                seconds = self._simulate(other)
+                if seconds < upper * (1 - _SAME):
+                    equal, upper = [other], seconds
+                    break
+                if seconds <= upper * (1 + _SAME) and other not in tried:
+                    equal.append(other)
+
+    def _least_of(self, cut: tuple[int, ...]) -> float:
+        """Return a lower bound on a cut's time; infinite if it does not fit."""
+        return self._of_units(tuple(of_stages(cut, self.stages))) if _fills(cut) else math.inf
+
+    def _of_units(self, units: tuple[int, ...]) -> float:
+        """Return the same for all cuts with so many units on each stage."""
+        if units not in self._least_by_units:
+            fits = Problem.holds(self.problem, units)
+            times = zip(Problem.times(self.problem, units), self.problem.sends, strict=True)
+            slowest = max(map(sum, times)) if fits else math.inf
+            least = self.problem.interleaved.micro_batches * slowest + self.problem.least_rest
+            self._least_by_units[units] = least
+        return self._least_by_units[units]
+
+
+def _moved(cut: Sequence[int], moves: Iterable[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+    """Yield a cut after each move of a block from a chunk to another."""
+    for source, target in moves:
+        moved = list(cut)
+        moved[source] -= 1
+        moved[target] += 1
+        yield tuple(moved)

@@ -31,7 +31,7 @@ from rdm_core.cost.dry_run import GIB, stage_memory, zero_replicas
 from rdm_core.cost.flops import LayerSize
 from rdm_core.pipeline_schedule import most_held
 from rdm_planner.engine_step import EngineStep
-from rdm_planner.interleaved import Interleaved, InterleavedProblem, chunk_blocks, degrees
+from rdm_planner.interleaved import Interleaved, InterleavedProblem, degrees, of_stages
 from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.nodes import NodeKind
 from rdm_planner.partition import Problem
@@ -54,11 +54,12 @@ def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None
     Args:
         config: The job.
         layout: The layout.
-        cut: Units of each stage, as :class:`TrainerModel` counts them; without a cut the partition stays.
+        cut: Units of each stage, or of each chunk of the stages, as :class:`TrainerModel` counts them;
+            without a cut the partition stays.
     """
     partition = config.parallel.partition if layout.pipeline > 1 else "even"
     if cut is not None and layout.pipeline > 1:
-        partition = "-".join(map(str, chunk_blocks(blocks_of(cut), layout.virtual_pipeline)))
+        partition = "-".join(map(str, blocks_of(cut)))
     data = layout.data if config.parallel.data is not None else None
     is_sharded = config.parallel.sequence_parallel and layout.tensor > 1
     exchanges = layout.tensor == 2 or is_sharded
@@ -90,7 +91,7 @@ def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None
 
 
 def blocks_of(cut: Sequence[int]) -> list[int]:
-    """Return the transformer blocks of each stage: the first unit is the embedding, the last the head."""
+    """Return the transformer blocks in a cut: the first unit is the embedding, the last the head."""
     blocks = list(cut)
     blocks[0] -= 1
     blocks[-1] -= 1
@@ -626,7 +627,7 @@ class TrainerModel:
 
     def tries(self, layout: Layout) -> list[tuple[int, ...]]:
         """Return the trainer's own cut, which is even."""
-        blocks, stages = self.job.config.spec.blocks, layout.pipeline
+        blocks, stages = self.job.config.spec.blocks, layout.pipeline * layout.virtual_pipeline
         cut = [blocks // stages + (stage < blocks % stages) for stage in range(stages)]
         cut[0] += 1
         cut[-1] += 1
@@ -674,7 +675,8 @@ class TrainerModel:
         running = self._running(layout, stages)
 
         def total(cut: Sequence[int], ends: Sequence[float]) -> float:
-            return _total(costs, added, _works(shaped, running, cut), ends)
+            works = _works(shaped, running, of_stages(cut, layout.pipeline))
+            return _total(costs, added, works, ends)
 
         def rest(first: int) -> float:
             work = _work(shaped, running[0], 0, first)
@@ -685,12 +687,14 @@ class TrainerModel:
 
         sums = [both for both, _ in running]
         if isinstance(inner, Interleaved):
-            return InterleavedProblem(sums, schedule, total, rest, fits, shaped.first, inner, sends)
+            backward = [back for _, back in running]
+            return InterleavedProblem(sums, schedule, total, rest, fits, shaped.first, inner, sends, backward)
         return Problem(sums, schedule, total, rest, fits, shaped.first)
 
     def estimate(self, layout: Layout, cut: Sequence[int]) -> Estimate:
-        """Return the cost of a layout with a cut."""
+        """Return the cost of a layout with a cut, which has the units of each chunk in the model's order."""
         problem = self.problem(layout)
+        units = of_stages(cut, layout.pipeline)
         times = problem.times(cut)
         ends = problem.ends(cut)
         shaped = self.job.shaped(layout)
@@ -698,17 +702,17 @@ class TrainerModel:
         costs = self._afters(shaped, stages)
         tied = self._tied_seconds(shaped, stages)
         seconds = problem.total(cut, ends)
-        works = _works(shaped, self._running(layout, stages), cut)
-        alone = _works(shaped, self._running(layout, stages, lambda _all: _NO_EXCHANGES), cut)
+        works = _works(shaped, self._running(layout, stages), units)
+        alone = _works(shaped, self._running(layout, stages, lambda _all: _NO_EXCHANGES), units)
         gathering = self._running(layout, stages, lambda one: _Exchanges(context=one.context))
         optimiser = max(_rated(cost.optimiser, work.own) for cost, work in zip(costs, works, strict=True))
         sends = self._sends(shaped, stages)
         busiest = max(range(layout.pipeline), key=lambda stage: times[stage] + sends[stage])
         compute = alone[busiest].both * shaped.micro_batches
-        gathered = _works(shaped, gathering, cut)[busiest].both * shaped.micro_batches - compute
+        gathered = _works(shaped, gathering, units)[busiest].both * shaped.micro_batches - compute
         exchange = times[busiest] * shaped.micro_batches - compute - gathered
         sending = sends[busiest] * shaped.micro_batches
-        bounds = [0, *itertools.accumulate(cut)]
+        bounds = [0, *itertools.accumulate(units)]
         memory = tuple(
             shaped.memory(stage, begin, end) / GIB
             for stage, (begin, end) in enumerate(itertools.pairwise(bounds))

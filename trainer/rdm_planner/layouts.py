@@ -57,7 +57,7 @@ class Estimate:
     Args:
         layout: The layout.
         nodes: The GPU of each node, in the order of ranks.
-        cut: Layers of each stage, as the cost model counts them.
+        cut: Layers of each stage, or of each chunk of the stages, as the cost model counts them.
         seconds: Step time.
         parts: Breakdown of the step time, seconds by name.
         memory_gib: Memory used on the fullest GPU, GiB.

@@ -16,7 +16,6 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rdm_planner.schedules import Chosen, Path, Schedule
 
@@ -72,12 +71,7 @@ class Problem:
         fits: Whether a stage can hold the layers from ``begin`` to ``end - 1``. If a range does not fit, no
             larger range does.
         first: Minimum layers of the first stage if there are several.
-
-    Attributes:
-        effort: The share of the usual work after which the search stops.
     """
-
-    effort: ClassVar[float] = 1.0
 
     sums: Sequence[Sequence[float]]
     schedule: Schedule
@@ -97,6 +91,10 @@ class Problem:
         stages = len(self.sums)
         firsts = range(self.first, self.layers - stages + 2) if stages > 1 else (self.layers,)
         return min(map(self.rest, firsts), default=0.0)
+
+    def search(self) -> CutSearch:
+        """Return a search for the best cut."""
+        return CutSearch(self)
 
     def times(self, cut: Sequence[int]) -> list[float]:
         """Return each stage's time, in seconds.
@@ -170,7 +168,7 @@ def best_cut(problem: Problem, *, below: float = math.inf, tries: Iterable[Seque
         below: Ignore cuts that are not faster than this, seconds.
         tries: Known good cuts; the result is never slower than the best of them that fits.
     """
-    search = CutSearch(problem)
+    search = problem.search()
     search.begin(below, lambda: tries)
     search.finish(below)
     return search.result()
@@ -271,7 +269,7 @@ class CutSearch:
         if self.is_proved:
             self.bound = self.upper
             return
-        for share in (share * self.problem.effort for share in _SHARES):
+        for share in _SHARES:
             self.simulations, self.steps = 0, 0
             self.most = int(share * max(_LEAST_SIMULATIONS, _WORK // self.problem.schedule.work))
             self.most_steps = int(share * _STEPS)

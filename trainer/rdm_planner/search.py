@@ -232,7 +232,7 @@ def search(
             continue
         if cuts is None:
             solved += 1
-            cuts = CutSearch(problem)
+            cuts = problem.search()
             cuts.begin(below, functools.partial(model.tries, layout))
             if cuts.bound < cuts.upper:
                 order += 1

@@ -16,7 +16,6 @@ from rdm_core.cost import flops
 from rdm_core.errors import FAILED, TrainerError
 from rdm_planner import report
 from rdm_planner.engine_step import EngineStep
-from rdm_planner.interleaved import chunk_blocks
 from rdm_planner.job import Job, TrainerModel, blocks_of, published_peaks, with_layout
 from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.nodes import NodeKind, order_count, tried_orders
@@ -414,7 +413,7 @@ def _row(
         "micro_batch": layout.micro_batch,
         "checkpointing": layout.checkpointing,
         "zero_stage": layout.zero_stage,
-        "partition": "-".join(map(str, chunk_blocks(blocks_of(estimate.cut), layout.virtual_pipeline))),
+        "partition": "-".join(map(str, blocks_of(estimate.cut))),
         "nodes": list(estimate.nodes),
         "placement": placed,
         "seconds": estimate.seconds,
