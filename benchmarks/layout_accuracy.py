@@ -8,11 +8,16 @@ from that, runs those steps with the trainer's engine, and compares. The shape i
 4,096 wide on 2,048 tokens: with narrower ones a GPU waits for the CPU, whose times vary more than the errors
 to be measured. A step's time is the median over rounds, without the first steps. `--smoke` is a smoke test: a
 small shape, also on a CPU.
+
+`--measured FILE... --profile FILE...` trains nothing: it predicts the steps of our engine that
+`train_throughput.py --json` measured, each with its own cut, from the profile of its layers, and says whether
+the fastest layout of a model, a number of GPUs and a batch was predicted as the fastest.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import gc
 import json
 import os
@@ -21,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 
 from benchmarks.tables import markdown  # noqa: E402
-from benchmarks.train_throughput import Layout  # noqa: E402
+from benchmarks.train_throughput import Layout, Leg  # noqa: E402
 
 TIMEOUT_S = 1800.0
 WARM_UP, ROUNDS = 3, 5
@@ -200,29 +205,94 @@ def measure(combinations: Sequence[Combination], engine_name: str, *, smoke: boo
     return found
 
 
-def predict(profile: Any, combination: Combination, engine: str, *, smoke: bool) -> Any:
-    """Return the planner's prediction for a combination."""
+def predict(profile: Any, config: Any, axes: Layout) -> Any:
+    """Return the planner's prediction for a job with its own micro-batch, chunks, cut and eager passes."""
     from rdm_planner import layouts
     from rdm_planner.job import Job, TrainerModel
     from rdm_planner.nodes import NodeKind
     from rdm_planner.profile import MeasuredTimes
     from rdm_trainer.engine_step import engine_step
 
-    config = configuration(combination, engine, smoke=smoke)
-    axes = Layout.parse(combination.layout)
     layout = layouts.Layout(
         axes.tensor,
         axes.data,
         axes.pipeline,
-        combination.micro_batch,
-        combination.checkpointing,
+        config.optimisation.micro_batch_size,
+        config.parallel.activation_checkpointing == "full",
         config.zero_stage,
+        virtual_pipeline=config.parallel.virtual_pipeline,
+        context=axes.context,
+        eager_forwards=config.parallel.eager_forwards,
     )
+    # The embedding and the head count, too.
+    cut = config.stage_blocks()
+    cut[0] += 1
+    cut[-1] += 1
     # Its links between nodes and its memory do not matter here.
     node = NodeKind(profile.gpu, axes.world, 1e11, 1e12, profile.memory_gib)
     job = Job(config, MeasuredTimes({profile.gpu: profile}, {profile.gpu: node}), engine_step)
-    model = TrainerModel(job, (node,))
-    return model.estimate(layout, model.tries(layout)[0])
+    return TrainerModel(job, (node,)).estimate(layout, cut)
+
+
+def predicted_legs(results: Iterable[dict[str, Any]], profiles: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Yield what was measured and what is predicted for the steps of our engine, and print what is left out.
+
+    Args:
+        results: Those of train_throughput.py.
+        profiles: One for the layers of each model.
+    """
+    from rdm_core import config as configuration
+    from rdm_planner.profile import shape_of
+
+    for result in results:
+        leg, report = Leg.from_json(json.dumps(result["leg"])), result["report"]
+        name = leg.layout.name
+        config = configuration.from_dict(leg.configuration())
+        shape = shape_of(config)
+        profile = next((one for one in profiles if shape == {key: one.shape.get(key) for key in shape}), None)
+        if "ours" not in report.get("tokens_per_second", {}):
+            reason = "our engine has no figures"
+        elif profile is None:
+            reason = "no profile has its layers"
+        elif leg.layout.tensor not in profile.layers:
+            reason = f"its profile has no tensor degree {leg.layout.tensor}"
+        else:
+            reason = ""
+        if reason:
+            print(f"{leg.shape_name}, {name}: left out, {reason}.", flush=True)
+            continue
+        if leg.virtual_pipeline > 1:
+            name += f", {leg.virtual_pipeline} chunks"
+        if config.parallel.eager_forwards:
+            name += f", {config.parallel.eager_forwards} eager"
+        estimate = predict(profile, config, leg.layout)
+        samples = leg.samples("ours")
+        rate = statistics.median(report["tokens_per_second"]["ours"]) * leg.layout.world
+        yield {
+            "shape": leg.shape_name,
+            "layout": name,
+            "micro_batches": "{} x {}".format(*leg.batch("ours")),
+            "trained": f"{leg.shape_name}, {leg.layout.world} GPUs, {samples} samples",
+            "predicted": estimate.seconds,
+            "parts": dict(estimate.parts),
+            "measured": samples * leg.shape.sequence / rate,
+        }
+
+
+def winners(results: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Return a row for each model, number of GPUs and batch of several layouts, after a heading."""
+    from rdm_planner.tune.validation import compared
+
+    groups = collections.defaultdict(list)
+    for result in results:
+        groups[result["trained"]].append(result)
+    rows = [["trained", "predicted winner", "fastest", "layouts", "slower by"]]
+    for trained, group in groups.items():
+        if len(group) > 1:
+            named, fastest = (min(group, key=lambda one: one[key]) for key in ("predicted", "measured"))
+            excess = f"{100 * compared(group)['winner_excess']:.1f} %"
+            rows.append([trained, named["layout"], fastest["layout"], str(len(group)), excess])
+    return rows
 
 
 def launch(ranks: int, arguments: Sequence[str]) -> None:
@@ -263,19 +333,52 @@ def table(results: Sequence[dict[str, Any]]) -> str:
                 str(one["layers"]),
                 f"{one['micro_batch']} x {one['micro_batches']}",
                 "full" if one["checkpointing"] else "",
-                f"{1e3 * result['predicted']:.1f}",
-                f"{1e3 * result['measured']:.1f}",
-                f"{100 * (result['predicted'] / result['measured'] - 1):+.1f} %",
+                *_compared(result),
             ]
         )
     return markdown(rows, words=1)
+
+
+def table_of_legs(results: Sequence[dict[str, Any]]) -> str:
+    """Return the results of :func:`predicted_legs` as Markdown."""
+    keys = ("shape", "layout", "micro_batches")
+    heading = ["shape", "layout", "micro-batches", "predicted ms", "measured ms", "error"]
+    return markdown([heading, *([*(one[key] for key in keys), *_compared(one)] for one in results)], words=2)
+
+
+def _compared(result: dict[str, Any]) -> list[str]:
+    predicted, measured = result["predicted"], result["measured"]
+    error = f"{100 * (predicted / measured - 1):+.1f} %"
+    return [f"{1e3 * predicted:,.1f}", f"{1e3 * measured:,.1f}", error]
+
+
+def sentence(found: dict[str, Any], what: str) -> str:
+    """Return a sentence on a :func:`summary`."""
+    rank = found["rank_correlation"]
+    return (
+        f"{found['layouts']} {what}: mean absolute error {100 * found['mean_absolute_error']:.1f} %, "
+        f"largest {100 * found['largest_error']:.1f} %, "
+        f"rank correlation {'undefined' if rank is None else f'{rank:.3f}'}"
+    )
 
 
 def main() -> int:
     """Measure as the command line says; return an exit code."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--output", type=Path, help="write the profile and all results into this directory")
-    parser.add_argument("--profile", type=Path, help="predict from this one instead of measuring one")
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        nargs="+",
+        help="predict from it instead of measuring one; with --measured several",
+    )
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="of train_throughput.py --json; trains nothing",
+    )
     parser.add_argument(
         "--layout", action="append", metavar="NAME", help="take steps of this one alone; may be repeated"
     )
@@ -294,6 +397,19 @@ def main() -> int:
     from rdm_core import config
     from rdm_planner.profile import Profile
 
+    if args.measured:
+        profiles = [Profile.read(file) for file in args.profile or parser.error("--measured needs --profile")]
+        steps = [step for file in args.measured for step in json.loads(file.read_text())["results"]]
+        legs = list(predicted_legs(steps, profiles))
+        if not legs:
+            parser.error("--measured has no step that the profiles predict")
+        print(table_of_legs(legs))
+        print(f"\n{sentence(summary(legs), 'steps')}\n")
+        print(markdown(winners(legs), words=3))
+        return 0
+    if args.profile and len(args.profile) > 1:
+        parser.error("--profile takes several files only with --measured")
+
     world = 1 if args.smoke else max(count for count in ON if count <= max(1, devices()))
     chosen = SMOKE if args.smoke else ON[world]
     names = list(dict.fromkeys(one.layout for one in chosen))
@@ -304,7 +420,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         output = args.output or Path(temporary)
         output.mkdir(parents=True, exist_ok=True)
-        file = args.profile or output / "profile.json"
+        file = args.profile[0] if args.profile else output / "profile.json"
         if not args.profile:
             job = Path(temporary) / "accuracy.yaml"
             job.write_text(config.dump(configuration(chosen[0], args.engine, smoke=args.smoke)))
@@ -325,7 +441,8 @@ def main() -> int:
                 [__file__, "--combinations", requested, "--result", str(result), *options],
             )
             for combination, seconds in zip(group, json.loads(result.read_text()), strict=True):
-                estimate = predict(profile, combination, args.engine, smoke=args.smoke)
+                job_of_it = configuration(combination, args.engine, smoke=args.smoke)
+                estimate = predict(profile, job_of_it, Layout.parse(name))
                 samples = combination.micro_batch * combination.micro_batches * Layout.parse(name).data
                 results.append(
                     {
@@ -351,11 +468,7 @@ def main() -> int:
     found = summary(results)
     print(f"\n{profile.gpu}, {dict(profile.versions)}, {time.perf_counter() - begin:.0f} s\n")
     print(table(results))
-    print(
-        f"\n{found['layouts']} combinations: "
-        f"mean absolute error {100 * found['mean_absolute_error']:.1f} %, "
-        f"largest {100 * found['largest_error']:.1f} %, rank correlation {found['rank_correlation']:.3f}"
-    )
+    print(f"\n{sentence(found, 'combinations')}")
     if "winner_excess" in found:
         print(f"The best prediction took {100 * found['winner_excess']:.1f} % longer than the fastest.")
     return 0

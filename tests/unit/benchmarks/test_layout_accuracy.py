@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The benchmark of predictions measures enough layouts on each number of devices."""
+"""The benchmark of predictions measures enough layouts, and predicts steps that were measured already."""
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from benchmarks.layout_accuracy import EIGHT, ON, configuration
-from benchmarks.train_throughput import Layout
+from benchmarks.layout_accuracy import EIGHT, ON, configuration, main
+from benchmarks.train_throughput import QUICK, Layout, Leg
+from rdm_core import config
+from rdm_planner.interleaved import timeline
+from rdm_planner.profile import shape_of
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
@@ -18,3 +27,82 @@ def test_at_least_fifteen_combinations_use_the_devices(devices: int) -> None:
 def test_those_of_eight_devices_train_the_same_steps() -> None:
     batches = {configuration(one, "native", smoke=False).optimisation.global_batch_size for one in EIGHT}
     assert (batches, {one.layers for one in EIGHT}) == ({64}, {16})
+
+
+def _leg(layout: str, **overrides: Any) -> Leg:
+    return Leg(
+        "tiny",
+        QUICK["tiny"],
+        Layout.parse(layout),
+        2,
+        1,
+        1,
+        1,
+        "fp32",
+        False,
+        False,
+        False,
+        overrides,
+        "native",
+    )
+
+
+def _profile(leg: Leg) -> dict[str, Any]:
+    """Return a profile in which a head computes forward only, and nothing else takes time."""
+
+    def times(forward: float, backward: float) -> dict[str, dict[str, float]]:
+        return {"4": {"forward": forward, "backward": backward, "checkpointed": backward}}
+
+    link = {"latency": 0.0, "bandwidth": 1e18}
+    return {
+        "format": 1,
+        "gpu": "H200",
+        "shape": shape_of(config.from_dict(leg.configuration())),
+        "versions": {},
+        "date": "2026-11-29",
+        "memory_gib": 141.0,
+        "optimiser": 0.0,
+        "layers": {"1": {"Embedding": times(0, 0), "Block": times(0.1, 0.2), "Head": times(0.3, 0)}},
+        "links": {"within": {"point_to_point": link, "all_reduce": link}},
+    }
+
+
+def test_measured_steps_are_predicted_with_their_own_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipelines = [
+        (_leg("PP 2", **{"parallel.partition": cut}), seconds)
+        for cut, seconds in (("1-1-1-1", 4.0), ("1-2-1-0", 3.5))
+    ]
+    steps = [*pipelines, (_leg("DP 2"), 4.0), (_leg("TP 2"), 4.0)]
+    results = [
+        {
+            "leg": asdict(leg),
+            "report": {
+                "tokens_per_second": {"ours": [leg.samples("ours") * 64 / leg.layout.world / seconds]}
+            },
+        }
+        for leg, seconds in steps
+    ]
+    (tmp_path / "steps.json").write_text(json.dumps({"results": results}))
+    (tmp_path / "profile.json").write_text(json.dumps(_profile(steps[0][0])))
+    files = ["--measured", str(tmp_path / "steps.json"), "--profile", str(tmp_path / "profile.json")]
+    monkeypatch.setattr(sys, "argv", ["layout_accuracy.py", *files])
+    assert main() == 0
+    output = capsys.readouterr().out
+    assert "tiny, TP 2: left out, its profile has no tensor degree 2." in output
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines()]
+    rows = [row for row in cells if row and row[0] == "tiny"]
+    # In each chunk's own passes; two chunks with one head.
+    even, other = (
+        max(one.end for one in timeline([(0.1 * n + head, 0.2 * n) for n, head in cut], 2, 4))
+        for cut in (
+            [(1, 0), (1, 0), (1, 0), (1, 0.3)],
+            [(1, 0), (2, 0), (1, 0), (0, 0.3)],
+        )
+    )
+    assert [float(row[3].replace(",", "")) / 1e3 for row in rows] == pytest.approx([even, other, 3.0])
+    assert [row[1] for row in rows] == ["PP 2, 2 chunks", "PP 2, 2 chunks", "DP 2"]
+    (winner,) = (row for row in cells if row and row[0] == "tiny, 2 GPUs, 16 samples")
+    assert winner[1:4] == ["DP 2", "PP 2, 2 chunks", "3"]
+    assert winner[4] == "14.3 %"
