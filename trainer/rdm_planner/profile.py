@@ -108,12 +108,12 @@ class LayerTimes:
     Args:
         forward: The forward pass.
         backward: The backward pass.
-        checkpointed: The backward pass when it first recomputes the forward pass.
+        checkpointed: The backward pass when it first recomputes the forward pass; None if not measured.
     """
 
     forward: float
     backward: float
-    checkpointed: float
+    checkpointed: float | None
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,8 @@ class Profile:
         for tensor, kinds in self.layers.items():
             for kind, points in kinds.items():
                 for size, one in sorted(points.items()):
-                    if kind.endswith("Block") and min(dataclasses.astuple(one)) <= LEAST_SECONDS:
+                    measured = [seconds for seconds in dataclasses.astuple(one) if seconds is not None]
+                    if kind.endswith("Block") and min(measured) <= LEAST_SECONDS:
                         return f"{kind} at tensor degree {tensor} and micro-batch {size}"
         return ""
 
@@ -292,7 +293,9 @@ class Profile:
             for name, passes in (("forward", 1), ("backward", 2), ("checkpointed", 2)):
                 smaller, before = 0, 0.0
                 for size, one in sorted(kinds[kind].items()):
-                    seconds: float = getattr(one, name)
+                    seconds: float | None = getattr(one, name)
+                    if seconds is None:
+                        continue
                     where = f"the {name} time of {kind} at tensor degree {tensor}"
                     if seconds < (most := passes * size * least / tensor):
                         return (
@@ -362,15 +365,24 @@ class MeasuredTimes:
         return seconds / self.nodes[gpu].speed
 
     def backward(self, gpu: str, kind: str, micro_batch: float, tensor: int, *, checkpointed: bool) -> float:
-        """See :class:`rdm_planner.times.Times`."""
+        """See :class:`rdm_planner.times.Times`.
+
+        Raises:
+            TrainerError: A checkpointed pass was not measured.
+        """
         points = self.profiles[gpu].layers[tensor].get(kind, {})
         if not points:
             return 0.0
-        seconds = interpolate(
-            {size: one.checkpointed if checkpointed else one.backward for size, one in points.items()},
-            micro_batch,
-        )
-        return seconds / self.nodes[gpu].speed
+        times = {}
+        for size, one in points.items():
+            seconds = one.checkpointed if checkpointed else one.backward
+            if seconds is None:
+                raise TrainerError(
+                    f"The profile of {gpu} was measured with --no-checkpointing; search layouts with "
+                    "parallel.activation_checkpointing=none, or measure it again without that option."
+                )
+            times[size] = seconds
+        return interpolate(times, micro_batch) / self.nodes[gpu].speed
 
     def optimiser(self, gpu: str) -> float:
         """See :class:`rdm_planner.times.Times`."""
@@ -399,8 +411,11 @@ def _slower(links: Collection[Link]) -> Link:
 
 
 def _layer_times(data: Mapping[str, Any]) -> LayerTimes:
+    again = data["checkpointed"]
     return LayerTimes(
-        **{name: _at_least_zero(data[name]) for name in ("forward", "backward", "checkpointed")}
+        _at_least_zero(data["forward"]),
+        _at_least_zero(data["backward"]),
+        None if again is None else _at_least_zero(again),
     )
 
 

@@ -15,7 +15,7 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -74,6 +74,8 @@ def measure(
     micro_batches: Iterable[int],
     blocks: tuple[int, int],
     report: Callable[[str], None] = lambda _line: None,
+    *,
+    checkpointing: bool = True,
 ) -> Profile:
     """Measure on all ranks together; their devices are of one kind.
 
@@ -85,6 +87,7 @@ def measure(
             its smallest.
         blocks: How many blocks the two models have: few, and more.
         report: Called with what is measured next.
+        checkpointing: Also measure passes that recompute activations.
 
     Raises:
         torch.OutOfMemoryError: Not even the smallest micro-batch fits.
@@ -107,7 +110,8 @@ def measure(
             continue
         possible = [size for size in sizes if size % least == 0] or [least]
         topology = create.create_topology(job)
-        layers[tensor], updates = _layers(config, topology, device, possible, blocks, report)
+        saved = ("none", "full") if checkpointing else ("none",)
+        layers[tensor], updates = _layers(config, topology, device, possible, blocks, saved, report)
         # The largest degree's time counts: it has the fewest replicas that reduce gradients meanwhile. ZeRO
         # gives each replica its part of the parameters.
         optimiser = updates * (topology.data if config.zero_stage else 1)
@@ -156,6 +160,7 @@ def _layers(
     device: torch.device,
     sizes: list[int],
     blocks: tuple[int, int],
+    checkpointing: Sequence[str],
     report: Callable[[str], None],
 ) -> tuple[dict[str, dict[int, LayerTimes]], float]:
     """Return the times of each kind of layer, and the optimiser's time per parameter of this rank."""
@@ -167,7 +172,7 @@ def _layers(
         counts["more of the decoder"] = (few, more)
         kinds["DecoderBlock"] = "more of the decoder"
     passes: dict[tuple[str, str], dict[int, _Pass]] = {}
-    for (which, count), saved in itertools.product(counts.items(), ("none", "full")):
+    for (which, count), saved in itertools.product(counts.items(), checkpointing):
         job = _job(config, topology, count, saved)
         report(f"tensor degree {topology.tensor}, {count[0]} blocks, activation checkpointing {saved}")
         passes[which, saved] = _passes(job, topology, sizes, report)
@@ -176,29 +181,36 @@ def _layers(
     found: dict[str, dict[int, LayerTimes]] = {}
     added = more - few
     for size in sizes:
-        whole, again = passes["few", "none"][size], passes["few", "full"][size]
-        forward, backward, checkpointed = whole.forward, whole.backward, again.backward
+        whole = passes["few", "none"][size]
+        forward, backward = whole.forward, whole.backward
+        again = passes["few", "full"][size].backward if "full" in checkpointing else None
+        checkpointed = again
         for kind, which in kinds.items():
-            plain, full = passes[which, "none"][size], passes[which, "full"][size]
+            plain = passes[which, "none"][size]
             one = LayerTimes(
                 forward=max(LEAST_SECONDS, (plain.forward - whole.forward) / added),
                 backward=max(LEAST_SECONDS, (plain.backward - whole.backward) / added),
-                checkpointed=max(LEAST_SECONDS, (full.backward - again.backward) / added),
+                checkpointed=None
+                if again is None
+                else max(LEAST_SECONDS, (passes[which, "full"][size].backward - again) / added),
             )
             found.setdefault(kind, {})[size] = one
             forward -= few * one.forward
             backward -= few * one.backward
-            checkpointed -= few * one.checkpointed
+            if checkpointed is not None and one.checkpointed is not None:
+                checkpointed -= few * one.checkpointed
         ahead, back = _embedding(_job(config, topology, (few, few), "none"), topology, device, size)
         tables = ["Embedding", "DecoderEmbedding"] if is_t5 else ["Embedding"]
         # Measured alone, the embedding may seem to take more time than is left.
         ahead, back = min(ahead, max(0.0, forward) / 3), min(back, max(0.0, backward) / 3)
         for kind in tables:
-            found.setdefault(kind, {})[size] = LayerTimes(ahead, back, back)
+            found.setdefault(kind, {})[size] = LayerTimes(ahead, back, None if again is None else back)
         found.setdefault("Head", {})[size] = LayerTimes(
             forward=max(LEAST_SECONDS, forward - len(tables) * ahead),
             backward=max(LEAST_SECONDS, backward - len(tables) * back),
-            checkpointed=max(LEAST_SECONDS, checkpointed - len(tables) * back),
+            checkpointed=None
+            if checkpointed is None
+            else max(LEAST_SECONDS, checkpointed - len(tables) * back),
         )
     least = sizes[0]
     parameters = flops.parameters(_job(config, topology, counts["more"], "none").spec)

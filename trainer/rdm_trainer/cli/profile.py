@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,17 @@ What it is for:     rdm-trainer tune gpt2-xl.yaml --nodes 4xH100:8 --profile h10
     help="The largest; powers of two up to it are measured.  [default: the job's, at least 8]",
 )
 @click.option(
+    "--sizes",
+    metavar="N,N",
+    help="These micro-batches alone, as 8,16, instead of powers of two.",
+)
+@click.option(
+    "--no-checkpointing",
+    is_flag=True,
+    help="Leave out passes that compute activations again; tune then needs "
+    "parallel.activation_checkpointing=none.",
+)
+@click.option(
     "--blocks",
     nargs=2,
     type=click.IntRange(1, 1000),
@@ -50,6 +62,8 @@ def profile(
     overrides: tuple[str, ...],
     output: Path | None,
     largest: int | None,
+    sizes: str | None,
+    no_checkpointing: bool,
     blocks: tuple[int, int],
     links_only: bool,
     local_rank: int | None,
@@ -83,7 +97,13 @@ def profile(
     except OSError as error:
         raise TrainerError(f"--output is {output}, which cannot be written: {error.strerror}.") from None
     most = largest or max(8, job.optimisation.micro_batch_size)
-    sizes = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    measured = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    if sizes is not None:
+        if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", sizes):
+            raise TrainerError(
+                f"--sizes is {sizes[:60]!r}; it must be micro-batches joined by commas, as 8,16."
+            )
+        measured = sorted({int(size) for size in sizes.split(",")})
     if local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(local_rank))
     # Before torch is imported: it reads the environment while it loads.
@@ -128,7 +148,7 @@ def profile(
         dist.destroy_process_group()
         return 0
     try:
-        found = measure(job, device, sizes, blocks, report)
+        found = measure(job, device, measured, blocks, report, checkpointing=not no_checkpointing)
     except torch.OutOfMemoryError:
         raise TrainerError(
             f"{blocks[1]} blocks do not fit the memory with the smallest micro-batch; take fewer: "

@@ -45,14 +45,20 @@ FP8 = (
 
 
 @pytest.mark.parametrize(
-    ("more", "tensors", "sizes"), [((), {1, 2}, {1, 2}), (FP8, {1}, {2})], ids=["fp32", "fp8"]
+    ("options", "more", "tensors", "sizes"),
+    [
+        (["--micro-batch", "2"], (), {1, 2}, {1, 2}),
+        (["--micro-batch", "2"], FP8, {1}, {2}),
+        (["--sizes", "3", "--no-checkpointing"], (), {1, 2}, {3}),
+    ],
+    ids=["fp32", "fp8", "one size"],
 )
 def test_two_ranks_measure_layers_and_links(
-    tmp_path: Path, more: tuple[str, ...], tensors: set[int], sizes: set[int]
+    tmp_path: Path, options: list[str], more: tuple[str, ...], tensors: set[int], sizes: set[int]
 ) -> None:
     job, file = tmp_path / "tiny.yaml", tmp_path / "cpu.json"
     job.write_text(yaml.safe_dump(CONFIG))
-    arguments = ["profile", str(job), "--output", str(file), "--micro-batch", "2", "--blocks", "1", "2"]
+    arguments = ["profile", str(job), "--output", str(file), *options, "--blocks", "1", "2"]
     # The job's own layout does not matter.
     arguments += ["engine=native", "parallel.pipeline=2", "parallel.virtual_pipeline=2", "parallel.context=2"]
     arguments += more
@@ -81,9 +87,11 @@ def test_two_ranks_measure_layers_and_links(
     for kinds in found.layers.values():
         assert kinds.keys() == {"Block", "Embedding", "Head"}
         assert all(points.keys() == sizes for points in kinds.values())
-    tuned = CliRunner().invoke(
-        cli,
-        ["tune", str(job), "engine=native", *more, "--nodes", "1xcpu:2", "--profile", str(file), "--json"],
-    )
+    tune = ["tune", str(job), "engine=native", *more, "--nodes", "1xcpu:2", "--profile", str(file), "--json"]
+    if "--no-checkpointing" in options:
+        refused = str(CliRunner().invoke(cli, tune).exception)
+        assert "The profile of cpu was measured with --no-checkpointing; search layouts with" in refused
+        tune.append("parallel.activation_checkpointing=none")
+    tuned = CliRunner().invoke(cli, tune)
     best = json.loads(tuned.output)["best"]
     assert {row["tensor"] for row in best} == tensors

@@ -76,6 +76,35 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "h100.json"
     file.write_text(PROFILE.text())
     assert Profile.read(file) == PROFILE
+    file.write_text(_without_checkpointing().text())
+    assert Profile.read(file) == _without_checkpointing()
+
+
+def _without_checkpointing() -> Profile:
+    layers = {
+        tensor: {
+            kind: {size: dataclasses.replace(one, checkpointed=None) for size, one in points.items()}
+            for kind, points in kinds.items()
+        }
+        for tensor, kinds in PROFILE.layers.items()
+    }
+    return dataclasses.replace(PROFILE, layers=layers)
+
+
+def test_passes_that_were_not_measured_are_not_predicted() -> None:
+    profile = _without_checkpointing()
+    profile.require(JOB, source="h100.json", command="measure")
+    assert profile.lost_in_noise() == ""
+    times = MeasuredTimes({"H100": profile}, {"H100": NodeKind("H100", 4, 4e11, 3e12, 79.0)})
+    assert times.backward("H100", "Block", 4, 1, checkpointed=False) == pytest.approx(8e-3)
+    with pytest.raises(TrainerError, match=r"measured with --no-checkpointing; search layouts with parallel"):
+        times.backward("H100", "Block", 4, 1, checkpointed=True)
+
+
+@pytest.mark.parametrize("sizes", ["", "0,8", "8,", "8 16", "eight"])
+def test_sizes_are_whole_numbers(sizes: str) -> None:
+    refused = CliRunner().invoke(cli, ["profile", str(CONFIG), "--sizes", sizes]).exception
+    assert str(refused) == f"--sizes is {sizes!r}; it must be micro-batches joined by commas, as 8,16."
 
 
 @pytest.mark.parametrize(
