@@ -185,7 +185,11 @@ def existing(name: str | None, key: str) -> Path:
         TrainerError: It is not given or does not exist.
     """
     if name is None:
-        raise TrainerError(f"the tokenizer's {key} is not given.")
+        option = "--tokenizer-file" if key == "file" else f"--{key}"
+        raise TrainerError(
+            f"the tokenizer's {key} is not given; set data.tokenizer.{key}, or `{option}` of `rdm-trainer "
+            "preprocess`."
+        )
     path = Path(name)
     if not path.is_file():
         raise TrainerError(f"{path}, the tokenizer's {key}, is not there.")

@@ -215,7 +215,7 @@ def test_without_a_tokenizer_the_last_token_ends_documents() -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (TokenizerConfig("gpt2"), "vocab is not given"),
+        (TokenizerConfig("gpt2"), "vocab is not given; set data.tokenizer.vocab, or `--vocab` of"),
         (TokenizerConfig("gpt2", "none.json"), "none.json, the tokenizer's vocab, is not there"),
         (TokenizerConfig("gpt2", "list.json"), "is not a vocabulary of GPT-2's kind"),
         (TokenizerConfig("gpt2", "short.json"), r"has no <\|endoftext\|>"),
@@ -224,7 +224,7 @@ def test_without_a_tokenizer_the_last_token_ends_documents() -> None:
         (TokenizerConfig("gpt2", "good.json"), "merges is not given"),
         (TokenizerConfig("gpt2", "good.json", "broken.json"), "are no vocabulary of byte pairs"),
         (TokenizerConfig("wordpiece", "short.json"), r"lacks \[PAD\], \[UNK\]"),
-        (TokenizerConfig("huggingface"), "file is not given"),
+        (TokenizerConfig("huggingface"), "file is not given; set data.tokenizer.file, or `--tokenizer-file`"),
         (TokenizerConfig("huggingface", file="short.json"), "is not a tokenizer.json"),
         (TokenizerConfig("huggingface", file="endless.json"), "none of the tokens that end a document"),
     ],
