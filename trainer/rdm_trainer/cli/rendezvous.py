@@ -183,8 +183,12 @@ def rendezvous(
         raise TrainerError("The launcher must know how many members there are: --nodes or NUM_NODES.")
     spec = None
     if worker_spec is not None:
-        if role == "worker" or insecure:
-            raise TrainerError("--worker-spec is for a launcher, which makes the workers' secret if need be.")
+        if role == "worker":
+            raise TrainerError(
+                "--worker-spec is for a launcher, which starts the workers; leave it out here."
+            )
+        if insecure:
+            raise TrainerError("--worker-spec gives the workers a secret; leave out --insecure.")
         spec = read_spec(worker_spec, submit, cancel, values)
     elif submit or cancel or values:
         raise TrainerError(

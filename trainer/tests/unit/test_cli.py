@@ -44,6 +44,30 @@ def test_a_missing_choice_is_one_line(program: Program) -> None:
     assert err.startswith("Error: Missing option '--role'. Choose from: launcher, worker\nSee: ")
 
 
+@pytest.mark.parametrize(
+    ("role", "option", "message"),
+    [
+        (
+            ("worker", "--master", "n1"),
+            (),
+            "--worker-spec is for a launcher, which starts the workers; leave it",
+        ),
+        (
+            ("launcher", "--nodes", "2"),
+            ("--insecure",),
+            "--worker-spec gives the workers a secret; leave out",
+        ),
+    ],
+)
+def test_a_spec_of_workers_is_for_a_launcher_with_a_secret(
+    program: Program, role: tuple[str, ...], option: tuple[str, ...], message: str
+) -> None:
+    given = ("--id", "x", "--worker-spec", "docker", "--submit", "true", *option)
+    code, _, err = program("rendezvous", "--role", *role, *given, "--", "true")
+    assert code == 3
+    assert err.startswith(f"Error: {message}")
+
+
 def test_a_profile_that_cannot_be_written_is_not_measured(program: Program) -> None:
     code, _, err = program("profile", XL, "--output", "/proc/x.json")
     assert code == 3
