@@ -130,7 +130,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage_message(error: click.UsageError) -> str:
-    message = error.format_message()
+    # click's names of its types.
+    message = error.format_message().replace("a valid integer range", "an integer")
+    message = message.replace("a valid float range", "a number")
     return message[:1].lower() + message[1:] if not message.startswith("--") else message
 
 

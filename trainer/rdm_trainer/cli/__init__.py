@@ -134,8 +134,9 @@ def _run(arguments: list[str]) -> int:
         error.show()
         return BAD_INPUT
     except click.UsageError as error:
-        # click lists choices in lines.
-        message = " ".join(error.format_message().split())
+        # click lists choices in lines, and has names of its own for types.
+        message = " ".join(error.format_message().split()).replace("a valid integer range", "an integer")
+        message = message.replace("a valid float range", "a number")
         path = error.ctx.command_path if error.ctx is not None else PROGRAM
         _report(arguments, [message], f"{path} --help")
         return BAD_INPUT

@@ -38,6 +38,13 @@ def test_an_unknown_verb_gets_the_nearest(program: Program) -> None:
     assert "Did you mean train?" in err
 
 
+def test_a_wrong_number_is_called_so(program: Program) -> None:
+    _, _, err = program("dry-run", XL, "--world", "2.5")
+    assert err.startswith("Error: Invalid value for '--world': '2.5' is not an integer.")
+    _, _, err = program("rendezvous", "--timeout", "long")
+    assert err.startswith("Error: Invalid value for '--timeout': 'long' is not a number.")
+
+
 def test_a_missing_choice_is_one_line(program: Program) -> None:
     code, _, err = program("rendezvous", "--", "hostname")
     assert code == 3

@@ -80,6 +80,8 @@ def test_no_arguments_show_the_help(call: Call) -> None:
         (["xyzzy"], ["xyzzy", "check, completion, data"]),
         (["up", "--limt", "x"], ["--limt", "--limit"]),
         (["up", "--forks", "none"], ["none"]),
+        (["logs", "x", "--rank", "two"], ["'two' is not an integer."]),
+        (["exec", "--timeout", "long", "--", "true"], ["'long' is not a number."]),
         (["up", "stray"], ["stray"]),
         (["up", "--check"], ["--check", "rdm-provision check"]),
         (["jobs", "--prune"], ["--prune", "rdm-provision jobs --help"]),
