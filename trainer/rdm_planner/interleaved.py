@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,6 +34,9 @@ _WORK = 200_000
 
 # The most that moving single blocks is expected to gain, as a share of the step.
 _MOST_GAIN = 0.03
+
+# The most chunks of a pipeline of which two blocks are moved at a time, if moving one no longer helps.
+_FEW_CHUNKS = 8
 
 
 def degrees(blocks: int, stages: int) -> list[int]:
@@ -316,7 +319,7 @@ def _fills(cut: Sequence[int]) -> bool:
 
 
 class ChunkSearch(CutSearch):
-    """The search for the blocks of each chunk: it moves single blocks while that helps.
+    """The search for the blocks of each chunk: it moves one or two blocks while that helps.
 
     Args:
         problem: The problem.
@@ -347,6 +350,8 @@ class ChunkSearch(CutSearch):
         for seconds, cut in sorted((seconds, cut) for cut, seconds in self.starts.items()):
             if seconds * (1 - _MOST_GAIN) < self.upper:
                 self._descend(cut, seconds, self.most)
+        if self.best is not None and len(self.best) <= _FEW_CHUNKS:
+            self._descend(self.best, self.upper, self.most, blocks=2)
 
     def _simulate(self, cut: tuple[int, ...]) -> float:
         """Return a cut's time, and keep the fastest cut."""
@@ -357,17 +362,16 @@ class ChunkSearch(CutSearch):
                 self.upper, self.best = self.starts[cut], cut
         return self.starts[cut]
 
-    def _descend(self, cut: tuple[int, ...], upper: float, most: int) -> None:
-        """Move single blocks while that helps, first those moves after which the slowest stage is fastest.
+    def _descend(self, cut: tuple[int, ...], upper: float, most: int, blocks: int = 1) -> None:
+        """Move up to so many blocks while that helps, first so that the slowest stage is fastest.
 
         It also goes on from cuts that are as fast: a step may get faster only after several moves.
         """
-        moves = list(itertools.permutations(range(len(cut)), 2))
         equal, tried = [cut], set()
         while equal:
             cut = equal.pop()
             tried.add(cut)
-            for least, other in sorted((self._least_of(moved), moved) for moved in _moved(cut, moves)):
+            for least, other in sorted((self._least_of(moved), moved) for moved in _moved(cut, blocks)):
                 if least >= upper or self.simulations >= most:
                     break
                 seconds = self._simulate(other)
@@ -392,10 +396,14 @@ class ChunkSearch(CutSearch):
         return self._least_by_units[units]
 
 
-def _moved(cut: Sequence[int], moves: Iterable[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
-    """Yield a cut after each move of a block from a chunk to another."""
-    for source, target in moves:
-        moved = list(cut)
-        moved[source] -= 1
-        moved[target] += 1
-        yield tuple(moved)
+def _moved(cut: tuple[int, ...], blocks: int) -> set[tuple[int, ...]]:
+    """Return the cuts that differ by up to so many blocks in another chunk."""
+    found = {cut}
+    for _ in range(blocks):
+        for one in list(found):
+            for source, target in itertools.permutations(range(len(cut)), 2):
+                moved = list(one)
+                moved[source] -= 1
+                moved[target] += 1
+                found.add(tuple(moved))
+    return found - {cut}
