@@ -92,10 +92,6 @@ def profile(
     output = output or Path(directory or ".", f"{job.name}.profile.json")
     if not output.parent.is_dir():
         raise TrainerError(f"--output is {output}, and the directory {output.parent} does not exist.")
-    try:
-        tempfile.TemporaryFile(dir=output.parent).close()
-    except OSError as error:
-        raise TrainerError(f"--output is {output}, which cannot be written: {error.strerror}.") from None
     most = largest or max(8, job.optimisation.micro_batch_size)
     measured = [2**power for power in range(most.bit_length()) if 2**power <= most]
     if sizes is not None:
@@ -110,6 +106,11 @@ def profile(
     adopt_launcher_environment(os.environ)
     require_launcher_environment(os.environ)
     is_first = os.environ.get("RANK", "0") == "0"
+    if is_first and not links_only:
+        try:
+            tempfile.TemporaryFile(dir=output.parent).close()
+        except OSError as error:
+            raise TrainerError(f"--output is {output}, which cannot be written: {error.strerror}.") from None
 
     import torch
     import torch.distributed as dist

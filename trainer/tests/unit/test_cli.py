@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,20 @@ def test_a_profile_that_cannot_be_written_is_not_measured(program: Program) -> N
     code, _, err = program("profile", XL, "--output", "/proc/x.json")
     assert code == 3
     assert err.startswith("Error: --output is /proc/x.json, which cannot be written: ")
+
+
+def test_what_writes_no_profile_needs_no_place_for_it(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What follows the check would measure.
+    monkeypatch.setattr("rdm_trainer.profile_model.start", lambda _job: sys.exit(7))
+    given = ("profile", XL, "--output", "/proc/x.json")
+    assert program(*given, "--links-only")[0] == 7
+    for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    for rank, code in (("0", 3), ("1", 7)):
+        monkeypatch.setenv("RANK", rank)
+        assert program(*given)[0] == code
 
 
 def test_a_launcher_s_wrong_variable_is_a_sentence(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
