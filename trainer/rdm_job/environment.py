@@ -52,9 +52,15 @@ def require_launcher_environment(environment: Mapping[str, str]) -> None:
     if "WORLD_SIZE" not in environment:
         return
     hint = "start the ranks with a launcher, such as torchrun, or unset WORLD_SIZE to train on one device"
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
-    if missing:
-        raise TrainerError(f"WORLD_SIZE is set, but not {' and '.join(missing)}; {hint}.")
+    if not environment.get("RANK"):
+        raise TrainerError(f"WORLD_SIZE is set, but not RANK; {hint}.")
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]:
+        # Open MPI and Slurm set neither, and one may be in a shell that srun started.
+        raise TrainerError(
+            f"This is rank {environment['RANK']} of {environment['WORLD_SIZE']}, but {' and '.join(missing)} "
+            f"{'are' if len(missing) > 1 else 'is'} not set; set MASTER_ADDR to the host of rank 0, and "
+            "MASTER_PORT to a free port there."
+        )
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"):
         value = environment.get(name, "0")
         if not value.isdecimal():

@@ -50,15 +50,16 @@ def finetune(
     from rdm_trainer.finetune.packages import require_packages
 
     job = configuration.load_as(FinetuneConfig, config, overrides)
+    if print_config:
+        configuration.require(job)
+        click.echo(configuration.dump(job))
+        return 0
     if local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(local_rank))
     # Before torch is imported: it reads the environment while it loads.
     adopt_launcher_environment(os.environ)
     require_launcher_environment(os.environ)
     configuration.require(job, int(os.environ.get("WORLD_SIZE", "1")))
-    if print_config:
-        click.echo(configuration.dump(job))
-        return 0
     require_packages()
     allow_files()
 

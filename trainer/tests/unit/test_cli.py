@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.unit.conftest import Program
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 XL = str(CONFIGS / "gpt2-xl.yaml")
+FINETUNED = str(CONFIGS / "qwen3-8b-finetune.yaml")
 
 
 def test_help_names_every_verb_without_loading_it(program: Program) -> None:
@@ -94,6 +96,19 @@ def test_what_writes_no_profile_needs_no_place_for_it(
     for rank, code in (("0", 3), ("1", 7)):
         monkeypatch.setenv("RANK", rank)
         assert program(*given)[0] == code
+
+
+@pytest.mark.parametrize(("verb", "job"), [("train", XL), ("finetune", FINETUNED)])
+def test_a_shell_of_srun_shows_configurations(
+    verb: str, job: str, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"}
+    # The program adds to its environment.
+    monkeypatch.setattr(os, "environ", {**os.environ, **task})
+    assert program(verb, job, "--print-config")[0] == 0
+    code, _, err = program(verb, job)
+    assert code == 3
+    assert err.startswith("Error: This is rank 0 of 1, but MASTER_ADDR and MASTER_PORT are not set; set")
 
 
 def test_a_launcher_s_wrong_variable_is_a_sentence(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,11 @@ def test_half_of_a_world_is_left_alone(variables: dict[str, str]) -> None:
     ("changes", "message"),
     [
         ({"RANK": ""}, "WORLD_SIZE is set, but not RANK; start the ranks with a launcher, such as torchrun"),
-        ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "WORLD_SIZE is set, but not MASTER_ADDR and MASTER_PORT; "),
+        (
+            {"MASTER_ADDR": "", "MASTER_PORT": ""},
+            "This is rank 1 of 2, but MASTER_ADDR and MASTER_PORT are not set; set MASTER_ADDR to the host",
+        ),
+        ({"MASTER_PORT": ""}, "This is rank 1 of 2, but MASTER_PORT is not set; "),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', and not a number; start"),
         ({"MASTER_PORT": "ssh"}, "MASTER_PORT is 'ssh', and not a number; start"),
         ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1', and not a number; start"),
