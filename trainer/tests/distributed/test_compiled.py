@@ -62,7 +62,7 @@ def test_joined_blocks_of_replicas_change_no_loss(world: int) -> None:
 
 @training.without_code("aot_eager")
 def watched_replicas() -> tuple[list[int], list[int]]:
-    """Take a step with two blocks.
+    """Take a step with two blocks, and evaluate two micro-batches.
 
     Return how many blocks' gradients were there when each bucket was reduced, and which micro-batches joined
     blocks.
@@ -112,6 +112,9 @@ def watched_replicas() -> tuple[list[int], list[int]]:
 
     with engine.observed(observer):
         engine.train_step(training.batches(job, topology, 1))
+        two = configure(job, {"optimisation.global_batch_size": 8})
+        engine.set_batch(8)
+        engine.evaluate(training.batches(two, topology, 1))
     engine.close()
     return reduced, joined
 
@@ -121,6 +124,7 @@ def test_replicas_join_no_blocks_in_passes_that_overlap_with_their_messages() ->
         # The gradients of the last block are reduced before those of the first are there.
         assert reduced[0] == 1
         assert reduced[-1] == 2
+        # A training of two micro-batches joins none, and its evaluation takes the same graphs.
         assert joined == [2, 3]
 
 

@@ -122,7 +122,9 @@ class NativeEngine(Engine):
     def _evaluate(self, batches: Iterator[Batch]) -> torch.Tensor:
         self.module.eval()
         self._float8.begin()
-        loss = self._counted(self._stage.evaluate(batches))
+        # With one or two micro-batches, a training without CUDA graphs has only the graphs of passes in sync.
+        in_sync = self._graphed is None and self.accumulation <= 2
+        loss = self._counted(self._stage.evaluate(batches, in_sync=in_sync))
         if self.topology.world_size > 1:
             dist.all_reduce(loss)
         return loss / self.topology.data

@@ -107,19 +107,22 @@ class Stage:
         self._finish()
         return total / self.micro_batches
 
-    def evaluate(self, batches: Iterator[Batch]) -> torch.Tensor:
-        """Return the mean loss of a step's micro-batches on the last stage, and 0 on the others."""
+    def evaluate(self, batches: Iterator[Batch], *, in_sync: bool = False) -> torch.Tensor:
+        """Return the mean loss of a step's micro-batches on the last stage, and 0 on the others.
+
+        Args:
+            batches: Micro-batches on the device; only the first and the last stage read them.
+            in_sync: Compute as where replicas exchange weights or gradients.
+        """
         total = torch.zeros((), device=self._device)
         for one in forwards(self._stages, self._chunks, self.micro_batches):
-            outputs = self._forward(one, self._receive(one), batches)
+            outputs = self._forward(one, self._receive(one), batches, in_sync=in_sync)
             if self._is_end(one):
                 total += outputs
         self._finish()
         return total / self.micro_batches
 
-    def _forward(
-        self, one: Pass, received: Tensors, batches: Iterator[Batch], *, in_sync: bool = False
-    ) -> Any:
+    def _forward(self, one: Pass, received: Tensors, batches: Iterator[Batch], *, in_sync: bool) -> Any:
         labels = None
         inputs: Any = received if len(received) > 1 else received[0] if received else None
         is_begin, is_end = self._is_begin(one), self._is_end(one)
