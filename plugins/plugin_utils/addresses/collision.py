@@ -65,14 +65,14 @@ def subnet_problems(subnet: IPv4Network, variable: str = SUBNET) -> list[Problem
     ]
 
 
-def public_space_warning(subnet: IPv4Network) -> str | None:
-    """Return a warning if the subnet is not private address space, else None."""
+def public_space_warning(subnet: IPv4Network, ssh_addresses: Iterable[str] = ()) -> str | None:
+    """Return a warning with a private subnet that holds no ssh address; None if the subnet is private."""
     if any(subnet.subnet_of(private) for private in PRIVATE):
         return None
     return (
         f"The subnet {subnet} is not private address space (RFC 1918): nodes and containers cannot reach "
-        f"the hosts on the internet that own it. A private one would be {free_subnet([], subnet.prefixlen)} "
-        "(rdm_subnet)."
+        "the hosts on the internet that own it. A private one would be "
+        f"{free_subnet(ssh_addresses, subnet.prefixlen)} (rdm_subnet)."
     )
 
 

@@ -97,7 +97,10 @@ def plan_cluster(
     sentences = (
         ()
         if bare or known
-        else (widened(addresses, previous, inventory.subnet), public_space_warning(addresses.subnet))
+        else (
+            widened(addresses, previous, inventory.subnet),
+            public_space_warning(addresses.subnet, inventory.ssh_addresses.values()),
+        )
     )
     return ClusterPlan(inventory, addresses, [sentence for sentence in sentences if sentence]), found
 

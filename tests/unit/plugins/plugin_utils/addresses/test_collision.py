@@ -245,6 +245,8 @@ def test_special_ranges_are_refused(subnet: str, word: str) -> None:
 
 def test_public_space_is_a_warning() -> None:
     assert "RFC 1918" in str(public_space_warning(SUBNET))
+    assert "would be 10.20.0.0/24 " in str(public_space_warning(SUBNET))
+    assert "would be 10.20.1.0/24 " in str(public_space_warning(SUBNET, ["node", "10.20.0.11"]))
     assert subnet_problems(SUBNET) == []
     for private in ("10.1.0.0/16", "172.31.0.0/24", "192.168.0.0/16"):
         assert public_space_warning(IPv4Network(private)) is None

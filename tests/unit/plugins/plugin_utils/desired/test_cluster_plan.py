@@ -85,6 +85,13 @@ def test_inventory_alone_gives_addresses_and_a_warning_about_the_default_subnet(
     assert again.warnings == []
 
 
+def test_the_private_subnet_that_a_warning_proposes_holds_no_ssh_address() -> None:
+    plan, problems = plan_cluster(["m"], [], {"m": {**CPU, "ansible_host": "10.20.0.11"}})
+    assert plan is not None
+    assert problems == []
+    assert "A private one would be 10.20.1.0/24 " in plan.warnings[0]
+
+
 def test_problems_of_inventory_addresses_and_caller_come_at_once() -> None:
     variables = {
         "m": {"rdm_accelerator": "tpu", "my_ip": "10.0.0.1"},
