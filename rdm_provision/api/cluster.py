@@ -202,17 +202,29 @@ class Cluster(JobVerbs):
         return cluster
 
     def _require_ports(self, path: Path) -> None:
-        """Raise an InventoryError if a node's port is invalid; on the master, no run could check it."""
+        """Raise an InventoryError if the port of a node, or of a host of Slurm's, is invalid.
+
+        On the master and on Slurm's hosts, no run could check it.
+        """
         # A run evaluates templates.
-        given = [node for node in self.nodes if "{" not in str(node.variables.get("ansible_port", "{"))]
+        given = [
+            name
+            for name, variables in self._hostvars.items()
+            if "{" not in str(variables.get("ansible_port", "{"))
+        ]
         if not given:
             return
         from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import (
+            NODE_GROUPS,
+            OTHER_GROUPS,
             Host,
             check_port,
         )
 
-        problems = [one for node in given for one in check_port(Host(node.name, node.variables))]
+        ours = {host for group in (*NODE_GROUPS, *OTHER_GROUPS) for host in self._groups.get(group, ())}
+        problems = [
+            one for name in given if name in ours for one in check_port(Host(name, self._hostvars[name]))
+        ]
         if problems:
             raise InventoryError(f"{path} has an invalid port", problems=problems)
 

@@ -129,6 +129,17 @@ def test_a_port_that_is_none_is_refused_before_a_run(make_inventory: MakeInvento
     assert Cluster.load(make_inventory("a", "b", "c", hosts={**hosts, "a": {}})).nodes
 
 
+@pytest.mark.parametrize("group", ["login", "slurm_controller", "others"])
+def test_a_port_of_a_host_that_is_no_node(tmp_path: Path, group: str) -> None:
+    (tmp_path / "hosts.ini").write_text(f"[master]\na\n[{group}]\nb ansible_port=ssh\n", encoding="utf-8")
+    if group == "others":
+        assert Cluster.load(tmp_path).nodes
+        return
+    with pytest.raises(InventoryError) as caught:
+        Cluster.load(tmp_path)
+    assert [problem.node for problem in caught.value.problems] == ["b"]
+
+
 def test_one_broken_file_among_several_is_not_passed_over(make_inventory: MakeInventory) -> None:
     path = make_inventory()
     (path / "more.yml").write_text("all: [\n", encoding="utf-8")
