@@ -7,6 +7,7 @@ imported at start. A verb's file, and with it Ansible and rich, is loaded when i
 from __future__ import annotations
 
 import importlib
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -131,8 +132,8 @@ def _run(arguments: list[str]) -> int:
 
 def _usage_message(error: click.UsageError) -> str:
     # click's names of its types.
-    message = error.format_message().replace("a valid integer range", "an integer")
-    message = message.replace("a valid float range", "a number")
+    message = re.sub("a valid integer(?: range)?", "an integer", error.format_message())
+    message = re.sub("a valid float(?: range)?", "a number", message)
     return message[:1].lower() + message[1:] if not message.startswith("--") else message
 
 

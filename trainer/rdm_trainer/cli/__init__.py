@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Sequence
 
@@ -135,8 +136,9 @@ def _run(arguments: list[str]) -> int:
         return BAD_INPUT
     except click.UsageError as error:
         # click lists choices in lines, and has names of its own for types.
-        message = " ".join(error.format_message().split()).replace("a valid integer range", "an integer")
-        message = message.replace("a valid float range", "a number")
+        message = " ".join(error.format_message().split())
+        message = re.sub("a valid integer(?: range)?", "an integer", message)
+        message = re.sub("a valid float(?: range)?", "a number", message)
         path = error.ctx.command_path if error.ctx is not None else PROGRAM
         _report(arguments, [message], f"{path} --help")
         return BAD_INPUT

@@ -81,6 +81,7 @@ def test_no_arguments_show_the_help(call: Call) -> None:
         (["up", "--limt", "x"], ["--limt", "--limit"]),
         (["up", "--forks", "none"], ["none"]),
         (["logs", "x", "--rank", "two"], ["'two' is not an integer."]),
+        (["lab", "up", "--nodes", "two"], ["'two' is not an integer."]),
         (["exec", "--timeout", "long", "--", "true"], ["'long' is not a number."]),
         (["up", "stray"], ["stray"]),
         (["up", "--check"], ["--check", "rdm-provision check"]),
