@@ -29,7 +29,7 @@ that is not here has not been timed since it exists.
 
 
 def section(name: str, report: str, cores: int | None = os.cpu_count()) -> str:
-    """Return a suite's section of the page."""
+    """Return the section of `make suite-NAME` from its JUnit report; `cores` are the machine's."""
     suite = ElementTree.fromstring(report).find("testsuite")  # noqa: S314 (pytest on this machine wrote it)
     assert suite is not None, "pytest has written no suite"
     files: dict[str, list[float]] = defaultdict(list)

@@ -214,7 +214,7 @@ def _quoted(words: Iterable[str]) -> str:
 
 
 def dockerfile(base: str) -> str:
-    """Return the Dockerfile with a stage for each of the three images."""
+    """Return the Dockerfile, on Debian or Ubuntu, with a stage for each of the three images."""
     exclude = "".join(f"path-exclude={path}\\n" for path in LEFT_OUT)
     install = "apt-get update -qq && apt-get install -qq --yes --no-install-recommends"
     return f"""\

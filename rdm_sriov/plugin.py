@@ -95,7 +95,7 @@ def main(
 
 
 def networks_of(engine: str, driver: str) -> Dict[str, Dict[str, str]]:
-    """Return the options of an engine's networks of a driver, by ID."""
+    """Return the options of a driver's networks, by ID; `engine` is the path of its socket."""
     try:
         found: List[Dict[str, Any]] = DockerAPI(engine, timeout=_ENGINE_TIMEOUT).get("/networks")
     except DockerProblem as problem:

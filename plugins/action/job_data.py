@@ -145,7 +145,7 @@ def files(source: Path) -> Iterator[str]:
 
 
 def others(source: Path, digests: dict[str, str]) -> Iterator[str]:
-    """Yield the files whose content differs from the node's."""
+    """Yield the files whose content differs from the node's; `digests` has its files' by relative path."""
     for path, theirs in digests.items():
         if digest_once(source / path) != theirs:
             yield path

@@ -145,7 +145,7 @@ class _Server(socketserver.ThreadingUnixStreamServer):
 
 @contextlib.contextmanager
 def newer_engine(engine: str, path: Path, oldest: tuple[int, int] = (1, 44)) -> Iterator[None]:
-    """Simulate an engine that refuses older versions of the API, as version 29 does."""
+    """Relay an engine's socket to a path, but refuse APIs older than `oldest`, as version 29 does."""
     path.unlink(missing_ok=True)
     with _Server(str(path), _Relay) as server:
         server.engine, server.oldest = engine, oldest  # type: ignore[attr-defined]

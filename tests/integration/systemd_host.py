@@ -71,7 +71,7 @@ class Host:
         self.pid = pid
 
     def enter(self, *argv: str, outside: bool = False) -> list[str]:
-        """Return a command that runs another command on the host."""
+        """Return a command that runs another on the host; `outside` leaves it this machine's network."""
         spaces = ("--mount", "--uts", "--ipc", "--pid", "--cgroup", *(() if outside else ("--net",)))
         return ["nsenter", f"--target={self.pid}", *spaces, "--root", "--wd", *argv]
 

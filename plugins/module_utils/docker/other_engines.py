@@ -42,7 +42,7 @@ def other_engines(user: dict[str, Any], used: str, run_root: str = "/run/user") 
 
 
 def current_context(directory: str) -> tuple[str, str] | None:
-    """Return name and address of the current Docker context; None for the default one."""
+    """Return name and address of the current context in a user's `.docker`; None for the default one."""
     name = read_json(os.path.join(directory, "config.json")).get("currentContext")
     if not isinstance(name, str) or name in ("", "default"):
         return None

@@ -47,6 +47,8 @@ def load_chunks(
     The bytes that are sent are hashed. The last MiB is held back until the digest of the whole file matches
     the index: an engine keeps nothing of a stream that breaks off.
 
+    The members in `skipped` are left out; `skippable_members` finds them.
+
     Raises:
         NodeError: the archive can no longer be read.
         ArchiveChanged: the digest differs, and the end was not sent.

@@ -72,7 +72,7 @@ class Rdma(NamedTuple):
 
 
 def device_problems(answer: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the problems and the warnings about a container's RDMA devices."""
+    """Return the problems and the warnings about a container's RDMA devices that rdma_probe found."""
     seen: Mapping[str, Any] = answer.get("found") or {}
     usable: Mapping[str, str] = seen.get("usable") or {}
     owners = sorted({owner for owner in usable.values() if owner})

@@ -84,7 +84,7 @@ def rdma_report(rdma: Mapping[str, Any]) -> Report:
 
 
 def collective_report(collective: Mapping[str, Any]) -> Report:
-    """Return the report of the all-reduce, a line per size."""
+    """Return the report of what evaluate_collective() returned, a line per size."""
     ranks, nodes = collective["ranks"], len(collective["nodes"])
     backend = collective["backend"]
     about = f"{ranks} ranks on {nodes} nodes, {backend}; bandwidths in GB/s, as nccl-tests have them"

@@ -59,7 +59,7 @@ def holders(listed: Files) -> dict[str, list[str]]:
 
 
 def conflicts(directory: str, values: Files) -> list[Problem]:
-    """Return a problem for each file of which two nodes have different ones."""
+    """Return a problem for each file whose bytes, or digests, differ between two nodes."""
     problems = []
     for path, (first, *others) in holders(values).items():
         other = next((node for node in others if values[node][path] != values[first][path]), "")

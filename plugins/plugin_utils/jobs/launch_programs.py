@@ -13,7 +13,7 @@ NEEDED_BY = {"pdsh": "deepspeed", "openmpi": "mpirun"}
 
 
 def evaluate(name: str, found: Mapping[str, Mapping[str, Any]]) -> tuple[list[Problem], list[Problem]]:
-    """Return the problems and the warnings."""
+    """Return the problems and the warnings about a program, from each host's `version` and `problem`."""
     launcher, hint = NEEDED_BY[name], f"install it, or set {name}_install: true"
     warnings = [
         Problem(host, "it", str(one["problem"]), f"for the launcher {launcher}, {hint}")

@@ -196,7 +196,7 @@ def removed() -> dict[str, Any]:
 
 
 def check_queue(jobs: Sequence[Mapping[str, str]], hidden: Sequence[str] = ()) -> list[Problem]:
-    """Refuse to take down a cluster that has jobs."""
+    """Refuse to take down a cluster that has jobs; `hidden` is what changes.unseen() returned."""
     if hidden:
         return [Problem(None, "the queue", f"cannot be read, and jobs run on {names(hidden)}", HINT)]
     if not jobs:

@@ -59,7 +59,7 @@ def fingerprint(key: Ed25519PrivateKey) -> str:
 def host_certificate(
     key: Ed25519PrivateKey, authority: Ed25519PrivateKey, name: str, principals: list[str]
 ) -> str:
-    """Return the line of a host certificate."""
+    """Return the line of a host certificate; its principals are the names and addresses of the host."""
     # The nonce keeps others from choosing the bytes that the authority signs.
     nonce = hashlib.sha256(_raw(derived(authority, f"nonce {name}"))).digest()
     signed = b"".join(

@@ -94,7 +94,7 @@ class JobView:
     """A watched job: a progress bar, figures and its nodes. Without a terminal, a line for each step."""
 
     def __init__(self, console: Console, title: str, *, brief: bool = False) -> None:
-        """Show a job of a cluster."""
+        """Show a job of a cluster; `brief` if it is started and not watched."""
         self.console = console
         self.live = console.is_terminal
         self.state: JobState | None = None
