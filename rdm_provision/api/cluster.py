@@ -166,7 +166,7 @@ class Cluster(JobVerbs):
 
         Raises:
             InputError: no inventory was named and none was found, or there is no such password file.
-            InventoryError: the inventory is missing, cannot be parsed, or has no nodes.
+            InventoryError: the inventory is missing or cannot be parsed, or has no nodes or an invalid port.
 
         >>> Cluster.load("inventory/lab").name  # doctest: +SKIP
         'rdm'

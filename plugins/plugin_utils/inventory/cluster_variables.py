@@ -328,7 +328,7 @@ def check_gpus(host: Host) -> tuple[Gpus, list[Problem]]:
 def check_port(host: Host) -> list[Problem]:
     """Return a problem if a host's `ansible_port` is no port: Ansible reports it as a failure of the host."""
     port = host.variables.get("ansible_port")
-    if not host.over_ssh or port is None or _number(port) in range(1, 65536):
+    if not host.over_ssh or port is None or _integer(port) in range(1, 65536):
         return []
     hint = "choose one from 1 to 65535, or leave it out for 22"
     return [Problem(host.name, f"ansible_port {port!r}", "is not a port", hint)]
@@ -372,6 +372,14 @@ def _check_node(host: Host, problems: list[Problem]) -> Node:
         become=bool(become),
         config_dir=config_dir,
     )
+
+
+def _integer(value: Any) -> int | None:
+    """Return a value as an integer; text is parsed; None if it is not one, such as 22.0."""
+    try:
+        return int(str(value))
+    except ValueError:
+        return None
 
 
 def _number(value: Any) -> float | None:

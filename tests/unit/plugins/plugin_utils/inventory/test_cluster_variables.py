@@ -129,7 +129,7 @@ def test_bad_docker_socket(socket: str) -> None:
     assert problems(w1__rdm_docker_socket="/run/user/1000/docker.sock") == []
 
 
-@pytest.mark.parametrize("port", ["ssh", "", 0, 65536, 22.5, True])
+@pytest.mark.parametrize("port", ["ssh", "", 0, 65536, 22.0, "22.0", True])
 def test_bad_port(port: Any) -> None:
     hint = "choose one from 1 to 65535, or leave it out for 22"
     assert problems(w1__ansible_port=port) == [f"w1: ansible_port {port!r} is not a port: {hint}"]
