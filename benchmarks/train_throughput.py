@@ -36,8 +36,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -286,11 +286,14 @@ class Turn:
     """A leg's turn to be measured, which its processes learn from files in its directory."""
 
     directory: Path
+    parent: int = field(default_factory=os.getppid)
 
     def wait(self) -> None:
         """Say that this rank is ready, and wait for the turn of its leg."""
         (self.directory / f"{os.environ['RANK']}.ready").touch()
         while not self._came.exists():
+            if os.getppid() != self.parent:
+                sys.exit("The benchmark that started this process has ended.")
             time.sleep(0.02)
 
     def can_come(self, ranks: int) -> bool:
@@ -511,6 +514,7 @@ class Running:
         self.turn = Turn(directory)
         self._directory = directory
         self._begin = time.monotonic()
+        self._deadline = self._begin + LEG_TIMEOUT_S
         self._end: float | None = None
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
@@ -554,18 +558,24 @@ class Running:
         """Whether all its ranks wait for the leg's turn."""
         return self.turn.can_come(len(self._processes))
 
+    def measure(self) -> None:
+        """Let its ranks measure; that they waited for the turn of their leg does not count as their time."""
+        self._deadline = time.monotonic() + LEG_TIMEOUT_S
+        self.turn.come()
+
     def has_ended(self) -> bool:
         """Return whether all processes have ended, and end those that would wait for one that failed."""
         if self._end is None:
             codes = [process.poll() for process in self._processes]
-            if any(codes) or self.seconds > LEG_TIMEOUT_S:
-                self._kill()
+            if any(codes) or time.monotonic() > self._deadline:
+                self.kill()
             elif None in codes:
                 return False
             self._end = time.monotonic()
         return True
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End the processes that still run."""
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
@@ -582,17 +592,23 @@ class Running:
         return report
 
 
-def run_legs(legs: Sequence[Leg], directory: Path) -> Iterator[Running]:
+def run_legs(legs: Sequence[Leg], directory: Path) -> Generator[Running, None, None]:
     """Start the processes of all legs, let one leg after the other measure, and yield each that has ended."""
-    running = [Running(leg, Path(tempfile.mkdtemp(dir=directory))) for leg in legs]
-    # Nothing is measured while a leg still compiles.
-    while not all(one.is_ready or one.has_ended() for one in running):
-        time.sleep(0.2)
-    for one in running:
-        one.turn.come()
-        while not one.has_ended():
+    running: list[Running] = []
+    try:
+        for leg in legs:
+            running.append(Running(leg, Path(tempfile.mkdtemp(dir=directory))))
+        # Nothing is measured while a leg still compiles.
+        while not all(one.is_ready or one.has_ended() for one in running):
             time.sleep(0.2)
-        yield one
+        for one in running:
+            one.measure()
+            while not one.has_ended():
+                time.sleep(0.2)
+            yield one
+    finally:
+        for one in running:
+            one.kill()
 
 
 def machine() -> dict[str, Any]:

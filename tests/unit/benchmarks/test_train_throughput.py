@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,53 @@ def test_legs_get_ready_together_and_take_turns(monkeypatch: pytest.MonkeyPatch,
         "fails": {"error": "no memory\n"},
         "last": {"ready": 4, "measuring": 0},
     }
+
+
+MEASURES = """
+import json, os, pathlib, sys, time
+directory = pathlib.Path(sys.argv[sys.argv.index("--directory") + 1])
+(directory / (os.environ["RANK"] + ".ready")).touch()
+while not (directory / "turn").exists():
+    time.sleep(0.01)
+time.sleep(1.2)
+(directory / "result.json").write_text(json.dumps({"pid": os.getpid()}))
+"""
+
+
+def test_a_leg_that_waits_for_its_turn_is_not_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (leg,) = wanted(monkeypatch, "--quick", "--shapes", "tiny", "--layouts", "one", devices=1)
+    program = tmp_path / "measures.py"
+    program.write_text(MEASURES)
+    monkeypatch.setattr(train_throughput, "__file__", str(program))
+    monkeypatch.setattr(train_throughput, "LEG_TIMEOUT_S", 2.0)
+    reports = [one.report() for one in train_throughput.run_legs([leg, leg], tmp_path)]
+    assert [report.keys() for report in reports] == [{"pid"}, {"pid"}]
+
+
+def test_legs_end_with_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (leg,) = wanted(monkeypatch, "--quick", "--shapes", "tiny", "--layouts", "one", devices=1)
+    program = tmp_path / "measures.py"
+    program.write_text(
+        MEASURES.replace("while not", "(directory / 'pid').write_text(str(os.getpid()))\nwhile not")
+    )
+    monkeypatch.setattr(train_throughput, "__file__", str(program))
+    legs = train_throughput.run_legs([leg, leg], tmp_path)
+    next(legs)
+    legs.close()
+    written = list(tmp_path.glob("*/pid"))
+    assert len(written) == 2
+    for file in written:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)
+
+
+def test_a_rank_does_not_wait_for_a_benchmark_that_was_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    turn = train_throughput.Turn(tmp_path, parent=os.getppid() + 1)
+    with pytest.raises(SystemExit, match="has ended"):
+        turn.wait()
 
 
 def test_a_device_that_measures_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
