@@ -271,7 +271,7 @@ class Leg:
             }
         for key, value in self.overrides.items():
             section, _, name = key.partition(".")
-            configuration[section][name] = value
+            configuration.setdefault(section, {})[name] = value
         configuration["parallel"]["virtual_pipeline"] = self.virtual_pipeline
         return configuration
 
@@ -771,6 +771,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.json and not args.json.resolve().parent.is_dir():
+        parser.error(f"--json: the directory {args.json.parent} does not exist")
     try:
         args.layouts = [Layout.parse(name) for name in args.layouts.split(",")]
     except ValueError as error:

@@ -243,6 +243,12 @@ def test_legs_get_ready_together_and_take_turns(monkeypatch: pytest.MonkeyPatch,
     }
 
 
+def test_any_section_of_a_configuration_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--quick", "--shapes", "tiny", "--layouts", "one", "--set", "checkpoint.interval=0")
+    (leg,) = wanted(monkeypatch, *options, devices=1)
+    assert leg.configuration()["checkpoint"] == {"interval": 0}
+
+
 MEASURES = """
 import json, os, pathlib, sys, time
 directory = pathlib.Path(sys.argv[sys.argv.index("--directory") + 1])
@@ -318,6 +324,7 @@ def test_a_device_that_measures_nothing_is_left_out(monkeypatch: pytest.MonkeyPa
         ),
         ("--set", "parallel.tensr=2", "--set: parallel.tensr is not a key; did you mean parallel.tensor?"),
         ("--set", "paralel.tensor=2", "--set: paralel is not a key; did you mean parallel?"),
+        ("--json", "/no/such/results.json", "--json: the directory /no/such does not exist"),
         ("--together", "0", "argument --together: 0 is not 1 or more"),
         ("--rounds", "many", "argument --rounds: invalid int value: 'many'"),
     ],
