@@ -234,18 +234,19 @@ def predict(profile: Any, config: Any, axes: Layout) -> Any:
     return TrainerModel(job, (node,)).estimate(layout, cut)
 
 
-def predicted_legs(results: Iterable[dict[str, Any]], profiles: Sequence[Any]) -> Iterator[dict[str, Any]]:
+def predicted_legs(
+    results: Iterable[tuple[Leg, dict[str, Any]]], profiles: Sequence[Any]
+) -> Iterator[dict[str, Any]]:
     """Yield what was measured and what is predicted for the steps of our engine, and print what is left out.
 
     Args:
-        results: Those of train_throughput.py.
+        results: What train_throughput.py measured, with its reports.
         profiles: One for the layers of each model.
     """
     from rdm_core import config as configuration
     from rdm_planner.profile import shape_of
 
-    for result in results:
-        leg, report = Leg.from_json(json.dumps(result["leg"])), result["report"]
+    for leg, report in results:
         name = leg.layout.name
         config = configuration.from_dict(leg.configuration())
         shape = shape_of(config)
@@ -272,7 +273,8 @@ def predicted_legs(results: Iterable[dict[str, Any]], profiles: Sequence[Any]) -
             "shape": leg.shape_name,
             "layout": name,
             "micro_batches": "{} x {}".format(*leg.batch("ours")),
-            "trained": f"{leg.shape_name}, {leg.layout.world} GPUs, {samples} samples",
+            "trained": f"{leg.shape_name}, {leg.shape.layers} blocks, {leg.layout.world} GPUs, "
+            f"{samples} x {leg.shape.sequence} tokens",
             "predicted": estimate.seconds,
             "parts": dict(estimate.parts),
             "measured": samples * leg.shape.sequence / rate,
@@ -395,19 +397,40 @@ def main() -> int:
         return 0
 
     from rdm_core import config
+    from rdm_core.errors import TrainerError
     from rdm_planner.profile import Profile
 
+    try:
+        profiles = [Profile.read(file) for file in args.profile or ()]
+    except TrainerError as error:
+        parser.error(f"--profile: {error}")
     if args.measured:
-        profiles = [Profile.read(file) for file in args.profile or parser.error("--measured needs --profile")]
-        steps = [step for file in args.measured for step in json.loads(file.read_text())["results"]]
-        legs = list(predicted_legs(steps, profiles))
+        if not profiles:
+            parser.error("--measured needs --profile")
+        if args.output or args.layout or args.smoke:
+            parser.error("--measured cannot be combined with --output, --layout or --smoke")
+        steps = []
+        for file in args.measured:
+            try:
+                steps += [
+                    (Leg.from_json(json.dumps(one["leg"])), one["report"])
+                    for one in json.loads(file.read_text())["results"]
+                ]
+            except OSError as error:
+                parser.error(f"--measured {file} cannot be read: {error.strerror}")
+            except (ValueError, KeyError, TypeError):
+                parser.error(f"--measured {file} is not what train_throughput.py --json writes")
+        try:
+            legs = list(predicted_legs(steps, profiles))
+        except TrainerError as error:
+            parser.error(str(error))
         if not legs:
             parser.error("--measured has no step that the profiles predict")
         print(table_of_legs(legs))
         print(f"\n{sentence(summary(legs), 'steps')}\n")
         print(markdown(winners(legs), words=3))
         return 0
-    if args.profile and len(args.profile) > 1:
+    if len(profiles) > 1:
         parser.error("--profile takes several files only with --measured")
 
     world = 1 if args.smoke else max(count for count in ON if count <= max(1, devices()))

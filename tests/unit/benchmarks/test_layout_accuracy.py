@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.layout_accuracy import EIGHT, ON, configuration, main
+from benchmarks.layout_accuracy import EIGHT, ON, configuration, main, predicted_legs
 from benchmarks.train_throughput import QUICK, Layout, Leg
 from rdm_core import config
 from rdm_planner.interleaved import timeline
-from rdm_planner.profile import shape_of
+from rdm_planner.profile import Profile, shape_of
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
@@ -103,6 +103,50 @@ def test_measured_steps_are_predicted_with_their_own_cut(
     )
     assert [float(row[3].replace(",", "")) / 1e3 for row in rows] == pytest.approx([even, other, 3.0])
     assert [row[1] for row in rows] == ["PP 2, 2 chunks", "PP 2, 2 chunks", "DP 2"]
-    (winner,) = (row for row in cells if row and row[0] == "tiny, 2 GPUs, 16 samples")
+    (winner,) = (row for row in cells if row and row[0] == "tiny, 4 blocks, 2 GPUs, 16 x 64 tokens")
     assert winner[1:4] == ["DP 2", "PP 2, 2 chunks", "3"]
     assert winner[4] == "14.3 %"
+
+
+@pytest.mark.parametrize(
+    ("written", "options", "reason"),
+    [
+        (None, [], "--measured steps.json cannot be read: No such file or directory"),
+        ("[]", [], "--measured steps.json is not what train_throughput.py --json writes"),
+        ('{"results": [{"leg": {}}]}', [], "--measured steps.json is not what train_throughput.py --json "),
+        ("{", [], "--measured steps.json is not what train_throughput.py --json writes"),
+        ('{"results": []}', [], "--measured has no step that the profiles predict"),
+        ('{"results": []}', ["--output", "out"], "--measured cannot be combined with --output, --layout or "),
+        (
+            '{"results": []}',
+            ["--profile", "h.json"],
+            "--profile: The profile h.json cannot be read: No such ",
+        ),
+    ],
+)
+def test_wrong_files_are_refused_in_a_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    written: str | None,
+    options: list[str],
+    reason: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if written is not None:
+        Path("steps.json").write_text(written)
+    Path("profile.json").write_text(json.dumps(_profile(_leg("PP 2"))))
+    files = ["--measured", "steps.json", "--profile", "profile.json"]
+    monkeypatch.setattr(sys, "argv", ["layout_accuracy.py", *files, *options])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"error: {reason}" in capsys.readouterr().err
+
+
+def test_winners_are_those_of_one_model() -> None:
+    results = [
+        (leg, {"tokens_per_second": {"ours": [1.0]}})
+        for leg in (_leg("DP 2"), replace(_leg("DP 2"), shape=replace(QUICK["tiny"], sequence=32)))
+    ]
+    profiles = [Profile.of(_profile(leg), "test") for leg, _ in results]
+    assert len({one["trained"] for one in predicted_legs(results, profiles)}) == 2
