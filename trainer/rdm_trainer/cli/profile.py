@@ -95,6 +95,8 @@ def profile(
     most = largest or max(8, job.optimisation.micro_batch_size)
     measured = [2**power for power in range(most.bit_length()) if 2**power <= most]
     if sizes is not None:
+        if largest is not None:
+            raise TrainerError("--sizes and --micro-batch cannot be combined.")
         if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", sizes):
             raise TrainerError(
                 f"--sizes is {sizes[:60]!r}; it must be micro-batches joined by commas, as 8,16."

@@ -101,6 +101,13 @@ def test_passes_that_were_not_measured_are_not_predicted() -> None:
         times.backward("H100", "Block", 4, 1, checkpointed=True)
 
 
+def test_sizes_replace_the_largest_one() -> None:
+    refused = (
+        CliRunner().invoke(cli, ["profile", str(CONFIG), "--sizes", "8", "--micro-batch", "4"]).exception
+    )
+    assert str(refused) == "--sizes and --micro-batch cannot be combined."
+
+
 @pytest.mark.parametrize("sizes", ["", "0,8", "8,", "8 16", "eight"])
 def test_sizes_are_whole_numbers(sizes: str) -> None:
     refused = CliRunner().invoke(cli, ["profile", str(CONFIG), "--sizes", sizes]).exception
