@@ -303,11 +303,18 @@ class InterleavedProblem(Problem):
     def spread(self, units: Sequence[int]) -> tuple[int, ...]:
         """Return the cut that spreads each stage's blocks over its chunks.
 
+        A stage with too few blocks for its chunks takes some from the stages with the most.
+
         Args:
             units: Units of each stage.
         """
-        blocks = [count - (stage == 0) - (stage == len(units) - 1) for stage, count in enumerate(units)]
-        cut = chunk_blocks(blocks, self.interleaved.chunks)
+        chunks, filled = self.interleaved.chunks, list(units)
+        for stage, count in enumerate(units):
+            for _ in range(chunks + (stage == 0) - count):
+                filled[filled.index(max(filled))] -= 1
+                filled[stage] += 1
+        blocks = [count - (stage == 0) - (stage == len(units) - 1) for stage, count in enumerate(filled)]
+        cut = chunk_blocks(blocks, chunks)
         cut[0] += 1
         cut[-1] += 1
         return tuple(cut)

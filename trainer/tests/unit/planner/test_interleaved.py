@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -104,6 +105,18 @@ def test_the_cut_is_the_best_of_all_or_next_to_it(stages: int, chunks: int) -> N
         slower.append(found.seconds / min(map(problem.seconds, _cuts(blocks, stages * chunks))) - 1)
     assert max(slower) < 3e-3
     assert sum(one > 1e-9 for one in slower) <= 1
+
+
+def test_a_stage_with_a_slow_head_has_blocks_for_its_chunks() -> None:
+    # The even cut does not fit, and in balanced ones the last stage has the head alone.
+    units = [(0.1, 0.2), *[(1.0, 2.0)] * 6, (10.0, 20.0)]
+    problem = replace(
+        _problem(Interleaved(2, 2, 4), units), fits=lambda stage, begin, end: end - begin <= (7, 3)[stage]
+    )
+    cut = best_cut(problem, tries=[_even(6, 4)])
+    assert cut is not None
+    fitting = [one for one in _cuts(6, 4) if problem.holds(one)]
+    assert cut.seconds == pytest.approx(min(map(problem.seconds, fitting)))
 
 
 def test_a_head_whose_work_is_in_the_forward_pass_moves_blocks_between_the_chunks_of_a_stage() -> None:
