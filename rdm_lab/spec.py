@@ -367,5 +367,10 @@ def stamped(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def stale(found: Mapping[str, Any] | None, body: Mapping[str, Any]) -> bool:
-    """Whether an existing container was made from another specification."""
+    """Whether an existing container was made from another specification.
+
+    Args:
+        found: the container as /containers/json lists it, or None.
+        body: its specification now.
+    """
     return found is not None and (found.get("Labels") or {}).get(SPEC_LABEL) != body["Labels"][SPEC_LABEL]

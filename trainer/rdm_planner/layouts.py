@@ -46,7 +46,11 @@ class Layout:
         return self.tensor * self.replicas
 
     def accumulation(self, batch: int) -> int:
-        """Return the micro-batches of a step."""
+        """Return the micro-batches of a step.
+
+        Args:
+            batch: Samples per step.
+        """
         return batch // (self.data * self.micro_batch)
 
 

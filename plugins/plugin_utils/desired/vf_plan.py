@@ -33,7 +33,14 @@ _DOCKERS = "02:42"  # prefix of Docker's own MACs
 
 
 def with_prefix(plan: AddressPlan, having: Collection[str], name: str, ssh: Mapping[str, str]) -> AddressPlan:
-    """Return the plan with the first two bytes of MACs and GUIDs, if there are VFs."""
+    """Return the plan with the first two bytes of MACs and GUIDs, if there are VFs.
+
+    Args:
+        plan: the address plan.
+        having: the nodes that have VFs.
+        name: of the cluster.
+        ssh: node -> its ssh address.
+    """
     if plan.vf_prefix or not having:
         return plan
     output = repr((name, [(node, ssh.get(node, "")) for node in plan.nodes]))

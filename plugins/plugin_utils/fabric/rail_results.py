@@ -8,7 +8,11 @@ from typing import Any
 
 
 def faulty(verdicts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the reason of each faulty node."""
+    """Return the reason of each faulty node.
+
+    Args:
+        verdicts: of a result: node -> `ok` and `reason`.
+    """
     return {node: one["reason"] for node, one in verdicts.items() if not one["ok"]}
 
 

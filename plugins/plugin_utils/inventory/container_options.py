@@ -66,7 +66,12 @@ def container_problems(node: str, options: Mapping[str, Any]) -> list[Problem]:
 
 
 def missing_over_ssh(node: str, options: Mapping[str, Any]) -> list[Problem]:
-    """Return a warning for each variable of `container_env` that the container's sshd cannot pass on."""
+    """Return a warning for each variable of `container_env` that the container's sshd cannot pass on.
+
+    Args:
+        node: inventory name.
+        options: as for :func:`container_problems`.
+    """
     values = options.get("container_env")
     if not isinstance(values, Mapping) or options.get("container_sshd") is False:
         return []

@@ -40,7 +40,12 @@ def source_problems(host: str, given: Mapping[str, Any]) -> list[Problem]:
 
 
 def version_problems(host: str, given: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with a host's Python version."""
+    """Return what is wrong with a host's Python version.
+
+    Args:
+        host: its name.
+        given: its variables of the role python_env, evaluated.
+    """
     version = str(given.get(VERSION, ""))
     numbers = re.fullmatch(r"([0-9]+)\.([0-9]+)(\.[0-9]+)?", version)
     if VERSION not in given or (numbers and (int(numbers[1]), int(numbers[2])) >= OLDEST):

@@ -275,6 +275,10 @@ def find_accelerator(name: str) -> Accelerator | None:
 
 
 def peak_tflops(name: str) -> float | None:
-    """Return the dense bf16 peak of a device in TFLOP/s, None if unknown."""
+    """Return the dense bf16 peak of a device in TFLOP/s, None if unknown.
+
+    Args:
+        name: The driver's name of the device.
+    """
     accelerator = find_accelerator(name)
     return accelerator.tflops if accelerator else None

@@ -176,7 +176,12 @@ class Launcher:
         return None
 
     def cancel(self, reason: str, code: int = FAILED) -> None:
-        """Cancel the job for all members before the start."""
+        """Cancel the job for all members before the start.
+
+        Args:
+            reason: One sentence.
+            code: The exit code of all members.
+        """
         self._server.send({"type": "end", "code": code, "reason": reason})
 
     def start(self, port: int) -> None:

@@ -298,7 +298,13 @@ class Engine(abc.ABC):
 
 
 def adamw(config: Config, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.AdamW:
-    """Create torch's AdamW with a job's settings."""
+    """Create torch's AdamW with a job's settings.
+
+    Args:
+        config: The job.
+        groups: Parameter groups, with settings that differ from the job's.
+        device: Where the parameters are.
+    """
     optimisation = config.optimisation
     return torch.optim.AdamW(
         [{**group, "decays": group.get("weight_decay") != 0.0} for group in groups],
