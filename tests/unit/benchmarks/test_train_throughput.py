@@ -241,6 +241,10 @@ def test_legs_get_ready_together_and_take_turns(monkeypatch: pytest.MonkeyPatch,
         "fails": {"error": "no memory\n"},
         "last": {"ready": 4, "measuring": 0},
     }
+    directory = tmp_path / "alone"
+    directory.mkdir()
+    (alone,) = train_throughput.run_legs(legs[:1], directory)
+    assert alone.report() == {"ready": 2, "measuring": 0}
 
 
 def test_any_section_of_a_configuration_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
