@@ -24,7 +24,7 @@ from tests.distributed.training import GPT, MOE, QWEN, T5, configure
 TENSOR = {
     "engine": "native",
     "parallel.tensor": 2,
-    # Two micro-batches, or one of each replica.
+    # Two micro-batches.
     "optimisation.global_batch_size": 4,
     # Keeps AdamW from turning rounding errors into steps: the gradient of a key's bias is 0.
     "optimisation.adam_epsilon": 1e-3,
@@ -51,7 +51,7 @@ JOBS: dict[int, dict[str, Config]] = {
     4: {
         "llama, tp 4, shared heads": configure(QWEN, {**FOUR, "model.query_groups": 2}),
         "gpt, pp 2": configure(GPT, {**TENSOR, "parallel.pipeline": 2}),
-        "gpt, dp 2": configure(GPT, TENSOR),
+        "gpt, dp 2": configure(GPT, {**TENSOR, "optimisation.global_batch_size": 8}),
     },
 }
 

@@ -20,7 +20,7 @@ from tests.distributed.training import BERT, GPT, MOE, QWEN, T5, configure
 TENSOR = {
     "engine": "native",
     "parallel.tensor": 2,
-    # Two micro-batches, or one of each replica.
+    # Two micro-batches.
     "optimisation.global_batch_size": 4,
     # Keeps AdamW from turning rounding errors into steps: the gradient of a key's bias is 0.
     "optimisation.adam_epsilon": 1e-3,
@@ -43,7 +43,7 @@ JOBS: dict[int, dict[str, Config]] = {
         "llama, tp 4, shared heads": configure(QWEN, {**FOUR, "model.query_groups": 2}),
         "gpt, pp 2": configure(GPT, {**PIPELINE, **FULL}),
         "llama, interleaved": configure(QWEN, {**PIPELINE, "parallel.virtual_pipeline": 2}),
-        "llama, dp 2": configure(QWEN, TENSOR),
+        "llama, dp 2": configure(QWEN, {**TENSOR, "optimisation.global_batch_size": 8}),
         "t5, pp 2": configure(T5, PIPELINE),
         "t5, cp 2": configure(T5, {**TENSOR, "parallel.context": 2}),
     },
