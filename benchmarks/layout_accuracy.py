@@ -208,9 +208,10 @@ def measure(combinations: Sequence[Combination], engine_name: str, *, smoke: boo
 def predict(profile: Any, config: Any, axes: Layout) -> Any:
     """Return the planner's prediction for a job with its own micro-batch, chunks, cut and eager passes."""
     from rdm_planner import layouts
-    from rdm_planner.job import Job, TrainerModel
+    from rdm_planner.job import Job
     from rdm_planner.nodes import NodeKind
     from rdm_planner.profile import MeasuredTimes
+    from rdm_planner.trainer_model import TrainerModel
     from rdm_trainer.engine_step import engine_step
 
     layout = layouts.Layout(

@@ -26,10 +26,11 @@ from benchmarks.tables import markdown  # noqa: E402
 from rdm_core import config as configuration  # noqa: E402
 from rdm_planner.fasop.model import FasopModel, rotations  # noqa: E402
 from rdm_planner.fasop.shapes import CASES  # noqa: E402
-from rdm_planner.job import Job, TrainerModel, published_peaks  # noqa: E402
+from rdm_planner.job import Job, published_peaks  # noqa: E402
 from rdm_planner.nodes import NodeKind, orders, tried_orders  # noqa: E402
 from rdm_planner.partition import best_cut  # noqa: E402
 from rdm_planner.search import Found, search  # noqa: E402
+from rdm_planner.trainer_model import TrainerModel  # noqa: E402
 from rdm_trainer.engine_step import engine_step  # noqa: E402
 
 UPSTREAM = {"gpt2XL": 5.0, "gpt2XL-heterogeneous": 31.4, "bert": 2.3, "bert-heterogeneous": 8.6, "T5": 29.0}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cost of a trainer job's layouts.
+"""A trainer's job in its layouts: which there are, and what a stage computes and holds in each.
 
 The engine describes its step (:class:`rdm_planner.engine_step.EngineStep`), times come from
 :class:`rdm_planner.times.Times`, and memory from :mod:`rdm_core.cost.dry_run`.
@@ -13,12 +13,10 @@ section 3.3.2, where all ranks of a sample have equal work.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -27,19 +25,18 @@ from rdm_core import float8
 from rdm_core.config.checks import check
 from rdm_core.config.schema import Config
 from rdm_core.cost import flops
-from rdm_core.cost.dry_run import GIB, stage_memory, zero_replicas
+from rdm_core.cost.dry_run import stage_memory
 from rdm_core.cost.flops import LayerSize
 from rdm_core.pipeline_schedule import most_held
 from rdm_planner.engine_step import EngineStep
-from rdm_planner.interleaved import Interleaved, InterleavedProblem, degrees, of_stages
-from rdm_planner.layouts import Estimate, Layout
+from rdm_planner.interleaved import Interleaved, degrees
+from rdm_planner.layouts import Layout
 from rdm_planner.nodes import NodeKind
-from rdm_planner.partition import Problem
-from rdm_planner.schedules import BlockingSends, EagerOneForwardOneBackward, OneForwardOneBackward
-from rdm_planner.search import ideal_sums, slowdowns
+from rdm_planner.schedules import EagerOneForwardOneBackward, OneForwardOneBackward
+from rdm_planner.search import slowdowns
 from rdm_planner.times import LayerWork, Link, PublishedPeaks, Times
 
-_BITS = 8
+BITS = 8
 _MOST_MICRO_BATCH = 64
 _BOTH = ("none", "full")
 _ROUNDED = 8
@@ -132,7 +129,7 @@ def _summed_bits(config: Config, layer: LayerSize) -> float:
     is_decoder = layer.name == "DecoderBlock"
     spec = config.spec
     tokens = spec.decoder_length if is_decoder else spec.seq_length
-    return (3 if is_decoder else 2) * tokens * spec.hidden_size * _width(config) * _BITS
+    return (3 if is_decoder else 2) * tokens * spec.hidden_size * _width(config) * BITS
 
 
 def _head_bits(config: Config, layer: LayerSize) -> float:
@@ -141,7 +138,7 @@ def _head_bits(config: Config, layer: LayerSize) -> float:
         return 0.0
     spec = config.spec
     features = spec.attention_size // spec.key_value_heads + 2 * spec.head_size
-    return spec.seq_length * features * _width(config) * _BITS
+    return spec.seq_length * features * _width(config) * BITS
 
 
 def _key_value_bits(config: Config, layer: LayerSize, tensor: int) -> float:
@@ -149,14 +146,14 @@ def _key_value_bits(config: Config, layer: LayerSize, tensor: int) -> float:
     spec = config.spec
     tokens = spec.seq_length + (spec.decoder_length if layer.name == "DecoderBlock" else 0)
     features = 2 * spec.key_value_size * spec.ranks_of_key_value_head(tensor) / tensor
-    return tokens * features * _width(config) * _BITS
+    return tokens * features * _width(config) * BITS
 
 
 def _is_block(layer: LayerSize) -> bool:
     return layer.name.endswith("Block")
 
 
-class _Exchanges(NamedTuple):
+class Exchanges(NamedTuple):
     """What the ranks of a stage exchange in each pass.
 
     Args:
@@ -170,7 +167,7 @@ class _Exchanges(NamedTuple):
     context: Link | None = None
 
 
-_NO_EXCHANGES = _Exchanges()
+NO_EXCHANGES = Exchanges()
 
 
 @dataclass(eq=False)
@@ -203,10 +200,10 @@ class Job:
     eager_forwards: int | None = None
 
     def __post_init__(self) -> None:
-        self._shaped: dict[Layout, _Shaped] = {}
+        self._shaped: dict[Layout, JobInLayout] = {}
         self._memory: dict[Layout, tuple[_Bytes, _Lines]] = {}
         self._sums: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
-        self._schedules: dict[tuple[Layout, str, _Exchanges], OneForwardOneBackward | Interleaved] = {}
+        self._schedules: dict[tuple[Layout, str, Exchanges], OneForwardOneBackward | Interleaved] = {}
         self._slowdowns: dict[tuple[object, ...], dict[str, tuple[float, float]]] = {}
         self._held: dict[tuple[int, int], _Held] = {}
         self._units: dict[int, list[tuple[LayerSize, ...]]] = {}
@@ -216,10 +213,10 @@ class Job:
         """Samples per step."""
         return self.config.optimisation.global_batch_size
 
-    def shaped(self, layout: Layout) -> _Shaped:
+    def shaped(self, layout: Layout) -> JobInLayout:
         """Return what a layout implies on any nodes."""
         if layout not in self._shaped:
-            self._shaped[layout] = _Shaped(self, layout)
+            self._shaped[layout] = JobInLayout(self, layout)
         return self._shaped[layout]
 
     def memory(self, layout: Layout) -> tuple[_Bytes, _Lines]:
@@ -253,7 +250,7 @@ class Job:
         return self._held[axes]
 
     def sums(
-        self, layout: Layout, gpu: str, exchanges: _Exchanges = _NO_EXCHANGES
+        self, layout: Layout, gpu: str, exchanges: Exchanges = NO_EXCHANGES
     ) -> tuple[list[float], list[float]]:
         """Return running sums of the units' seconds for a micro-batch: both passes, and the backward pass."""
         key = (gpu, *self._key(layout), exchanges)
@@ -270,9 +267,7 @@ class Job:
             self._sums[key] = both, backward
         return self._sums[key]
 
-    def schedule(
-        self, layout: Layout, gpu: str, exchanges: _Exchanges
-    ) -> OneForwardOneBackward | Interleaved:
+    def schedule(self, layout: Layout, gpu: str, exchanges: Exchanges) -> OneForwardOneBackward | Interleaved:
         """Return a layout's schedule, with the forward pass's share of the time on these GPUs."""
         key = layout, gpu, exchanges
         if key not in self._schedules:
@@ -289,9 +284,7 @@ class Job:
                 self._schedules[key] = OneForwardOneBackward(stages, micro_batches, forward=forward)
         return self._schedules[key]
 
-    def slowdowns(
-        self, layout: Layout, exchanges: Mapping[str, _Exchanges]
-    ) -> dict[str, tuple[float, float]]:
+    def slowdowns(self, layout: Layout, exchanges: Mapping[str, Exchanges]) -> dict[str, tuple[float, float]]:
         """Return for each GPU its least slowdown over the layers, and the seconds of all layers together."""
         key = (frozenset(exchanges.items()), *self._key(layout))
         if key not in self._slowdowns:
@@ -306,7 +299,7 @@ class Job:
         return layout.tensor, layout.micro_batch, layout.context, self._recomputed(layout)
 
     def _seconds(
-        self, layout: Layout, gpu: str, layer: LayerSize, exchanges: _Exchanges
+        self, layout: Layout, gpu: str, layer: LayerSize, exchanges: Exchanges
     ) -> tuple[float, float]:
         # Context ranks have equal shares of each sample, and of its attention.
         size, tensor = layout.micro_batch / layout.context, layout.tensor
@@ -509,7 +502,7 @@ _Bytes = dict[tuple[object, ...], tuple[int, int]]
 _Lines = dict[tuple[bool, bool], tuple[tuple[float, float], float, float]]
 
 
-class _Shaped:
+class JobInLayout:
     """A job with a layout, on any nodes."""
 
     def __init__(self, job: Job, layout: Layout) -> None:
@@ -549,7 +542,7 @@ class _Shaped:
         """Return the bits that a rank of a stage sends to the next stage for a micro-batch."""
         model = self.job.model
         tokens = self.job.spec.tokens_per_sample / self.job.parallel.token_shards / self.layout.context
-        return self.layout.micro_batch * tokens * model.hidden_size * _width(self.job) * _BITS
+        return self.layout.micro_batch * tokens * model.hidden_size * _width(self.job) * BITS
 
     def _in_flight(self, stage: int) -> int:
         layout = self.layout
@@ -608,439 +601,6 @@ class _Shaped:
             by_block + _ROUNDED,
             by_both,
         )
-
-
-@dataclass(frozen=True)
-class TrainerModel:
-    """The cost of a job's layouts on nodes in one order.
-
-    Args:
-        job: The job.
-        nodes: The nodes in order, all with the same number of GPUs.
-    """
-
-    job: Job
-    nodes: tuple[NodeKind, ...]
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of a node."""
-        return self.nodes[0].gpus
-
-    @property
-    def world_size(self) -> int:
-        """GPUs of all nodes."""
-        return self.gpus * len(self.nodes)
-
-    def layouts(self) -> Iterator[Layout]:
-        """Yield every layout that the trainer accepts and for whose tensor degree the times are known."""
-        kinds = {node.gpu for node in self.nodes}
-        known = [tensors for gpu in kinds if (tensors := self.job.times.tensors(gpu)) is not None]
-        for layout in self.job.layouts(self.world_size, self.gpus):
-            if all(layout.tensor in tensors for tensors in known):
-                yield layout
-
-    def tries(self, layout: Layout) -> list[tuple[int, ...]]:
-        """Return the trainer's own cut, which is even."""
-        blocks, stages = self.job.config.spec.blocks, layout.pipeline * layout.virtual_pipeline
-        cut = [blocks // stages + (stage < blocks % stages) for stage in range(stages)]
-        cut[0] += 1
-        cut[-1] += 1
-        return [tuple(cut)]
-
-    def placement(self, layout: Layout) -> Hashable:
-        """Return a key that is equal for all orders of nodes on which a layout costs the same."""
-        return tuple(tuple(node.gpu for node in nodes) for nodes in self._stages(layout))
-
-    def ideal(self, layout: Layout) -> Problem:
-        """Return a problem that no order of the nodes beats: it has no sends and no mixed stages."""
-        count = self._count
-        exchanges = self._least_exchanges(layout)
-        running = {gpu: self.job.sums(layout, gpu, exchanges[gpu])[0] for gpu in count}
-        sums = ideal_sums(
-            running,
-            layout.pipeline,
-            lambda kinds: sum(count[gpu] for gpu in kinds) * self.gpus // layout.ranks,
-        )
-        shaped = self.job.shaped(layout)
-        most = max(self.job.times.memory_gib(gpu) for gpu in count) * GIB
-
-        def fits(stage: int, begin: int, end: int) -> bool:
-            return shaped.most_memory(stage, begin, end) <= most
-
-        return Problem(
-            sums, self._schedule(layout), lambda _cut, ends: max(ends), fits=fits, first=shaped.first
-        )
-
-    @cached_property
-    def _count(self) -> collections.Counter[str]:
-        return collections.Counter(node.gpu for node in self.nodes)
-
-    def problem(self, layout: Layout) -> Problem:
-        """Return the input of :func:`rdm_planner.partition.best_cut` for a layout."""
-        shaped = self.job.shaped(layout)
-        stages = self._stages(layout)
-        inner, sends = self._schedule(layout), self._sends(shaped, stages)
-        schedule = BlockingSends(inner, sends)
-        costs = self._afters(shaped, stages)
-        added = self._tied_seconds(shaped, stages)
-        room = {node.gpu: self.job.times.memory_gib(node.gpu) * GIB for node in self._kinds[0]}
-        limits = [min(room[node.gpu] for node in nodes) for nodes in stages]
-
-        running = self._running(layout, stages)
-
-        def total(cut: Sequence[int], ends: Sequence[float]) -> float:
-            works = _works(shaped, running, of_stages(cut, layout.pipeline))
-            return _total(costs, added, works, ends)
-
-        def rest(first: int) -> float:
-            work = _work(shaped, running[0], 0, first)
-            return added + costs[0].reduction(work) + costs[0].update(work)
-
-        def fits(stage: int, begin: int, end: int) -> bool:
-            return shaped.most_memory(stage, begin, end) <= limits[stage]
-
-        sums = [both for both, _ in running]
-        if isinstance(inner, Interleaved):
-            backward = [back for _, back in running]
-            return InterleavedProblem(sums, schedule, total, rest, fits, shaped.first, inner, sends, backward)
-        return Problem(sums, schedule, total, rest, fits, shaped.first)
-
-    def estimate(self, layout: Layout, cut: Sequence[int]) -> Estimate:
-        """Return the cost of a layout with a cut, which has the units of each chunk in the model's order."""
-        problem = self.problem(layout)
-        units = of_stages(cut, layout.pipeline)
-        times = problem.times(cut)
-        ends = problem.ends(cut)
-        shaped = self.job.shaped(layout)
-        stages = self._stages(layout)
-        costs = self._afters(shaped, stages)
-        tied = self._tied_seconds(shaped, stages)
-        seconds = problem.total(cut, ends)
-        works = _works(shaped, self._running(layout, stages), units)
-        alone = _works(shaped, self._running(layout, stages, lambda _all: _NO_EXCHANGES), units)
-        gathering = self._running(layout, stages, lambda one: _Exchanges(context=one.context))
-        optimiser = max(_rated(cost.optimiser, work.own) for cost, work in zip(costs, works, strict=True))
-        sends = self._sends(shaped, stages)
-        busiest = max(range(layout.pipeline), key=lambda stage: times[stage] + sends[stage])
-        compute = alone[busiest].both * shaped.micro_batches
-        gathered = _works(shaped, gathering, units)[busiest].both * shaped.micro_batches - compute
-        exchange = times[busiest] * shaped.micro_batches - compute - gathered
-        sending = sends[busiest] * shaped.micro_batches
-        bounds = [0, *itertools.accumulate(units)]
-        memory = tuple(
-            shaped.memory(stage, begin, end) / GIB
-            for stage, (begin, end) in enumerate(itertools.pairwise(bounds))
-        )
-        return Estimate(
-            layout=layout,
-            nodes=tuple(node.gpu for node in self.nodes),
-            cut=tuple(cut),
-            seconds=seconds,
-            parts={
-                "compute": compute,
-                "context exchange": gathered,
-                "expert exchange": exchange,
-                "bubble": ends[0] - compute - gathered - exchange - sending,
-                "pipeline sends": sending,
-                "data reduction": seconds - ends[0] - tied - optimiser,
-                "embedding reduction": tied,
-                "optimiser": optimiser,
-            },
-            memory_gib=max(memory),
-            stage_memory_gib=memory,
-            stage_seconds=tuple(own + sent for own, sent in zip(times, sends, strict=True)),
-            forward_share=self._schedule(layout).forward,
-            fits=problem.holds(cut),
-        )
-
-    def _schedule(self, layout: Layout) -> OneForwardOneBackward | Interleaved:
-        gpu = self.nodes[0].gpu
-        return self.job.schedule(layout, gpu, self._least_exchanges(layout)[gpu])
-
-    def _running(
-        self,
-        layout: Layout,
-        stages: Sequence[Sequence[NodeKind]],
-        counted: Callable[[_Exchanges], _Exchanges] = lambda every: every,
-    ) -> list[tuple[list[float], list[float]]]:
-        """Return each stage's :meth:`Job.sums` on its slowest node and its slowest links.
-
-        ``counted`` returns the exchanges that count.
-        """
-        known = {}
-        for nodes in stages:
-            if id(nodes) not in known:
-                exchanges = counted(self._exchanges(layout, {node.gpu for node in nodes}))
-                known[id(nodes)] = self.job.sums(layout, self._slowest(layout, nodes).gpu, exchanges)
-        return [known[id(nodes)] for nodes in stages]
-
-    def _least_exchanges(self, layout: Layout) -> dict[str, _Exchanges]:
-        """Return a lower bound on the exchanges by GPU: those of a stage with only this GPU."""
-        return {gpu: self._exchanges(layout, {gpu}) for gpu in self._count}
-
-    def _exchanges(self, layout: Layout, gpus: Collection[str]) -> _Exchanges:
-        """Return what ranks exchange on a stage with these kinds of GPU."""
-        context = self._axis_link(layout, layout.context, gpus) if layout.context > 1 else None
-        spec = self.job.config.spec
-        if not spec.experts:
-            return _Exchanges(context=context)
-        step, times = self.job.shaped(layout).step, self.job.times
-        # Each tensor rank sends its part of the tokens.
-        rows = layout.micro_batch * spec.seq_length * spec.router_top_k / (layout.tensor * layout.context)
-        bits = rows * spec.hidden_size * step.exchange_bytes * _BITS
-        seconds = self._all_to_all(gpus, layout.tensor * layout.expert, bits)
-        if times.is_measured:
-            # Measured layer times already include the exchange among tensor ranks.
-            seconds = max(0.0, seconds - self._all_to_all(gpus, layout.tensor, bits))
-        bandwidth = self._axis_link(layout, layout.expert, gpus).bandwidth
-        share = 2 * (layout.expert - 1) / layout.expert
-        return _Exchanges(
-            experts=step.exchanges * seconds * (1 - step.hidden_exchanges),
-            mean=share * step.mean_bytes * _BITS / bandwidth,
-            context=context,
-        )
-
-    def _axis_link(self, layout: Layout, degree: int, gpus: Collection[str]) -> Link:
-        """Return the link of a ring over an axis whose ranks are adjacent but for the tensor ranks."""
-        ranks = layout.tensor * degree
-        across = ranks > self.gpus or self.gpus % ranks > 0
-        link = self.job.times.all_reduce(gpus, across=across)
-        # One ring per tensor rank leaves the node.
-        return dataclasses.replace(link, bandwidth=link.bandwidth / (layout.tensor if across else 1))
-
-    def _all_to_all(self, gpus: Collection[str], ranks: int, bits: float) -> float:
-        """Return the time of an even all-to-all between adjacent ranks."""
-        if ranks == 1:
-            return 0.0
-        within, leaving = _parts_sent(ranks, self.gpus)
-        return max(
-            self.job.times.point_to_point(here, there, across=across).seconds(bits * part)
-            for here, there in itertools.product(gpus, gpus)
-            for part, across in ((within, False), (leaving, True))
-            if part
-        )
-
-    def _slowest(self, layout: Layout, nodes: Sequence[NodeKind]) -> NodeKind:
-        if len(nodes) == 1:
-            return nodes[0]
-        slowdown = self.job.slowdowns(layout, self._least_exchanges(layout))
-        return max(nodes, key=lambda node: slowdown[node.gpu])
-
-    def _stages(self, layout: Layout) -> list[tuple[NodeKind, ...]]:
-        """Return the distinct kinds of each stage's nodes, in order; a stage has adjacent ranks."""
-        ranks = layout.ranks
-        if ranks not in self._by_ranks:
-            kinds, numbers = self._kinds
-            groups: dict[tuple[int, ...], tuple[NodeKind, ...]] = {}
-            found = []
-            for stage in range(layout.pipeline):
-                first, last = stage * ranks // self.gpus, ((stage + 1) * ranks - 1) // self.gpus + 1
-                group = tuple(dict.fromkeys(numbers[first:last]))
-                # Order does not matter in a stage of more than two nodes, because it has whole nodes.
-                group = tuple(sorted(group)) if last - first > 2 else group
-                found.append(groups.setdefault(group, tuple(kinds[number] for number in group)))
-            self._by_ranks[ranks] = found
-        return self._by_ranks[ranks]
-
-    @cached_property
-    def _by_ranks(self) -> dict[int, list[tuple[NodeKind, ...]]]:
-        return {}
-
-    @cached_property
-    def _kinds(self) -> tuple[list[NodeKind], list[int]]:
-        """Return the kinds of nodes, numbered alike in every order of the nodes, and each node's number."""
-        kinds = sorted(set(self.nodes), key=lambda node: node.gpu)
-        number = {kind: number for number, kind in enumerate(kinds)}
-        return kinds, [number[node] for node in self.nodes]
-
-    def _sends(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> tuple[float, ...]:
-        """Return the seconds that sends and receives at a stage's boundaries add to a micro-batch.
-
-        Each chunk sends and receives; with several chunks, the last stage also sends to the first.
-        """
-        layout, times = shaped.layout, self.job.times
-        ranks = layout.ranks
-        bits = shaped.activation_bits()
-        added = [0.0] * layout.pipeline
-        waited = 1 - shaped.step.hidden_sends
-        known: dict[tuple[int, int, int], float] = {}
-        for stage, here in enumerate(stages):
-            following = (stage + 1) % layout.pipeline
-            there = stages[following]
-            messages = layout.virtual_pipeline - (following == 0)
-            if not messages:
-                continue
-            leaving = _leaving(stage, ranks, self.gpus)
-            if following == 0:
-                leaving = min(ranks, self.gpus) if len(self.nodes) > 1 else 0
-            key = (id(here), id(there), leaving)
-            if key not in known:
-                pairs = itertools.product(here, there) if ranks >= self.gpus else [(here[-1], there[0])]
-                slowest = max(
-                    times.point_to_point(one.gpu, other.gpu, across=leaving > 0).seconds(
-                        bits * max(1, leaving)
-                    )
-                    for one, other in pairs
-                )
-                # Outputs go forward, gradients go back.
-                known[key] = 2 * slowest * waited
-            for end in (stage, following):
-                added[end] += messages * known[key]
-        return tuple(added)
-
-    def _afters(self, shaped: _Shaped, stages: Sequence[tuple[NodeKind, ...]]) -> list[_After]:
-        by_kinds = {id(nodes): nodes for nodes in stages}
-        known = {key: self._after(shaped, nodes) for key, nodes in by_kinds.items()}
-        return [known[id(nodes)] for nodes in stages]
-
-    def _after(self, shaped: _Shaped, nodes: Sequence[NodeKind]) -> _After:
-        """Return the costs that follow a stage's last micro-batch."""
-        layout, step, times = shaped.layout, shaped.step, self.job.times
-        others, experts = zero_replicas(shaped.job, layout.replicas)
-        update = max(times.optimiser(node.gpu) for node in nodes)
-        optimiser = (update / others, update / experts) if step.shards_optimiser else (update, update)
-        if layout.replicas == 1:
-            return _After(optimiser=optimiser)
-        ranks = layout.ranks
-        across = ranks > self.gpus or self.gpus % ranks > 0
-        link = times.all_reduce({node.gpu for node in nodes}, across=across)
-
-        def ring(replicas: int) -> float:
-            # Each set of ranks with different parameters has its own ring leaving the node.
-            alike = layout.replicas // replicas
-            bandwidth = link.bandwidth / (min(layout.tensor * alike, self.gpus) if across else 1)
-            return (replicas - 1) / replicas * _BITS / bandwidth
-
-        rings = (ring(others), ring(experts))
-        passes = 1 if step.shards_optimiser else 2
-        repeats = shaped.micro_batches if step.reduces_each_micro_batch else 1
-        return _After(
-            optimiser=optimiser,
-            latency=link.latency * len({others, experts} - {1}),
-            reduce=_times(rings, passes * step.gradient_bytes),
-            hidden_reduction=step.hidden_reduction,
-            reductions=repeats,
-            gather=_times(rings, step.weight_bytes if step.shards_optimiser else 0),
-            hidden_gathers=step.hidden_gathers,
-            gathers=step.gathers_each_micro_batch,
-            micro_batches=shaped.micro_batches,
-        )
-
-    def _tied_seconds(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> float:
-        """Return the time to sum the tied embedding's gradients between the first and the last stage."""
-        layout, spec = shaped.layout, shaped.job.spec
-        if layout.pipeline == 1 or not spec.tied_embeddings:
-            return 0.0
-        words = spec.padded_vocab_size * spec.hidden_size / layout.tensor
-        across = len(self.nodes) > 1
-        ends = {stages[0][0].gpu, stages[-1][-1].gpu}
-        pairs = min(self.gpus, layout.ranks) if across else 1
-        # Between two ranks, an all-reduce moves the data once.
-        return self.job.times.all_reduce(ends, across=across).seconds(
-            words * shaped.step.tied_bytes * _BITS * pairs
-        )
-
-
-class _Work(NamedTuple):
-    """A stage's work: a rank's parameters; seconds of a micro-batch's two passes; of its backward pass."""
-
-    own: tuple[int, int]
-    both: float
-    backward: float
-
-
-def _times(rates: tuple[float, float], factor: float) -> tuple[float, float]:
-    return rates[0] * factor, rates[1] * factor
-
-
-def _rated(rates: tuple[float, float], own: tuple[int, int]) -> float:
-    return rates[0] * own[0] + rates[1] * own[1]
-
-
-@dataclass(frozen=True)
-class _After:
-    """The costs that follow a stage's backward passes; rates are seconds per parameter of a rank.
-
-    A pair has the rate of non-expert parameters first, then that of expert parameters. ``hidden_reduction``
-    and ``hidden_gathers`` are shares of the stage's own passes.
-    """
-
-    optimiser: tuple[float, float]
-    latency: float = 0.0
-    reduce: tuple[float, float] = (0.0, 0.0)
-    hidden_reduction: float = 0.0
-    reductions: int = 0
-    gather: tuple[float, float] = (0.0, 0.0)
-    hidden_gathers: float = 0.0
-    gathers: int = 0
-    micro_batches: int = 0
-
-    def reduction(self, work: _Work) -> float:
-        """Return the exposed time of reducing gradients, and of gathering weights within the step."""
-        if not self.reductions:
-            return 0.0
-        hidden = self.hidden_reduction * work.backward
-        seconds = self.reductions * max(0.0, self.latency + _rated(self.reduce, work.own) - hidden)
-        if self.gathers:
-            gathered = self.gathers * (self.latency + _rated(self.gather, work.own))
-            seconds += self.micro_batches * max(0.0, gathered - self.hidden_gathers * work.both)
-        return seconds
-
-    def update(self, work: _Work) -> float:
-        """Return the time of the optimiser, plus the exposed time of gathering its results."""
-        seconds = _rated(self.optimiser, work.own)
-        if any(self.gather) and not self.gathers:
-            hidden = self.hidden_gathers * (work.both - work.backward)
-            seconds += max(0.0, self.latency + _rated(self.gather, work.own) - hidden)
-        return seconds
-
-
-def _work(shaped: _Shaped, running: tuple[list[float], list[float]], begin: int, end: int) -> _Work:
-    both, backward = running
-    return _Work(shaped.own(begin, end), both[end] - both[begin], backward[end] - backward[begin])
-
-
-def _works(
-    shaped: _Shaped, running: Sequence[tuple[list[float], list[float]]], cut: Sequence[int]
-) -> list[_Work]:
-    bounds = itertools.pairwise([0, *itertools.accumulate(cut)])
-    return [_work(shaped, sums, begin, end) for sums, (begin, end) in zip(running, bounds, strict=True)]
-
-
-def _total(costs: Sequence[_After], added: float, works: Sequence[_Work], ends: Sequence[float]) -> float:
-    """Return a step's time. Optimisers wait for the norm of all gradients, known after the last reduction.
-
-    ``added`` is the time that does not depend on the cut.
-    """
-    reduced = max(end + cost.reduction(work) for end, cost, work in zip(ends, costs, works, strict=True))
-    return added + reduced + max(cost.update(work) for cost, work in zip(costs, works, strict=True))
-
-
-def _leaving(stage: int, ranks: int, gpus: int) -> int:
-    """Return the most ranks of any node that send to another node, from a stage to the next."""
-    if ranks >= gpus:
-        return gpus
-    first = stage * ranks % gpus
-    # Rank r sends to rank r + ranks. The stage may span two nodes.
-    here = min(first + ranks, gpus) - max(first, gpus - ranks)
-    there = first + ranks - gpus - (gpus - ranks)
-    return max(0, here, there)
-
-
-@functools.cache
-def _parts_sent(ranks: int, gpus: int) -> tuple[float, float]:
-    """Return what adjacent ranks send in an all-to-all, as multiples of one rank's data.
-
-    Returns:
-        What a rank sends within its node, and what leaves a node; both are maxima.
-    """
-    within = leaving = 0.0
-    for first in range(0, math.lcm(ranks, gpus), gpus):
-        counts = collections.Counter(rank // ranks for rank in range(first, first + gpus)).values()
-        within = max(within, (max(counts) - 1) / ranks)
-        leaving = max(leaving, sum(count * (ranks - count) for count in counts) / ranks)
-    return within, leaving
 
 
 def _units(layers: Sequence[LayerSize]) -> list[tuple[LayerSize, ...]]:

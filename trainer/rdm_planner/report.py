@@ -8,10 +8,11 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rdm_planner.job import Job, TrainerModel
+from rdm_planner.job import Job
 from rdm_planner.layouts import Estimate
 from rdm_planner.nodes import NodeKind
 from rdm_planner.partition import ends_that_fit
+from rdm_planner.trainer_model import TrainerModel
 
 _MOST_TIMES = 64
 

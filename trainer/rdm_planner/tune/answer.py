@@ -16,13 +16,14 @@ from rdm_core.cost import flops
 from rdm_core.errors import FAILED, TrainerError
 from rdm_planner import report
 from rdm_planner.engine_step import EngineStep
-from rdm_planner.job import Job, TrainerModel, blocks_of, published_peaks, with_layout
+from rdm_planner.job import Job, blocks_of, published_peaks, with_layout
 from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.nodes import NodeKind, order_count, tried_orders
 from rdm_planner.partition import best_cut
 from rdm_planner.profile import require_modelled
 from rdm_planner.report import Point
 from rdm_planner.search import search
+from rdm_planner.trainer_model import TrainerModel
 from rdm_planner.tune.fleet import Fleet
 from rdm_planner.tune.options import TuneOptions
 

@@ -17,9 +17,10 @@ from rdm_core import float8
 from rdm_core.config import Config, check, from_dict, load
 from rdm_core.cost.dry_run import dry_run
 from rdm_core.errors import TrainerError
-from rdm_planner.job import Job, TrainerModel, published_peaks, with_layout
+from rdm_planner.job import Job, published_peaks, with_layout
 from rdm_planner.nodes import NodeKind
 from rdm_planner.report import nearest_batch
+from rdm_planner.trainer_model import TrainerModel
 from rdm_trainer import models, process
 from rdm_trainer.cli import cli
 from rdm_trainer.distributed.tensor_parallel.float8 import Float8Weight

@@ -25,13 +25,14 @@ from rdm_core.errors import TrainerError
 from rdm_planner.engine_step import EngineStep
 from rdm_planner.fasop.minmax import minmax
 from rdm_planner.interleaved import timeline
-from rdm_planner.job import Job, TrainerModel, published_peaks, with_layout
+from rdm_planner.job import Job, published_peaks, with_layout
 from rdm_planner.layouts import Layout
 from rdm_planner.nodes import NodeKind, orders
 from rdm_planner.partition import best_cut
 from rdm_planner.schedules import BlockingSends
 from rdm_planner.search import Found, search
 from rdm_planner.times import Link, PublishedPeaks
+from rdm_planner.trainer_model import TrainerModel
 from rdm_planner.tune.validation import chosen, compared, rank_correlation
 from rdm_trainer.cli import cli
 from rdm_trainer.engine_step import engine_step
