@@ -806,15 +806,17 @@ def missing(rival: str) -> str | None:
     return None
 
 
-def unfit(rival: str, shape: Shape, layout: Layout, accelerated: bool) -> str | None:
-    """Return why an installed rival cannot train a shape in a layout on this machine, if so."""
-    if rival == "megatron-core" and not accelerated:
+def unfit(trainer: str, shape: Shape, layout: Layout, accelerated: bool) -> str | None:
+    """Return why an engine or an installed rival cannot train a shape in a layout on this machine, if so."""
+    if trainer == "deepspeed" and layout.context > 1:
+        return "context parallelism needs --engine native"
+    if trainer == "megatron-core" and not accelerated:
         return "megatron-core trains on GPUs only"
-    if rival == "torchtitan" and not shape.groups:
+    if trainer == "torchtitan" and not shape.groups:
         return "torchtitan has no GPT with learned positions; a Llama's shape works"
-    if rival == "torchtitan" and layout.world > 1:
+    if trainer == "torchtitan" and layout.world > 1:
         return "torchtitan is measured on one device only"
-    if rival == "megatron-core" and layout.context > 1:
+    if trainer == "megatron-core" and layout.context > 1:
         return "megatron-core's context parallelism needs Transformer Engine"
     return None
 
@@ -847,14 +849,13 @@ def legs(args: argparse.Namespace, devices: int, accelerated: bool) -> Iterator[
                     flush=True,
                 )
                 continue
-            measured: list[tuple[str, str | None]] = [(engine, None) for engine in args.engine]
-            for rival in rivals:
-                reason = unfit(rival, shape, layout, accelerated)
+            wanted: list[tuple[str, str | None]] = [(engine, None) for engine in args.engine]
+            wanted += [(args.engine[0], rival) for rival in rivals]
+            for engine, rival in wanted:
+                reason = unfit(rival or engine, shape, layout, accelerated)
                 if reason:
                     print(f"{name}, {layout.name}: left out, {reason}.", flush=True)
-                else:
-                    measured.append((measured[0][0], rival))
-            for engine, rival in measured:
+                    continue
                 leg = Leg(
                     shape_name=name,
                     shape=shape,

@@ -64,7 +64,7 @@ def require_launcher_environment(environment: Mapping[str, str]) -> None:
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"):
         value = environment.get(name, "0")
         if not value.isdecimal():
-            raise TrainerError(f"{name} is {value!r}, and not a number; {hint}.")
+            raise TrainerError(f"{name} is {value!r} instead of a number; {hint}.")
     if int(environment["RANK"]) >= int(environment["WORLD_SIZE"]):
         raise TrainerError(
             f"RANK is {environment['RANK']} and WORLD_SIZE {environment['WORLD_SIZE']}; ranks begin with 0."

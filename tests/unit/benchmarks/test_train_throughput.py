@@ -71,7 +71,15 @@ def test_megatron_core_follows_in_the_layouts_that_it_has(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     installed(monkeypatch, "megatron-core", "torchtitan")
-    options = ("--quick", "--shapes", "tiny Llama", "--rivals", "megatron-core,torchtitan")
+    options = (
+        "--quick",
+        "--shapes",
+        "tiny Llama",
+        "--engine",
+        "native",
+        "--rivals",
+        "megatron-core,torchtitan",
+    )
     legs = wanted(monkeypatch, *options, "--layouts", "TP 2 PP 2 DP 2,CP 2,TP 8", devices=8)
     assert [(leg.layout.name, leg.rival) for leg in legs] == [
         ("TP 2 PP 2 DP 2", None),
@@ -106,7 +114,9 @@ def test_a_layout_is_read_from_its_name(
 ) -> None:
     layout = Layout.parse(name)
     assert (layout.name, layout.tensor, layout.pipeline, layout.data, layout.context) == (name, *degrees)
-    (leg,) = wanted(monkeypatch, "--shapes", "GPT-1.3B", "--layouts", name, devices=8)
+    engine = "native" if layout.context > 1 else "deepspeed"
+    options = ("--shapes", "GPT-1.3B", "--layouts", name, "--engine", engine)
+    (leg,) = wanted(monkeypatch, *options, devices=8)
     assert (leg.micro_batch, leg.micro_batches) == micro_batches
     # A step has as many tokens for each device as on one, except those that share its sequences.
     assert leg.global_batch * layout.context == 64 * layout.world
@@ -130,6 +140,15 @@ def test_two_stages_interleave_or_halve_even_micro_batches(
     (leg,) = wanted(monkeypatch, "--shapes", "GPT-1.3B", "--layouts", "PP 2", *options, devices=2)
     assert (leg.virtual_pipeline, leg.micro_batch) == (chunks, micro_batch)
     assert leg.global_batch == 16 * leg.shape.micro_batch
+
+
+def test_an_engine_without_context_parallelism_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--shapes", "GPT-1.3B", "--layouts", "CP 2", "--engine", "deepspeed,native")
+    assert [leg.engine for leg in wanted(monkeypatch, *options, devices=2)] == ["native"]
+    expected = "GPT-1.3B, CP 2: left out, context parallelism needs --engine native.\n"
+    assert capsys.readouterr().out == expected
 
 
 def test_a_rival_trains_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

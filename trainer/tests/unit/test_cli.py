@@ -117,7 +117,7 @@ def test_a_launcher_s_wrong_variable_is_a_sentence(program: Program, monkeypatch
         monkeypatch.setenv(name, "1")
     code, _, err = program("train", XL)
     assert code == 3
-    assert err.startswith("Error: WORLD_SIZE is 'two', and not a number; start")
+    assert err.startswith("Error: WORLD_SIZE is 'two' instead of a number; start")
 
 
 def test_config_prints_what_can_be_read_again(program: Program, tmp_path: Path) -> None:

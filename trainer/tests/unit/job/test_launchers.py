@@ -207,9 +207,9 @@ def test_half_of_a_world_is_left_alone(variables: dict[str, str]) -> None:
             "This is rank 1 of 2, but MASTER_ADDR and MASTER_PORT are not set; set MASTER_ADDR to the host",
         ),
         ({"MASTER_PORT": ""}, "This is rank 1 of 2, but MASTER_PORT is not set; "),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', and not a number; start"),
-        ({"MASTER_PORT": "ssh"}, "MASTER_PORT is 'ssh', and not a number; start"),
-        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1', and not a number; start"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two' instead of a number; start"),
+        ({"MASTER_PORT": "ssh"}, "MASTER_PORT is 'ssh' instead of a number; start"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1' instead of a number; start"),
         ({"RANK": "2"}, "RANK is 2 and WORLD_SIZE 2; ranks begin with 0."),
     ],
 )
