@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 
 from benchmarks.tables import markdown  # noqa: E402
-from benchmarks.train_throughput import Layout, Leg  # noqa: E402
+from benchmarks.training_legs import Layout, Leg  # noqa: E402
 
 TIMEOUT_S = 1800.0
 WARM_UP, ROUNDS = 3, 5
@@ -46,7 +46,7 @@ class Combination:
     """What is trained.
 
     Args:
-        layout: Name of a layout of train_throughput.py.
+        layout: Name of a layout of training_legs.py.
         layers: Blocks of the model.
         micro_batch: Samples in a micro-batch.
         micro_batches: Micro-batches of a step, for each replica.

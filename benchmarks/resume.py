@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 
 from benchmarks.layout_accuracy import launch  # noqa: E402
 from benchmarks.tables import markdown  # noqa: E402
-from benchmarks.train_throughput import QUICK, SHAPES, SMALL, Layout, Leg, Shape  # noqa: E402
+from benchmarks.training_legs import QUICK, SHAPES, SMALL, Layout, Leg, Shape  # noqa: E402
 
 STEPS = 3
 """Steps before the save, and again after it and after the load."""

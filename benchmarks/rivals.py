@@ -26,7 +26,7 @@ class Training(NamedTuple):
     """What a rival trains.
 
     Attributes:
-        shape: one of train_throughput.py: a GPT, or a Llama if it has groups.
+        shape: one of training_legs.py: a GPT, or a Llama if it has groups.
         batches: micro-batches (tokens, labels) on the device, both int64 [batch, sequence], used in turn.
         accumulation: micro-batches in a step of one data-parallel rank.
         device: the device of the training.

@@ -46,7 +46,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 
 from benchmarks.tables import markdown  # noqa: E402
-from benchmarks.train_throughput import QUICK, SHAPES, SMALL, Layout, Leg, our_engine  # noqa: E402
+from benchmarks.train_throughput import our_engine  # noqa: E402
+from benchmarks.training_legs import QUICK, SHAPES, SMALL, Layout, Leg  # noqa: E402
 
 BANDWIDTHS = "1.25,5,12.5,25,50,0"
 WAYS = {

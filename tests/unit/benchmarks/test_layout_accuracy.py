@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.layout_accuracy import EIGHT, ON, configuration, main, predicted_legs
-from benchmarks.train_throughput import QUICK, Layout, Leg
+from benchmarks.training_legs import QUICK, Layout, Leg
 from rdm_core import config
 from rdm_planner.interleaved import timeline
 from rdm_planner.profile import Profile, shape_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import all_reduce, resume
-from benchmarks.train_throughput import Layout
+from benchmarks.training_legs import Layout
 
 
 def cells(table: str) -> list[list[str]]:

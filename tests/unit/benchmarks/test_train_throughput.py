@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import train_throughput
-from benchmarks.train_throughput import Layout, Leg
+from benchmarks.training_legs import QUICK, SHAPES, Layout, Leg
 
 
 def wanted(
@@ -179,7 +179,7 @@ def test_a_shape_can_have_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("engine", ["deepspeed", "native"])
-@pytest.mark.parametrize("name", train_throughput.SHAPES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_each_shape_has_a_cut_for_two_stages(monkeypatch: pytest.MonkeyPatch, name: str, engine: str) -> None:
     (leg,) = wanted(monkeypatch, "--shapes", name, "--layouts", "PP 2", "--engine", engine, devices=2)
     assert leg.configuration()["parallel"]["partition"] != "even"
@@ -361,7 +361,7 @@ def test_a_wrong_value_is_refused_in_a_sentence(
 
 
 def test_the_table_has_a_rival_beside_its_plain_loop() -> None:
-    shape = train_throughput.QUICK["tiny"]
+    shape = QUICK["tiny"]
     leg = {
         "shape": vars(shape),
         "shape_name": "tiny",
@@ -383,7 +383,7 @@ def test_the_table_has_a_rival_beside_its_plain_loop() -> None:
 
 
 def test_the_table_of_layouts_compares_a_rival_with_one_device() -> None:
-    base = {"shape": vars(train_throughput.QUICK["tiny"]), "shape_name": "tiny", "engine": "native"}
+    base = {"shape": vars(QUICK["tiny"]), "shape_name": "tiny", "engine": "native"}
     results = [
         {
             "leg": {**base, "layout": {"name": layout}},
@@ -409,7 +409,7 @@ def test_the_table_of_layouts_compares_a_rival_with_one_device() -> None:
 
 def test_the_table_has_each_way_with_its_own_micro_batches() -> None:
     leg = {
-        "shape": vars(train_throughput.QUICK["tiny"]),
+        "shape": vars(QUICK["tiny"]),
         "shape_name": "tiny",
         "layout": {"name": "one"},
         "engine": "native",
