@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from rdm_core.bounds import Fraction, Natural, NotNegative, Positive, PositiveFloat
-from rdm_core.config.job import (
-    FilePath,
-    JobConfig,
-    JobLoggingConfig,
-)
+from rdm_core.config.job import FilePath, JobConfig, JobLoggingConfig
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,7 @@ from typing import Annotated, Literal, Self
 from rdm_core import partition as partitions
 from rdm_core.batch_ramp import BatchRamp
 from rdm_core.bounds import Bounds, Fraction, Layers, Natural, NotNegative, Positive, PositiveFloat, Samples
-from rdm_core.config.job import (
-    FilePath,
-    JobConfig,
-    JobLoggingConfig,
-    step_range,
-)
+from rdm_core.config.job import FilePath, JobConfig, JobLoggingConfig, step_range
 from rdm_core.cost import flops
 from rdm_core.model_spec import ModelSpec, RopeScaling
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def configuration(directory: Path) -> str:
     if isinstance(source, HuggingFaceSource):
         source.require_tied()
         if source.ignored:
-            print(f"{where / CONFIG} has {source.ignored}, but no tensor is quantised: it is ignored.")
+            note = f"{where / CONFIG} has {source.ignored}, but no tensor is quantised: it is ignored."
+            print(note, file=sys.stderr)
     job: dict[str, Any] = {
         "name": directory.resolve().name.lower(),
         "model": _changed(source.model, Config().model),

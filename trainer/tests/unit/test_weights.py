@@ -364,7 +364,7 @@ def test_a_quantisation_that_no_tensor_has_is_ignored(
         json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "fp8"}})
     )
     plain = configuration(tmp_path / "hf")
-    assert capsys.readouterr().out == (
+    assert capsys.readouterr().err == (
         f"{path} has a quantization_config of quant_method fp8, but no tensor is quantised: it is ignored.\n"
     )
     assert "quantization" not in plain
