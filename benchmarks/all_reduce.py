@@ -2,7 +2,7 @@
 """Compare the all-reduce of `rdm-provision verify --collective` with NCCL's own speed on this host's GPUs.
 
 Run `python benchmarks/all_reduce.py` where `rdm_trainer` is installed; it prints a table for
-docs/performance.md. Each size is reduced in one process group, in turns: by the program that
+docs/training-performance.md. Each size is reduced in one process group, in turns: by the program that
 `verify --collective` starts, by a plain loop between CUDA events, and by a CUDA graph of as many all-reduces,
 in which NCCL waits for no host. Bus bandwidth is that of nccl-tests: bytes / s x 2 (ranks - 1) / ranks.
 """

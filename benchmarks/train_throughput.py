@@ -2,7 +2,7 @@
 """Compare the trainer's speed with a minimal plain PyTorch loop of the same shape in the same run.
 
 Run `python benchmarks/train_throughput.py` where `rdm_trainer` is installed; it prints tables for
-docs/performance.md. On one device, rounds of our steps and the plain loop's alternate in one process, so that
+docs/training-performance.md. On one device, rounds of our steps and the plain loop's alternate in one process, so that
 both have the same clocks and the same load; the figures are medians over the rounds. With two, four or eight
 devices, data, tensor and pipeline parallelism and their products follow, each with the same number of tokens
 per step and device, and are compared with our figures and the plain loop's on one device.

@@ -28,7 +28,7 @@ def engine_step(config: Config) -> EngineStep:
     The ranks of the context axis gather keys and values in each forward pass of a block, and sum their
     gradients in the backward pass (:mod:`rdm_trainer.distributed.context_parallel`). A GPT's first call of
     the attention kernel overlaps with both, but copying and merging the blocks then takes about as long as
-    that saves: on two H200 a step takes as long as if nothing overlapped (docs/performance.md).
+    that saves: on two H200 a step takes as long as if nothing overlapped (docs/training-performance.md).
     """
     precision, zero = config.optimisation.precision, config.zero_stage
     is_native = config.engine == "native"
