@@ -77,6 +77,8 @@ _STILL_S = 2.0
 """A source whose loop pauses for longer stood still."""
 _FINISH_S = 3.0
 """Seconds that a source waits at its end until its nodes know of it."""
+_LEAVE_S = 1.0
+"""Seconds that a node waits at most until the source knows of its end."""
 _NEWS_S = 0.1
 """Seconds between two reports of the pieces that a node has."""
 _TICK_S = 0.5
@@ -94,6 +96,7 @@ _ANNOUNCED = {
     "error": str,
     "trouble": dict,
     "fetched": int,
+    "ended": bool,
 }
 
 
@@ -225,7 +228,11 @@ class _Members:
     def _alive(self) -> Dict[str, Dict[str, Any]]:
         """Return the nodes that still take part; pieces that only others have are sent again."""
         since = self._listened - silent_after_s(self.every_s)
-        return {name: one for name, one in self.known.items() if one["at"] > since and not one["error"]}
+        return {
+            name: one
+            for name, one in self.known.items()
+            if one["at"] > since and not one["error"] and not one["ended"]
+        }
 
     def _unsent(self, alive: Dict[str, Dict[str, Any]]) -> int:
         """Return the pieces that were sent to none of these nodes, and that fewer than two of them have.
@@ -408,7 +415,9 @@ class Peer:
         until = time.monotonic() + _FINISH_S
         while time.monotonic() < until:
             with members.lock:
-                left = [one for one in members.known.values() if not one.get("acknowledged")]
+                left = [
+                    one for one in members.known.values() if not one["ended"] and not one.get("acknowledged")
+                ]
                 for one in left:
                     one["acknowledged"] = time.monotonic() - one["at"] > _FINISH_S
             if not left:
@@ -441,6 +450,13 @@ class Peer:
                 self.file.note()
             self._cut_slow()
             self.ended.wait(min(_TICK_S, self._every_s))
+        # The controller stops the source as well, which would wait for this node.
+        _thread(self._leave).join(_LEAVE_S)
+
+    def _leave(self) -> None:
+        """Report to the source that this node ends."""
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException, Busy):
+            self._announce()
 
     def _announce(self) -> Dict[str, Any]:
         report = {
@@ -452,6 +468,7 @@ class Peer:
             "error": self.error,
             "trouble": dict(self.trouble),
             "fetched": self.fetched,
+            "ended": self.ended.is_set(),
         }
         assert self.settings.source is not None
         answer: Dict[str, Any] = json.loads(
@@ -933,8 +950,10 @@ class _Server(http.server.ThreadingHTTPServer):
         """Report nothing: the other side reports a broken connection."""
 
 
-def _thread(function: Any, *arguments: Any) -> None:
-    threading.Thread(target=function, args=arguments, daemon=True).start()
+def _thread(function: Any, *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=function, args=arguments, daemon=True)
+    thread.start()
+    return thread
 
 
 def local_address(other: Tuple[str, int]) -> str:

@@ -207,6 +207,19 @@ def test_the_source_sends_it_about_once_and_nothing_listens_afterwards(swarm: Sw
         pass
 
 
+def test_a_source_that_is_stopped_with_its_nodes_does_not_wait_for_them(
+    tmp_path: Path, archive: Path
+) -> None:
+    swarm = Swarm(tmp_path, archive, finish_s=LONG_S)
+    for name in ("a", "b"):
+        swarm.join(name)
+    swarm.wait_done("a", "b")
+    # Before it is stopped itself, it has not let them end.
+    for name in ("a", "b", "source"):
+        swarm.processes[name].terminate()
+    swarm.end()
+
+
 def test_a_peer_that_is_killed_or_paused_delays_nobody_and_is_named(tmp_path: Path, archive: Path) -> None:
     swarm = Swarm(tmp_path, archive, bandwidth=2 * MIB, finish_s=15)
     for name in ("a", "b", "killed", "paused"):
@@ -297,7 +310,7 @@ def test_a_source_that_stood_still_has_lost_nobody(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now))
     members = peers._Members(PieceList(3, 2, ["", ""], {}))
     report = {"name": "a", "port": 1, "have": "0", "wanted": 2, "missing": 2, "error": "", "trouble": {}}
-    members.announce(HOME, {**report, "fetched": 0})
+    members.announce(HOME, {**report, "fetched": 0, "ended": False})
     now += 40
     assert members.status()["a"]["silent_s"] == 0, "nor before it has noticed that it stood still"
     members.listen()
@@ -600,7 +613,7 @@ def members_of(source: Peer) -> peers._Members:
 
 def announced(name: str, have: int = 0, **changes: Any) -> dict[str, Any]:
     given = {"name": name, "port": 1, "have": f"{have:x}", "wanted": 13, "missing": 13 - count(have)}
-    return {**given, "error": "", "trouble": {}, "fetched": 0, **changes}
+    return {**given, "error": "", "trouble": {}, "fetched": 0, "ended": False, **changes}
 
 
 @pytest.fixture
