@@ -176,3 +176,25 @@ def test_degrees_divide_the_blocks_of_a_stage() -> None:
     assert degrees(36, 4) == [2, 3]
     assert degrees(80, 8) == [2]
     assert degrees(30, 1) == degrees(4, 4) == []
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (4, 2), (4, 9)])
+def test_the_picture_of_a_pipeline_is_1f1b(stages: int, micro_batches: int) -> None:
+    work = [(0.25 * seconds, 0.75 * seconds) for seconds in (1.0 + stage / 8 for stage in range(stages))]
+    passes = timeline(work, stages, micro_batches)
+    assert len(passes) == 2 * stages * micro_batches
+    done = {(one.stage, one.is_forward, one.micro_batch): one for one in passes}
+    for (stage, is_forward, number), one in done.items():
+        before = done.get((stage - 1 if is_forward else stage + 1, is_forward, number))
+        assert before is None or before.end <= one.begin
+    for stage in range(stages):
+        own = [one for one in passes if one.stage == stage]
+        assert all(one.end <= after.begin + 1e-12 for one, after in itertools.pairwise(own))
+        held, most = 0, 0
+        for one in own:
+            held += 1 if one.is_forward else -1
+            most = max(most, held)
+        assert most == min(stages - stage, micro_batches)
+    # Equal stages take (m + p - 1) times.
+    even = timeline([(0.25, 0.75)] * stages, stages, micro_batches)
+    assert max(one.end for one in even) == pytest.approx(micro_batches + stages - 1)
