@@ -40,11 +40,6 @@ def work_of(stage: int, stages: int, layer_names: Sequence[str]) -> str:
 
     The first and the last stage each differ from all others: the cost of the embedding and of the head is
     not a fixed multiple of a block's.
-
-    Args:
-        stage: The stage, from 0.
-        stages: Number of stages.
-        layer_names: The stage's layers.
     """
     if stage in (0, stages - 1):
         return f"stage {stage}"

@@ -128,11 +128,7 @@ class Agent:
 
 
 class Worker:
-    """The agent of any node but the master: it follows the master's orders.
-
-    Args:
-        agent: The node's.
-    """
+    """The agent of any node but the master: it follows the master's orders."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -214,11 +210,7 @@ class Worker:
 
 
 class Master:
-    """The master's agent: it decides for all nodes.
-
-    Args:
-        agent: The master's.
-    """
+    """The master's agent: it decides for all nodes."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

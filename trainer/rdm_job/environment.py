@@ -23,9 +23,6 @@ def adopt_launcher_environment(environment: MutableMapping[str, str]) -> None:
 
     Without RANK, DeepSpeed would use mpi4py, and a process would wait for ever for a sibling that has died.
     Slurm's variables count only in tasks that srun started, not in the batch script itself.
-
-    Args:
-        environment: Usually ``os.environ``.
     """
     if "RANK" in environment:
         # DeepSpeed's launcher has its own name for the number of ranks on a node.

@@ -22,10 +22,6 @@ _NO_FILES_S = 0.2
 class Exporter:
     """Serves a text at ``/metrics`` until it is closed or the process ends.
 
-    Args:
-        address: Where it listens.
-        port: Likewise.
-
     Raises:
         OSError: The port is in use, or this machine does not have the address.
 

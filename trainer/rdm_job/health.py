@@ -26,12 +26,7 @@ _BUSY_S = 60.0
 
 
 class Health:
-    """Evaluates a job repeatedly, and keeps what it needs of an attempt's history.
-
-    Args:
-        request: The job.
-        config: Its configuration.
-    """
+    """Evaluates a job repeatedly, and keeps what it needs of an attempt's history."""
 
     def __init__(self, request: Request, config: JobConfig) -> None:
         self._config = config

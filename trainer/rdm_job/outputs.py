@@ -21,12 +21,7 @@ _TIME = "%Y.%m.%d_%H.%M.%S"
 
 
 def name_of(config: Config, world: int) -> str:
-    """Return the scripts' name for a training run; the mpirun and deepspeed scripts name it differently.
-
-    Args:
-        config: With every key.
-        world: How many processes there are.
-    """
+    """Return the scripts' name for a training run; the mpirun and deepspeed scripts name it differently."""
     of, parallel, model = config.optimisation, config.parallel, config.model
     batch, length = of.global_batch_size, model.seq_length
 

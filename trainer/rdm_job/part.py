@@ -28,11 +28,7 @@ _SEARCHED_LINES = 400
 
 
 class Part:
-    """This node's part of a job.
-
-    Args:
-        directory: The job's.
-    """
+    """This node's part of a job."""
 
     def __init__(self, directory: JobDirectory) -> None:
         self.directory = directory

@@ -60,13 +60,6 @@ def wrapped(
 ) -> list[str] | None:
     """Return the command that runs a rank under a profiler; None if the rank is not profiled.
 
-    Args:
-        kind: ``launcher.profiler``.
-        ranks: The ranks to profile.
-        rank: This rank.
-        directory: The job's.
-        command: The rank's own command.
-
     Raises:
         TrainerError: The profiler is not on the PATH.
     """

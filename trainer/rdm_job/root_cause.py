@@ -114,9 +114,6 @@ class Inquiry:
     """Waits until no later report could name another cause.
 
     The wait begins with the first failure, and starts again with the first failed process.
-
-    Args:
-        replies: The other nodes' replies.
     """
 
     def __init__(self, replies: Replies) -> None:

@@ -110,11 +110,7 @@ class ClusterProfile:
         )
 
     def with_validation(self, record: Mapping[str, Any]) -> Self:
-        """Return a copy with one more validation record.
-
-        Args:
-            record: Plain data.
-        """
+        """Return a copy with one more validation record."""
         return dataclasses.replace(self, validations=(*self.validations, record))
 
 

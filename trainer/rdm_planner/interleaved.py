@@ -267,11 +267,7 @@ class InterleavedProblem(Problem):
         return super().times(of_stages(cut, self.interleaved.stages))
 
     def work(self, cut: Sequence[int]) -> list[tuple[float, float]]:
-        """Return the seconds of each chunk's forward and backward pass, in the model's order.
-
-        Args:
-            cut: Units of each chunk.
-        """
+        """Return the seconds of each chunk's forward and backward pass, in the model's order."""
         stages, last = self.interleaved.stages, len(cut) - 1
         found = []
         for virtual, count in enumerate(cut):
@@ -304,9 +300,6 @@ class InterleavedProblem(Problem):
         """Return the cut that spreads each stage's blocks over its chunks.
 
         A stage with too few blocks for its chunks takes some from the stages with the most.
-
-        Args:
-            units: Units of each stage.
         """
         chunks, filled = self.interleaved.chunks, list(units)
         for stage, count in enumerate(units):
@@ -326,11 +319,7 @@ def _fills(cut: Sequence[int]) -> bool:
 
 
 class ChunkSearch(CutSearch):
-    """The search for the blocks of each chunk: it moves one or two blocks while that helps.
-
-    Args:
-        problem: The problem.
-    """
+    """The search for the blocks of each chunk: it moves one or two blocks while that helps."""
 
     problem: InterleavedProblem
 

@@ -331,35 +331,20 @@ class Job:
         return 1.0 if most is None else min(1.0, most * layout.pipeline / blocks)
 
     def layouts(self, world_size: int, gpus: int) -> Iterator[Layout]:
-        """Yield every layout that the trainer accepts.
-
-        Args:
-            world_size: GPUs of all nodes.
-            gpus: GPUs of a node.
-        """
+        """Yield every layout that the trainer accepts, on nodes of ``gpus`` GPUs."""
         for choice in self._degrees(world_size, gpus):
             if self._rejection(choice, self.batch) is None:
                 for zero in self._zero_stages(choice):
                     yield from self._sizes(choice, zero)
 
     def rejections(self, world_size: int, gpus: int) -> Iterator[str]:
-        """Yield a reason for each combination of degrees that is not a layout.
-
-        Args:
-            world_size: GPUs of all nodes.
-            gpus: GPUs of a node.
-        """
+        """Yield a reason for each combination of degrees that is not a layout."""
         for choice in self._degrees(world_size, gpus):
             if reason := self._rejection(choice, self.batch):
                 yield reason
 
     def batch_steps(self, world_size: int, gpus: int) -> set[int]:
-        """Return the smallest global batches of layouts; each layout takes the multiples of its own.
-
-        Args:
-            world_size: GPUs of all nodes.
-            gpus: GPUs of a node.
-        """
+        """Return the smallest global batches of layouts; each layout takes the multiples of its own."""
         found = set()
         for choice in self._degrees(world_size, gpus):
             # Chunks take micro-batches in groups, as many as there are stages.

@@ -46,11 +46,7 @@ class Layout:
         return self.tensor * self.replicas
 
     def accumulation(self, batch: int) -> int:
-        """Return the micro-batches of a step.
-
-        Args:
-            batch: Samples per step.
-        """
+        """Return the micro-batches of a step."""
         return batch // (self.data * self.micro_batch)
 
 

@@ -60,7 +60,7 @@ def _nothing(_first: int) -> float:
 
 @dataclass(frozen=True)
 class Problem:
-    """A pipeline to cut.
+    """A pipeline to cut; a cut has the layers of each stage.
 
     Args:
         sums: For each stage, running sums of the layers' times on it, seconds, from 0 to all layers; stages
@@ -97,11 +97,7 @@ class Problem:
         return CutSearch(self)
 
     def times(self, cut: Sequence[int]) -> list[float]:
-        """Return each stage's time, in seconds.
-
-        Args:
-            cut: Layers of each stage.
-        """
+        """Return each stage's time, in seconds."""
         times, begin = [], 0
         for running, count in zip(self.sums, cut, strict=True):
             times.append(running[begin + count] - running[begin])
@@ -109,27 +105,15 @@ class Problem:
         return times
 
     def seconds(self, cut: Sequence[int]) -> float:
-        """Return the step time of a cut, in seconds.
-
-        Args:
-            cut: Layers of each stage.
-        """
+        """Return the step time of a cut, in seconds."""
         return self.total(cut, self.ends(cut))
 
     def ends(self, cut: Sequence[int]) -> list[float]:
-        """Return when each stage ends its last backward pass, in seconds.
-
-        Args:
-            cut: Layers of each stage.
-        """
+        """Return when each stage ends its last backward pass, in seconds."""
         return self.schedule.ends(self.times(cut))
 
     def holds(self, cut: Sequence[int]) -> bool:
-        """Tell whether every stage can hold its layers and the first stage has enough of them.
-
-        Args:
-            cut: Layers of each stage.
-        """
+        """Tell whether every stage can hold its layers and the first stage has enough of them."""
         if cut[0] < self.first:
             return False
         begin = 0
@@ -212,9 +196,6 @@ def ends_that_fit(problem: Problem, most: Sequence[float] | None = None) -> list
 
 class CutSearch:
     """The search for the best cut, in two phases: :meth:`begin` finds a bound, :meth:`finish` may come later.
-
-    Args:
-        problem: The problem.
 
     Attributes:
         bound: Lower bound on the step time of cuts, seconds; never above ``upper``.

@@ -86,11 +86,7 @@ def require_modelled(config: Config) -> None:
 
 
 def packages_of(engine: str) -> tuple[str, ...]:
-    """Return the packages whose versions an engine's times depend on.
-
-    Args:
-        engine: ``deepspeed`` or ``native``.
-    """
+    """Return the packages whose versions an engine's times depend on."""
     return ("torch",) if engine == "native" else ("torch", "deepspeed")
 
 

@@ -46,10 +46,6 @@ def with_values(text: str, overrides: Sequence[str], source: str = "the configur
 def write(path: Path, overrides: Sequence[str]) -> None:
     """Change values in a job's file. On an error, the file is unchanged.
 
-    Args:
-        path: The YAML file.
-        overrides: As for :func:`with_values`.
-
     Raises:
         ConfigError: As for :func:`with_values`, or the file cannot be written.
     """

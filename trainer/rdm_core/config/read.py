@@ -49,11 +49,6 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
 def load_text(text: str, overrides: Sequence[str] = (), source: str = "the configuration") -> JobConfig:
     """Read a job's configuration from a text; see :func:`load_job`.
 
-    Args:
-        text: YAML.
-        overrides: As for :func:`load_as`.
-        source: Its name in messages.
-
     Raises:
         ConfigError: With every problem that was found.
     """

@@ -57,11 +57,7 @@ class Fabric:
 
 
 def rdma_ports(sysfs: Path = SYSFS) -> list[Port]:
-    """Return the active RDMA ports of this host, by device and number.
-
-    Args:
-        sysfs: Where sysfs is mounted.
-    """
+    """Return the active RDMA ports of this host, by device and number."""
     ports = []
     for device in sorted((sysfs / "class/infiniband").glob("*")):
         interfaces = tuple(sorted(path.name for path in (device / "device/net").glob("*")))

@@ -368,13 +368,7 @@ class Launcher:
 
 
 class Worker:
-    """A worker's end.
-
-    Args:
-        client: The transport of the launcher's messages.
-        member: This one.
-        show: Prints a line for the user.
-    """
+    """A worker's end."""
 
     def __init__(self, client: ClientTransport, member: Member, show: Callable[[str], None]) -> None:
         self._client, self._member, self._show = client, member, show

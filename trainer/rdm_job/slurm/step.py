@@ -43,9 +43,6 @@ _TIME_S = 3600.0
 def run(path: Path) -> int:
     """Be the agent of this node, until the job has ended here.
 
-    Args:
-        path: The job's directory.
-
     Returns:
         The exit code: 0 even when the job has failed; 1 when it could not begin.
 
@@ -89,12 +86,7 @@ def run(path: Path) -> int:
 
 
 def refuse(path: Path, why: str) -> None:
-    """Report to the others that this node cannot take part.
-
-    Args:
-        path: The job's directory.
-        why: One sentence.
-    """
+    """Report to the others that this node cannot take part."""
     meeting, number = path / "nodes" / os.environ[RUN_VARIABLE], int(os.environ["SLURM_PROCID"])
     if number == 0:
         FileServer(meeting, 1).send({"type": "end", "code": FAILED, "reason": why})

@@ -23,10 +23,6 @@ _DIRECTORY = 0x10
 class DamagedError(TrainerError):
     """Files of a checkpoint are damaged.
 
-    Args:
-        directory: The step's directory.
-        names: The damaged files.
-
     Attributes:
         damage: The message without advice.
     """

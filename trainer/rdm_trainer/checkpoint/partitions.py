@@ -342,9 +342,6 @@ class PartitionReader:
     """Reads planned boxes from DeepSpeed's files, as torch's ``FileSystemReader`` does from its own.
 
     It maps each file once.
-
-    Args:
-        directory: The step's directory.
     """
 
     def __init__(self, directory: Path) -> None:

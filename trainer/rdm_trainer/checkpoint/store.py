@@ -362,13 +362,7 @@ class Checkpoints:
 
 
 class _Saved(Saved):
-    """The tensors in the files of a step, which all ranks read, or none.
-
-    Args:
-        storage: The checkpoints directory.
-        name: The step's directory.
-        tensors: As for :class:`Saved`.
-    """
+    """The tensors in the files of a step, which all ranks read, or none."""
 
     def __init__(self, storage: Storage, name: str, tensors: Metadata | Partitions) -> None:
         super().__init__(storage.directory / name, tensors)

@@ -372,10 +372,6 @@ class DocumentMoENorm(MoENorm):
 class MoEEmbedding(VocabParallelEmbedding):
     """The vocabulary's matrix; in training its loss includes the load-balancing loss.
 
-    Args:
-        spec: The model.
-        arguments: Arguments of :class:`VocabParallelEmbedding`.
-
     Attributes:
         balance: Sum of the micro-batches' load-balancing losses, each the mean over blocks, since it was last
             set to None.

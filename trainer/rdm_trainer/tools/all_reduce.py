@@ -96,11 +96,7 @@ def partner(node: int, count: int, number: int) -> int | None:
 
 
 class Bench:
-    """The ranks, and what they measure together. Every rank calls its methods in the same order.
-
-    Args:
-        device: This rank's.
-    """
+    """The ranks, and what they measure together. Every rank calls its methods in the same order."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -53,9 +53,6 @@ def step_directory(where: Path, iteration: int | None = None) -> Path:
 class MegatronSource:
     """The weights of a checkpoint; only what a caller wants is read from its files.
 
-    Args:
-        where: The step's directory.
-
     Attributes:
         tokenizer_type: The training's ``--tokenizer-type``, if its arguments have it.
 

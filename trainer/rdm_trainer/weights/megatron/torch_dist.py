@@ -48,9 +48,6 @@ class _Found(NamedTuple):
 class TorchDistSource:
     """The weights of a checkpoint; only what a caller wants is read from its files.
 
-    Args:
-        where: The step's directory.
-
     Attributes:
         tokenizer_type: The training's ``--tokenizer-type``, if its arguments have it.
 
