@@ -252,11 +252,7 @@ class ControlServer:
                 channel.send(body)
 
     def receive(self, timeout: float = 0.0) -> dict[str, list[dict[str, Any]]]:
-        """Return the received messages, by member.
-
-        Args:
-            timeout: How many seconds to wait for data.
-        """
+        """Return the received messages, by member; wait up to ``timeout`` seconds for data."""
         self._listen()
         ready = {key.data for key, _ in self._selector.select(timeout)}
         self._listening.advance()
@@ -392,11 +388,7 @@ class ControlClient:
             self._channel.send(json.dumps(message).encode())
 
     def receive(self, timeout: float = 0.0) -> list[dict[str, Any]]:
-        """Return the received messages.
-
-        Args:
-            timeout: How many seconds to wait for data.
-        """
+        """Return the received messages; wait up to ``timeout`` seconds for data."""
         self._connect()
         self._selector.select(timeout)
         self._listening.advance()

@@ -47,9 +47,6 @@ class Heartbeat:
 
         Of messages with the same keys only the newest is returned: an agent that waited for a file system
         does not need the old ones.
-
-        Args:
-            timeout: How many seconds to wait for a message.
         """
         self._received_at = time.monotonic()
         with self._news:

@@ -142,11 +142,6 @@ def memory() -> dict[str, int]:
 def require_device(precision: str, backend: str, *, fp8_recipe: str = "none") -> None:
     """Refuse what the device cannot do, before DeepSpeed and torch do so with a traceback.
 
-    Args:
-        precision: The precision of the computation: fp32, bf16 or fp16.
-        backend: The process group's backend: auto, nccl or gloo.
-        fp8_recipe: How matrix products compute in fp8; ``none`` if they do not.
-
     Raises:
         TrainerError: This node's device cannot do that.
     """

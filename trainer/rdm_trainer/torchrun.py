@@ -16,9 +16,6 @@ from rdm_trainer.process import taken_port
 def main(argv: Sequence[str]) -> int:
     """Run torch's launcher.
 
-    Args:
-        argv: Its options, and the program that it starts.
-
     Returns:
         The exit code, after a signal that of shells.
     """

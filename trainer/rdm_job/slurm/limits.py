@@ -122,12 +122,6 @@ def with_gpus(
     """Return the configuration with a request for one GPU per process on each node.
 
     The job's own requests for GPUs stay. Partitions for which Slurm manages no GPUs get no request.
-
-    Args:
-        config: The job's, which is valid in itself.
-        accelerator: ``cuda``, ``rocm`` or ``cpu``.
-        there: The partitions.
-        machines: The nodes.
     """
     launcher = config.launcher
     if accelerator == "cpu" or launcher.devices_per_node is None:
@@ -145,14 +139,7 @@ def with_gpus(
 def without_gpus(
     config: JobConfig, accelerator: str, there: Sequence[Partition], machines: Sequence[ClusterNode]
 ) -> list[str]:
-    """Return the components of a job that would have fewer GPUs than processes, one sentence each.
-
-    Args:
-        config: The result of :func:`with_gpus`.
-        accelerator: ``cuda``, ``rocm`` or ``cpu``.
-        there: The partitions.
-        machines: The nodes.
-    """
+    """Return the components that would have fewer GPUs than processes, after :func:`with_gpus`."""
     if accelerator == "cpu":
         return []
     found = []
@@ -187,13 +174,7 @@ def its_partition(part: Component, there: Sequence[Partition]) -> Partition | No
 
 
 def problems(config: JobConfig, there: Sequence[Partition], machines: Sequence[ClusterNode]) -> list[str]:
-    """Return why the cluster could never run a job, one sentence each.
-
-    Args:
-        config: The job's, which is valid in itself.
-        there: The partitions.
-        machines: The nodes.
-    """
+    """Return why the cluster could never run a job that is valid in itself, one sentence each."""
     found = unknown_partitions(config, there)
     for part in components(config):
         if (known := its_partition(part, there)) is not None:
@@ -202,12 +183,7 @@ def problems(config: JobConfig, there: Sequence[Partition], machines: Sequence[C
 
 
 def unknown_partitions(config: JobConfig, there: Sequence[Partition]) -> list[str]:
-    """Return the problems of a job's partitions that do not exist or are unknown, one sentence each.
-
-    Args:
-        config: The job's, which is valid in itself.
-        there: The partitions.
-    """
+    """Return the problems of a job's partitions that do not exist or are unknown, one sentence each."""
     names = [one.name for one in there]
     found = []
     for part in components(config):

@@ -25,13 +25,7 @@ _MINUTES = "-minutes"
 
 
 def problems(config: JobConfig, known: Accounting, there: Sequence[Partition]) -> list[str]:
-    """Return why the accounting would never let a job run, one sentence each.
-
-    Args:
-        config: The job's, which is valid in itself.
-        known: The user's data in the accounting.
-        there: The partitions.
-    """
+    """Return why the accounting would never let a job run that is valid in itself, one sentence each."""
     slurm = config.launcher.slurm
     if slurm.qos and known.qos and slurm.qos not in known.qos:
         return [f"Slurm has no QOS {slurm.qos}; {_near(slurm.qos, known.qos)}"]

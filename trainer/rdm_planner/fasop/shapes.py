@@ -120,12 +120,6 @@ def measured_seconds(shape: Shape, gpu: str, tensor: int) -> list[float]:
 def layer_seconds(shape: Shape, gpu: str, tensor: int, micro_batch: int) -> list[float]:
     """Return each layer's forward plus backward time in seconds; backward takes twice as long as forward.
 
-    Args:
-        shape: The model.
-        gpu: ``A10`` or ``A100``.
-        tensor: Tensor degree: 1, 2 or 4.
-        micro_batch: Samples per micro-batch.
-
     Raises:
         KeyError: This combination was not measured.
     """

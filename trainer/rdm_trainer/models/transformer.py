@@ -111,12 +111,7 @@ class Past:
 
 
 class PositionEmbedding(nn.Module):
-    """Learned positions, and the dropout after the embedding.
-
-    Args:
-        spec: The model.
-        topology: This rank's place, which determines its part of each sequence.
-    """
+    """Learned positions, and the dropout after the embedding."""
 
     def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()

@@ -201,10 +201,6 @@ class GPT2Encoder:
     def _find(self, low: U64, high: U64) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Look words up.
 
-        Args:
-            low: First halves of the keys, [words].
-            high: Second halves.
-
         Returns:
             The slot of each word, and whether the word is there.
         """
