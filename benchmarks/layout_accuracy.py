@@ -211,6 +211,7 @@ def predict(profile: Any, config: Any, axes: Layout) -> Any:
     from rdm_planner.job import Job
     from rdm_planner.nodes import NodeKind
     from rdm_planner.profile import MeasuredTimes
+    from rdm_planner.search_space import SearchSpace
     from rdm_planner.trainer_model import TrainerModel
     from rdm_trainer.engine_step import engine_step
 
@@ -231,7 +232,7 @@ def predict(profile: Any, config: Any, axes: Layout) -> Any:
     cut[-1] += 1
     # Its links between nodes and its memory do not matter here.
     node = NodeKind(profile.gpu, axes.world, 1e11, 1e12, profile.memory_gib)
-    job = Job(config, MeasuredTimes({profile.gpu: profile}, {profile.gpu: node}), engine_step)
+    job = Job(SearchSpace(config), MeasuredTimes({profile.gpu: profile}, {profile.gpu: node}), engine_step)
     return TrainerModel(job, (node,)).estimate(layout, cut)
 
 

@@ -30,6 +30,7 @@ from rdm_planner.job import Job, published_peaks  # noqa: E402
 from rdm_planner.nodes import NodeKind, orders, tried_orders  # noqa: E402
 from rdm_planner.partition import best_cut  # noqa: E402
 from rdm_planner.search import Found, search  # noqa: E402
+from rdm_planner.search_space import SearchSpace  # noqa: E402
 from rdm_planner.trainer_model import TrainerModel  # noqa: E402
 from rdm_trainer.engine_step import engine_step  # noqa: E402
 
@@ -108,7 +109,7 @@ def searched(name: str, overrides: list[str], tried: list[tuple[NodeKind, ...]])
     """Return the result of a search over some orders of nodes, and its CPU seconds."""
     config = configuration.load(ROOT / "trainer" / "configs" / f"{name}.yaml", overrides)
     begin = time.process_time()
-    job = Job(config, published_peaks(config, tried[0], PEAKS, 0.5), engine_step)
+    job = Job(SearchSpace(config), published_peaks(config, tried[0], PEAKS, 0.5), engine_step)
     found = search(
         [TrainerModel(job, order) for order in tried],
         keep=5,

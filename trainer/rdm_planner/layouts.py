@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A parallel layout, and its estimated cost."""
+"""A parallel layout, the job that has it, and its estimated cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from rdm_core.config.schema import Config
 
 
 @dataclass(frozen=True, order=True)
@@ -48,6 +51,56 @@ class Layout:
     def accumulation(self, batch: int) -> int:
         """Return the micro-batches of a step."""
         return batch // (self.data * self.micro_batch)
+
+
+def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None) -> Config:
+    """Return a job with another layout.
+
+    Args:
+        config: The job.
+        layout: The layout.
+        cut: Units of each stage, or of each chunk of the stages, as the cost model counts them;
+            without a cut the partition stays.
+    """
+    partition = config.parallel.partition if layout.pipeline > 1 else "even"
+    if cut is not None and layout.pipeline > 1:
+        partition = "-".join(map(str, blocks_of(cut)))
+    data = layout.data if config.parallel.data is not None else None
+    is_sharded = config.parallel.sequence_parallel and layout.tensor > 1
+    exchanges = layout.tensor == 2 or is_sharded
+    return dataclasses.replace(
+        config,
+        parallel=dataclasses.replace(
+            config.parallel,
+            tensor=layout.tensor,
+            sequence_parallel=is_sharded,
+            tensor_communication=config.parallel.tensor_communication if exchanges else "collectives",
+            pipeline=layout.pipeline,
+            virtual_pipeline=layout.virtual_pipeline,
+            eager_forwards=layout.eager_forwards,
+            data=data,
+            expert=layout.expert,
+            context=layout.context,
+            partition=partition,
+            zero_stage=layout.zero_stage,
+            activation_checkpointing="full" if layout.checkpointing else "none",
+            activation_checkpointing_blocks=config.parallel.activation_checkpointing_blocks
+            if layout.checkpointing
+            else None,
+            activation_memory_budget=1.0
+            if layout.checkpointing
+            else config.parallel.activation_memory_budget,
+        ),
+        optimisation=dataclasses.replace(config.optimisation, micro_batch_size=layout.micro_batch),
+    )
+
+
+def blocks_of(cut: Sequence[int]) -> list[int]:
+    """Return the transformer blocks in a cut: the first unit is the embedding, the last the head."""
+    blocks = list(cut)
+    blocks[0] -= 1
+    blocks[-1] -= 1
+    return blocks
 
 
 @dataclass(frozen=True)

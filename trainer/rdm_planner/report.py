@@ -45,7 +45,7 @@ def rejected(model: TrainerModel, unfit: int) -> dict[str, int]:
         model: The job on the nodes in any order.
         unfit: The number of tried layouts that do not fit the memory.
     """
-    reasons = collections.Counter(model.job.rejections(model.world_size, model.gpus))
+    reasons = collections.Counter(model.job.space.rejections(model.world_size, model.gpus))
     if unfit:
         reasons["No cut of the layers fits the memory of the GPUs."] = unfit
     return dict(reasons.most_common())
@@ -75,7 +75,7 @@ def nearest_batch(job: Job, world_size: int, gpus: int) -> int | None:
     """
     near = {
         max(1, count) * data
-        for data in job.batch_steps(world_size, gpus)
+        for data in job.space.batch_steps(world_size, gpus)
         for count in (job.batch // data, job.batch // data + 1)
     }
     return min(near, key=lambda batch: (abs(batch - job.batch), batch), default=None)

@@ -53,7 +53,7 @@ class TrainerModel:
         """Yield every layout that the trainer accepts and for whose tensor degree the times are known."""
         kinds = {node.gpu for node in self.nodes}
         known = [tensors for gpu in kinds if (tensors := self.job.times.tensors(gpu)) is not None]
-        for layout in self.job.layouts(self.world_size, self.gpus):
+        for layout in self.job.space.layouts(self.world_size, self.gpus):
             if all(layout.tensor in tensors for tensors in known):
                 yield layout
 

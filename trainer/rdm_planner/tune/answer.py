@@ -16,13 +16,14 @@ from rdm_core.cost import flops
 from rdm_core.errors import FAILED, TrainerError
 from rdm_planner import report
 from rdm_planner.engine_step import EngineStep
-from rdm_planner.job import Job, blocks_of, published_peaks, with_layout
-from rdm_planner.layouts import Estimate, Layout
+from rdm_planner.job import Job, published_peaks
+from rdm_planner.layouts import Estimate, Layout, blocks_of, with_layout
 from rdm_planner.nodes import NodeKind, order_count, tried_orders
 from rdm_planner.partition import best_cut
 from rdm_planner.profile import require_modelled
 from rdm_planner.report import Point
 from rdm_planner.search import search
+from rdm_planner.search_space import SearchSpace
 from rdm_planner.trainer_model import TrainerModel
 from rdm_planner.tune.fleet import Fleet
 from rdm_planner.tune.options import TuneOptions
@@ -175,6 +176,33 @@ def _held(options: TuneOptions) -> set[str]:
     return {override.partition("=")[0] for override in options.overrides}
 
 
+def _space(options: TuneOptions, job: Config, nodes: Sequence[NodeKind]) -> SearchSpace:
+    """Return the layouts to search, less those without the fixed keys."""
+    held, parallel = _held(options), job.parallel
+    chunks = "parallel.virtual_pipeline" in held
+    if chunks and job.spec.kind == "t5" and parallel.virtual_pipeline > 1:
+        raise TrainerError(
+            f"parallel.virtual_pipeline is {parallel.virtual_pipeline}, and no layout of a T5, whose "
+            "blocks are of two kinds, is searched for it; leave it out."
+        )
+    fixed: dict[str, Any] = {}
+    for key, name in (
+        ("zero_stage", "zero_stages"),
+        ("activation_checkpointing", "checkpointing"),
+        ("expert", "expert_degrees"),
+        ("context", "context_degrees"),
+        ("virtual_pipeline", "virtual_degrees"),
+    ):
+        if f"parallel.{key}" in held:
+            fixed[name] = [getattr(parallel, key)]
+    if "parallel.eager_forwards" in held:
+        fixed["eager_forwards"] = parallel.eager_forwards
+    if not chunks and (fixed.get("eager_forwards") or len(set(nodes)) > 1):
+        # With nodes of several kinds, searching all their orders would take many times as long.
+        fixed["virtual_degrees"] = [1]
+    return SearchSpace(job, **fixed)
+
+
 def answer(
     options: TuneOptions,
     job: Config,
@@ -213,28 +241,7 @@ def answer(
     times = (
         fleet.measured(nodes) if fleet.profiles else published_peaks(job, nodes, peaks, options.efficiency)
     )
-    described = Job(job, times, statement)
-    held = _held(options)
-    if "parallel.zero_stage" in held:
-        described.zero_stages = [job.parallel.zero_stage]
-    if "parallel.activation_checkpointing" in held:
-        described.checkpointing = [job.parallel.activation_checkpointing]
-    if "parallel.expert" in held:
-        described.expert_degrees = [job.parallel.expert]
-    if "parallel.context" in held:
-        described.context_degrees = [job.parallel.context]
-    if "parallel.eager_forwards" in held:
-        described.eager_forwards = job.parallel.eager_forwards
-    if "parallel.virtual_pipeline" in held:
-        if job.spec.kind == "t5" and job.parallel.virtual_pipeline > 1:
-            raise TrainerError(
-                f"parallel.virtual_pipeline is {job.parallel.virtual_pipeline}, and no layout of a T5, whose "
-                "blocks are of two kinds, is searched for it; leave it out."
-            )
-        described.virtual_degrees = [job.parallel.virtual_pipeline]
-    elif described.eager_forwards or len(set(nodes)) > 1:
-        # With nodes of several kinds, searching all their orders would take many times as long.
-        described.virtual_degrees = [1]
+    described = Job(_space(options, job, nodes), times, statement)
     models = _models(described, nodes)
     # Keep the best micro-batch for each choice of degrees. On a tie the largest wins, as it comes first.
     found = search(models, keep=keep or options.top, alike=_degrees, progress=progress)
@@ -281,7 +288,7 @@ def _with_fewest(models: Sequence[TrainerModel], estimates: Iterable[Estimate]) 
 
 def _trimmed(model: TrainerModel, estimate: Estimate) -> Estimate:
     """Return a layout without eager forward passes that save next to no time: they need memory."""
-    most = estimate.layout.eager_forwards if model.job.eager_forwards is None else 0
+    most = estimate.layout.eager_forwards if model.job.space.eager_forwards is None else 0
     for eager in range(most):
         layout = dataclasses.replace(estimate.layout, eager_forwards=eager)
         limit = estimate.seconds * (1 + _LEAST_GAIN)
@@ -324,10 +331,10 @@ def _no_layout(job: Config, model: TrainerModel) -> str:
         )
     if problem := _problem_of_held(model):
         return problem
-    (context,) = model.job.context_degrees or (1,)
+    (context,) = model.job.space.context_degrees or (1,)
     if model.world_size % context:
         return f"parallel.context {context} does not divide {model.world_size} GPUs; take one that does."
-    least = model.job.least_micro_batch(1, context)
+    least = model.job.space.least_micro_batch(1, context)
     alone = with_layout(job, Layout(1, 1, 1, least, context=context))
     alone = dataclasses.replace(alone, parallel=dataclasses.replace(alone.parallel, data=None))
     if problems := configuration.check(alone):
@@ -341,12 +348,12 @@ def _no_layout(job: Config, model: TrainerModel) -> str:
 def _problem_of_held(model: TrainerModel) -> str | None:
     """Return why no layout has the fixed eager forward passes or chunks; None if they are not the reason."""
     held = []
-    if model.job.eager_forwards:
+    if model.job.space.eager_forwards:
         held.append("parallel.eager_forwards")
-    if model.job.virtual_degrees is not None and max(model.job.virtual_degrees) > 1:
+    if model.job.space.virtual_degrees is not None and max(model.job.space.virtual_degrees) > 1:
         held.append("parallel.virtual_pipeline")
     # The first degrees have the most stages and the most micro-batches, so they allow the most.
-    reasons = model.job.rejections(model.world_size, model.gpus)
+    reasons = model.job.space.rejections(model.world_size, model.gpus)
     return next((reason for reason in reasons if reason.startswith(tuple(held))), None)
 
 

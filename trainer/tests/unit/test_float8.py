@@ -17,9 +17,11 @@ from rdm_core import float8
 from rdm_core.config import Config, check, from_dict, load
 from rdm_core.cost.dry_run import dry_run
 from rdm_core.errors import TrainerError
-from rdm_planner.job import Job, published_peaks, with_layout
+from rdm_planner.job import Job, published_peaks
+from rdm_planner.layouts import with_layout
 from rdm_planner.nodes import NodeKind
 from rdm_planner.report import nearest_batch
+from rdm_planner.search_space import SearchSpace
 from rdm_planner.trainer_model import TrainerModel
 from rdm_trainer import models, process
 from rdm_trainer.cli import cli
@@ -165,7 +167,9 @@ def tuned(*overrides: str) -> TrainerModel:
     keys = ["engine=native", "model.layers=2", "optimisation.fp8_recipe=tensorwise"]
     keys += ["launcher.nodes=null", "launcher.devices_per_node=null"]
     job = load(CONFIGS / "llama3-8b.yaml", [*keys, *overrides])
-    return TrainerModel(Job(job, published_peaks(job, [H100], {"H100": 989.4}, 0.5), engine_step), (H100,))
+    return TrainerModel(
+        Job(SearchSpace(job), published_peaks(job, [H100], {"H100": 989.4}, 0.5), engine_step), (H100,)
+    )
 
 
 def test_a_dry_run_counts_two_copies_of_each_weight() -> None:

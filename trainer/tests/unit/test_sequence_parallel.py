@@ -10,8 +10,7 @@ import pytest
 
 from rdm_core.config import Config, check, load
 from rdm_core.cost.dry_run import Memory, dry_run
-from rdm_planner.job import with_layout
-from rdm_planner.layouts import Layout
+from rdm_planner.layouts import Layout, with_layout
 from tests.distributed.training import GPT, T5, configure
 
 SHARDED = {"engine": "native", "parallel.tensor": 2, "parallel.sequence_parallel": True}

@@ -11,6 +11,7 @@ from typing import Any
 from rdm_core import config as configuration
 from rdm_planner.job import Job, published_peaks
 from rdm_planner.nodes import NodeKind
+from rdm_planner.search_space import SearchSpace
 from rdm_planner.trainer_model import TrainerModel
 from rdm_trainer.engine_step import engine_step
 
@@ -26,7 +27,7 @@ def trainer_model(
 ) -> TrainerModel:
     config = configuration.load(CONFIGS / f"{name}.yaml", overrides)
     times = published_peaks(config, nodes, PEAKS, efficiency)
-    return TrainerModel(Job(config, times, engine_step, **options), nodes)
+    return TrainerModel(Job(SearchSpace(config, **options), times, engine_step), nodes)
 
 
 def moe_model(engine: str, *nodes: NodeKind, **options: Any) -> TrainerModel:

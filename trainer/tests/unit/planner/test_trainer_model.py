@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rdm_core import config as configuration
 from rdm_core.cost import flops
 from rdm_core.cost.dry_run import GIB, dry_run
-from rdm_planner.job import Job, with_layout
-from rdm_planner.layouts import Layout
+from rdm_planner.job import Job
+from rdm_planner.layouts import Layout, with_layout
 from rdm_planner.nodes import NodeKind
 from rdm_planner.partition import best_cut
 from rdm_planner.schedules import BlockingSends
@@ -30,7 +30,7 @@ from tests.unit.planner.models import A10, H100, LONG, cuts, moe_model, trainer_
 def _stating(model: TrainerModel, layout: Layout, **changes: Any) -> TrainerModel:
     """Return the model of an engine that states other things of its step."""
     stated = dataclasses.replace(engine_step(with_layout(model.job.config, layout)), **changes)
-    return TrainerModel(Job(model.job.config, model.job.times, lambda _: stated), model.nodes)
+    return TrainerModel(Job(model.job.space, model.job.times, lambda _: stated), model.nodes)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_tokens_are_exchanged_within_a_node_and_over_the_link_that_its_gpus_shar
     among = exchange(2, 1)
     assert among == pytest.approx(1 / 2 * within / 2)
     measured = _Measured(**vars(model.job.times))
-    model = TrainerModel(Job(model.job.config, measured, engine_step), model.nodes)
+    model = TrainerModel(Job(model.job.space, measured, engine_step), model.nodes)
     assert exchange(2, 1) == 0
     assert exchange(2, 2) == pytest.approx((3 / 4 - 1 / 2) * within / 2)
 
