@@ -66,15 +66,12 @@ def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None
     if cut is not None and layout.pipeline > 1:
         partition = "-".join(map(str, blocks_of(cut)))
     data = layout.data if config.parallel.data is not None else None
-    is_sharded = config.parallel.sequence_parallel and layout.tensor > 1
-    exchanges = layout.tensor == 2 or is_sharded
     return dataclasses.replace(
         config,
         parallel=dataclasses.replace(
             config.parallel,
             tensor=layout.tensor,
-            sequence_parallel=is_sharded,
-            tensor_communication=config.parallel.tensor_communication if exchanges else "collectives",
+            sequence_parallel=config.parallel.sequence_parallel and layout.tensor > 1,
             pipeline=layout.pipeline,
             virtual_pipeline=layout.virtual_pipeline,
             eager_forwards=layout.eager_forwards,

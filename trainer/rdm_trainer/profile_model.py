@@ -138,7 +138,6 @@ def _shared(config: Config, tensor: int) -> Config:
         config.parallel,
         tensor=tensor,
         sequence_parallel=False,
-        tensor_communication="collectives",
         pipeline=1,
         virtual_pipeline=1,
         eager_forwards=0,

@@ -149,10 +149,6 @@ class ParallelConfig:
     """Each tensor rank computes norms, dropout and residual sums for its part of the tokens, not for all of
     them: that takes less memory for activations, and sends somewhat more. It needs `engine: native`, and
     `model.seq_length` in multiples of `tensor * context`."""
-    tensor_communication: Literal["collectives", "copy_engines"] = "collectives"
-    """How tensor ranks sum: by the `collectives` of `launcher.backend`, or by `copy_engines` of the GPUs,
-    which take no multiprocessors from matrix products. The latter needs `engine: native`, the tensor ranks on
-    NVIDIA GPUs of one host, and `sequence_parallel` for more than two of them."""
     pipeline: Positive = 1
     """Stages that the layers are cut into."""
     virtual_pipeline: Positive = 1

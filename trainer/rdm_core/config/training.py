@@ -23,7 +23,6 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _experts,
         _context,
         _sequence_parallel,
-        _tensor_communication,
         _positions,
         _t5,
         _bert,
@@ -184,27 +183,6 @@ def _sequence_parallel(config: Config) -> Iterator[str]:
                 f"model.{key} {length} is not a multiple of {ranks}, and with parallel.sequence_parallel "
                 "these ranks have equal parts of the tokens; change one."
             )
-
-
-def _tensor_communication(config: Config) -> Iterator[str]:
-    parallel = config.parallel
-    if parallel.tensor_communication == "collectives":
-        return
-    key = f"parallel.tensor_communication {parallel.tensor_communication}"
-    if parallel.tensor == 1:
-        yield (
-            f"{key} is for several tensor ranks, but parallel.tensor is 1; take a larger one, or collectives."
-        )
-    if parallel.tensor > 2 and not parallel.sequence_parallel:
-        yield (
-            f"{key} needs parallel.sequence_parallel for parallel.tensor {parallel.tensor}, because without "
-            "it only two ranks add up what they exchange; set sequence_parallel to true, or take collectives."
-        )
-    if config.launcher.backend == "gloo":
-        yield (
-            f"{key} is not combined with launcher.backend gloo, whose collectives run on the host; set "
-            "backend to auto, or take collectives."
-        )
 
 
 def _sharing_replicas(parallel: ParallelConfig, data: int) -> Iterator[str]:
@@ -419,7 +397,6 @@ def unsupported(config: Config) -> Iterator[str]:
         for key, value, other in (
             ("context", parallel.context, 1),
             ("sequence_parallel", parallel.sequence_parallel, False),
-            ("tensor_communication", parallel.tensor_communication, "collectives"),
             ("reduce_dtype", parallel.reduce_dtype, "fp32"),
             ("virtual_pipeline", parallel.virtual_pipeline, 1),
             ("eager_forwards", parallel.eager_forwards, 0),

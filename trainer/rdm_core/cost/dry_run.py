@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,6 @@ from rdm_core.config.schema import Config
 from rdm_core.cost import flops
 from rdm_core.cost.chunks import chunk_tokens
 from rdm_core.cost.flops import Accelerator, LayerSize
-from rdm_core.message_slots import SLOTS, SMALLEST, size_class
 from rdm_core.pipeline_schedule import bubble, most_held
 
 GIB = 1024**3
@@ -227,7 +225,6 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
     logits = _logits(config) if last else 0
     counts = collections.Counter(layer.name for layer in layers)
     buffers = _RUNTIME_BYTES + sum(count * _fp8_copies(config, name) for name, count in counts.items())
-    buffers += _message_slots(config, counts)
     if parallel.offload_optimizer != "none" and config.zero_stage < 3:
         # DeepSpeed has a buffer for any weight's gradient; the word embedding is taken as the largest weight.
         spec = config.spec
@@ -256,18 +253,6 @@ def _host_memory(config: Config, layers: list[LayerSize], data: int) -> int:
     each += width if parallel.offload_parameters != "none" else 0
     replicas = zero_replicas(config, data * parallel.context)
     return sum(each * own // count for own, count in zip(_own(config, layers), replicas, strict=True))
-
-
-def _message_slots(config: Config, names: Iterable[str]) -> int:
-    """Return the bytes in which a rank receives by copy engines: states of micro-batches and of halves."""
-    parallel, samples = config.parallel, config.optimisation.micro_batch_size
-    if parallel.tensor == 1 or parallel.tensor_communication == "collectives":
-        return 0
-    line = config.spec.hidden_size * _width(config) // parallel.token_shards
-    states = {_tokens(config, name) * line * samples for name in names if name.endswith("Block")}
-    halves = {size // 2 for size in states if samples % 2 == 0}
-    classes = {SMALLEST, *map(size_class, states | halves)}
-    return SLOTS * (parallel.tensor - 1) * sum(classes)
 
 
 def _fp8_copies(config: Config, name: str) -> int:

@@ -404,8 +404,6 @@ def _row(
         overrides.append(f"launcher.devices_per_node={gpus}")
     if tuned.parallel.sequence_parallel != job.parallel.sequence_parallel:
         overrides.append("parallel.sequence_parallel=false")
-    if tuned.parallel.tensor_communication != job.parallel.tensor_communication:
-        overrides.append("parallel.tensor_communication=collectives")
     if tuned.parallel.partition != job.parallel.partition:
         overrides.append(f"parallel.partition={tuned.parallel.partition}")
     if placed and len(set(estimate.nodes)) > 1:

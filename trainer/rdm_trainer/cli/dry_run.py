@@ -119,9 +119,7 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
     context = f" x context {report.context}" if report.context > 1 else ""
     virtual = f" ({parallel.virtual_pipeline} chunks each)" if parallel.virtual_pipeline > 1 else ""
     virtual += f" (eager forwards {parallel.eager_forwards})" if parallel.eager_forwards else ""
-    how = ["sequence parallel"] if parallel.sequence_parallel else []
-    how += ["copy engines"] if report.tensor > 1 and parallel.tensor_communication == "copy_engines" else []
-    tensor = f"{report.tensor} ({', '.join(how)})" if how else f"{report.tensor}"
+    tensor = f"{report.tensor}{' (sequence parallel)' if parallel.sequence_parallel else ''}"
     axes = f"tensor {tensor}{context} x pipeline {report.pipeline}{virtual} x data {report.data}"
     plural = "s" if report.world_size > 1 else ""
     recipe = job.optimisation.fp8_recipe

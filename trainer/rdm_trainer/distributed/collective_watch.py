@@ -54,7 +54,6 @@ _OF_LAYERS = {
     "begin_sum": "all_reduce",
     "begin_gather": "all_gather_into_tensor",
     "begin_scatter": "reduce_scatter_tensor",
-    "begin_all_to_all": "all_to_all_single",
 }
 """Functions of our own layers that begin an operation → common names."""
 
@@ -142,9 +141,9 @@ class CollectiveWatch:
         return call
 
     def _pending_begun(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> torch.Tensor:
+        def call(tensor: torch.Tensor, group: Any) -> torch.Tensor:
             end = self._begin(name)
-            pending: torch.Tensor = function(*arguments)
+            pending: torch.Tensor = function(tensor, group)
             end()
             # Autograd creates another tensor on the same memory.
             self._pending[pending.untyped_storage().data_ptr()] = end

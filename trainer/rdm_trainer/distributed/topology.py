@@ -134,7 +134,6 @@ class Topology:
         data: Ranks with tokens of their own, including the context and expert axes.
         context: Number of these ranks that share each sample.
         expert: Number of these ranks that share the experts.
-        exchange_group: The ``ExchangeGroup`` of the tensor ranks, if these sum by exchange.
         model_group: The ranks of the tensor and expert axes, which share the experts.
         replica_group: The ranks with the same parameters.
         key_value_group: The tensor ranks that share a key-value head, if there are fewer heads than ranks.
@@ -156,7 +155,6 @@ class Topology:
     expert: int = 1
     context: int = 1
     tensor_group: Any = None
-    exchange_group: Any = None
     pipeline_group: Any = None
     data_group: Any = None
     context_group: Any = None
@@ -240,11 +238,6 @@ class Topology:
             sequence_parallel=sequence_parallel,
             timeout=timeout,
         )
-
-    @property
-    def sum_group(self) -> Any:
-        """The tensor ranks, as sharded layers sum and gather over them."""
-        return self.exchange_group or self.tensor_group
 
     @property
     def kinds(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from collections.abc import Callable
 
@@ -12,7 +11,6 @@ import torch
 from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
-from rdm_trainer.distributed.tensor_parallel import copy_engines
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.engine import Engine
 from rdm_trainer.engines.native.engine import NativeEngine
@@ -22,24 +20,20 @@ def create_topology(config: Config) -> Topology:
     """Map the initialised world to the job's axes, with the process groups that its engine uses.
 
     Raises:
-        TrainerError: The world size does not fit the axes, the engine is not installed, or the tensor ranks
-            cannot communicate as the job wants it.
+        TrainerError: The world size does not fit the axes, or the engine is not installed.
     """
     parallel = config.parallel
     axes = (parallel.tensor, parallel.pipeline, parallel.expert)
     sharing = config.spec.ranks_of_key_value_head(parallel.tensor)
     timeout = config.launcher.distributed_timeout
     if config.engine == "native":
-        own = Topology.create(
+        return Topology.create(
             *axes,
             parallel.context,
             sharing=sharing,
             sequence_parallel=parallel.sequence_parallel,
             timeout=timeout,
         )
-        if parallel.tensor_communication == "copy_engines":
-            return dataclasses.replace(own, exchange_group=copy_engines.create(own))
-        return own
     if importlib.util.find_spec("deepspeed") is None:
         raise TrainerError(
             "engine is deepspeed, but DeepSpeed is not installed here; install it, or set engine to native."

@@ -236,7 +236,7 @@ class MoE(nn.Module):
         self.router = Router(spec)
         self.experts = Experts(spec, topology)
         self.tensor, self.tensor_rank = topology.tensor, topology.tensor_rank
-        self.tensor_group = topology.sum_group if topology.tensor > 1 else None
+        self.tensor_group = topology.tensor_group if topology.tensor > 1 else None
         self.sequence_parallel = topology.sequence_parallel
         self.part = SequencePart.of(topology)
         self.group = topology.model_group if topology.model > 1 else None

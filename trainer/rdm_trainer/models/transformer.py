@@ -301,7 +301,7 @@ class SelfAttention(_Attention):
             bias=spec.has_qkv_biases,
         )
         # With sequence parallelism, the engine sums the gradients of these and other replicated weights.
-        group = topology.sum_group if topology.tensor > 1 and not topology.sequence_parallel else None
+        group = topology.tensor_group if topology.tensor > 1 and not topology.sequence_parallel else None
         self.q_norm = HeadNorm(spec, group) if spec.qk_norm else None
         self.k_norm = HeadNorm(spec, group) if spec.qk_norm else None
         self.past: Past | None = None

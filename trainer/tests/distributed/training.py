@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rdm_core.config import Config, DataConfig, ModelConfig, OptimisationConfig
 from rdm_trainer.data.loaders import starts_of
@@ -164,15 +162,6 @@ def _losses(config: Config, steps: int) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def one_rank_of(world: int) -> Iterator[None]:
-    """Make this process, in a launch of its own, the first of a world whose collectives change no tensor."""
-    dist.destroy_process_group()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-    yield
-    dist.destroy_process_group()
-
-
-@contextlib.contextmanager
 def without_code(backend: str) -> Iterator[None]:
     """Compile each function as one graph for each pass, and generate no code."""
     compile_anything = torch.compile
@@ -187,8 +176,8 @@ def without_code(backend: str) -> Iterator[None]:
     torch.compile = compile_anything
 
 
-def kept(model: torch.nn.Module, inputs: Any, labels: Any) -> list[int]:
-    """Return the bytes of each tensor that a forward pass keeps for the backward pass, weights left out."""
+def kept(model: torch.nn.Module, inputs: Any, labels: Any) -> int:
+    """Return the bytes that a forward pass keeps for the backward pass, weights left out."""
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -199,4 +188,4 @@ def kept(model: torch.nn.Module, inputs: Any, labels: Any) -> list[int]:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(inputs, labels)
-    return [one.nbytes() for pointer, one in storages.items() if pointer not in weights]
+    return sum(one.nbytes() for pointer, one in storages.items() if pointer not in weights)

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from rdm_trainer.distributed.collective_watch import CollectiveWatch
 from rdm_trainer.distributed.tensor_parallel import layers
-from rdm_trainer.distributed.tensor_parallel.exchange import ExchangeGroup
 
 
 @pytest.fixture(autouse=True)
@@ -146,18 +145,8 @@ def test_our_own_sums_end_when_they_are_waited_for() -> None:
     with seen.watching():
         pending = layers._BeginSum.apply(states, dist.group.WORLD, False)
         assert (seen.names, seen.ends) == (["all_reduce"], [1])
-        layers._EndSum.apply(pending, None, dist.group.WORLD, False).sum().backward()
+        layers._EndSum.apply(pending).sum().backward()
     assert (seen.names, seen.ends) == (["all_reduce"], [2])
-
-
-def test_an_exchange_ends_when_it_is_waited_for() -> None:
-    seen, group = Seen(), ExchangeGroup.of(dist.group.WORLD)
-    states = torch.ones(1, 2, 3, requires_grad=True)
-    with seen.watching():
-        pending = layers._BeginSum.apply(states, group, True)
-        assert (seen.names, seen.ends) == (["all_to_all_single"], [1])
-        layers._EndSum.apply(pending, None, group, True).sum().backward()
-    assert (seen.names, seen.ends) == (["all_to_all_single", "all_gather_into_tensor"], [2, 2])
 
 
 def test_a_group_can_be_left_out() -> None:

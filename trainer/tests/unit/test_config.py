@@ -25,7 +25,6 @@ COMPILED = {"optimisation__compile": True}
 CHUNKS = {"engine": "native", "parallel__pipeline": 2, "parallel__virtual_pipeline": 2, "model__layers": 4}
 EAGER = {"engine": "native", "parallel__pipeline": 2, "parallel__eager_forwards": 1}
 FP8 = {"engine": "native", "optimisation__fp8_recipe": "tensorwise", "model__ffn_hidden_size": 2048}
-COPIES = {"engine": "native", "parallel__tensor_communication": "copy_engines"}
 GRAPHS = {"engine": "native", "optimisation__cuda_graphs": "true"}
 SOUND: dict[str, Any] = {
     "model": {"layers": 4, "hidden_size": 64, "attention_heads": 4, "seq_length": 32},
@@ -442,16 +441,6 @@ def assert_a_sentence_has(words: str, found: list[str]) -> None:
         ),
         ({"engine": "native", "optimisation__precision": "fp16"}, "fp16 needs DeepSpeed"),
         ({"parallel__reduce_dtype": "bf16"}, "bf16 needs the native engine"),
-        ({"parallel__tensor_communication": "copy_engines"}, "copy_engines needs the native engine"),
-        (COPIES, "copy_engines is for several tensor ranks, but parallel.tensor is 1; take a larger one, or"),
-        (
-            {**COPIES, "parallel__tensor": 4},
-            "copy_engines needs parallel.sequence_parallel for parallel.tensor 4, because without it only",
-        ),
-        (
-            {**COPIES, "parallel__tensor": 2, "launcher__backend": "gloo"},
-            "copy_engines is not combined with launcher.backend gloo, whose collectives run on the host",
-        ),
         ({"optimisation__fp8_recipe": "rowwise"}, "rowwise needs the native engine"),
         ({**FP8, "optimisation__precision": "fp32"}, "needs optimisation.precision bf16, but"),
         ({**FP8, "model__ffn_hidden_size": 256}, "gains nothing, because all products"),

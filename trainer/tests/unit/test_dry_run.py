@@ -41,17 +41,6 @@ def test_every_example_is_sound_in_the_world_that_it_names(name: str) -> None:
     assert dry_run(config, world).flops_per_step > 0
 
 
-def test_messages_of_copy_engines_have_memory_of_their_own() -> None:
-    plain = ["engine=native", "parallel.tensor=2", "model.seq_length=1024", "model.hidden_size=1024"]
-    plain += ["optimisation.micro_batch_size=8", "optimisation.precision=bf16"]
-    found = [
-        report("gpt-345m", *plain, f"parallel.tensor_communication={how}").stages[0].memory
-        for how in ("collectives", "copy_engines")
-    ]
-    # Four slots each of the smallest messages, of a micro-batch's states, 16 MiB, and of a half's.
-    assert found[1].buffers - found[0].buffers == 4 * (1 + 16 + 8) * 2**20
-
-
 @pytest.mark.parametrize(
     ("name", "batch", "accumulation", "world", "layout"),
     [

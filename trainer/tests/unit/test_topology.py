@@ -15,8 +15,6 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rdm_core.config import load
-from rdm_core.errors import TrainerError
-from rdm_trainer.distributed.tensor_parallel import copy_engines
 from rdm_trainer.distributed.topology import Topology, own_group, split_color
 from rdm_trainer.engines.create import create_topology
 
@@ -171,28 +169,3 @@ def test_every_group_has_the_timeout_of_the_job(monkeypatch: pytest.MonkeyPatch)
     with world_of(16, rank=5):
         assert create_topology(job).timeout == TIMEOUT
     assert set(timeouts) == {TIMEOUT}
-
-
-def test_copy_engines_are_refused_where_there_are_none() -> None:
-    changes = ["engine=native", "parallel.tensor=2", "parallel.tensor_communication=copy_engines"]
-    config = load(CONFIGS / "gpt2-small.yaml", changes)
-    with world_of(2, 0), pytest.raises(TrainerError) as error:
-        create_topology(config)
-    assert str(error.value) == (
-        "parallel.tensor_communication copy_engines needs NVIDIA GPUs, but this node computes on the CPU; "
-        "take collectives."
-    )
-
-
-@pytest.mark.parametrize(
-    ("places", "problem"),
-    [
-        ([("a", "0"), ("a", "1")], None),
-        ([("a", "0"), ("b", "0")], "on one host"),
-        ([("a", "0"), ("a", "0")], "with a GPU each"),
-    ],
-)
-def test_tensor_ranks_copy_between_gpus_of_one_host(
-    places: list[tuple[str, str]], problem: str | None
-) -> None:
-    assert copy_engines._problem(places, 0) == problem

@@ -185,19 +185,6 @@ def test_a_layout_without_tensor_ranks_is_given_without_sequence_parallelism(nam
         assert ("parallel.sequence_parallel=false" in row["overrides"]) == (row["tensor"] == 1)
 
 
-@pytest.mark.parametrize("is_sharded", [False, True])
-def test_a_layout_whose_tensor_ranks_cannot_exchange_is_given_with_collectives(is_sharded: bool) -> None:
-    keys = ["engine=native", "parallel.tensor_communication=copy_engines"]
-    keys.append(f"parallel.sequence_parallel={str(is_sharded).lower()}")
-    best = _answer("llama3-8b", "--nodes 1xH100:8", *keys, "--top 12")["best"]
-    assert {1, 2, 4} <= {row["tensor"] for row in best}
-    for row in best:
-        found = configuration.load(
-            CONFIGS / "llama3-8b.yaml", [*keys, *row["overrides"]]
-        ).parallel.tensor_communication
-        assert (found == "copy_engines") == (row["tensor"] == 2 or (row["tensor"] > 2 and is_sharded))
-
-
 def test_its_json_has_what_to_start_with() -> None:
     found = _answer("gpt2-xl", "--nodes 2xA10:4 --top 3")
     assert found["measured"] is False

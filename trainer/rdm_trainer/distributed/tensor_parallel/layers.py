@@ -30,7 +30,6 @@ from rdm_trainer.distributed.gradient_sum import (
 from rdm_trainer.distributed.parameters import ShardSpec, parameter
 from rdm_trainer.distributed.tensor_parallel import float8
 from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
-from rdm_trainer.distributed.tensor_parallel.exchange import ExchangeGroup
 from rdm_trainer.distributed.tensor_parallel.float8 import Float8Weight
 from rdm_trainer.distributed.topology import Topology
 
@@ -73,14 +72,6 @@ def begin_scatter(tensor: torch.Tensor, group: Any) -> torch.Tensor:
     return pending
 
 
-def begin_all_to_all(tensor: torch.Tensor, sizes: list[int], group: Any) -> torch.Tensor:
-    # So much of the first dimension goes to each rank, and as much comes from it.
-    pending: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
-        tensor.contiguous(), sizes, sizes, group.group_name
-    )
-    return pending
-
-
 def end_collective(pending: torch.Tensor) -> torch.Tensor:
     done: torch.Tensor
     if torch.compiler.is_compiling():
@@ -100,45 +91,7 @@ def end_gather(pending: torch.Tensor, group: Any, dimension: int) -> torch.Tenso
 def begin_scatter_of(whole: torch.Tensor, group: Any, dimension: int) -> torch.Tensor:
     """Begin to reduce-scatter a tensor in a dimension, counted from 0."""
     parts = whole.unflatten(dimension, (group.size(), -1)).movedim(dimension, 0)
-    if isinstance(group, ExchangeGroup):
-        return begin_all_to_all(parts, [1] * group.ranks, group)
     return begin_scatter(parts.flatten(0, 1), group)
-
-
-def end_scatter(pending: torch.Tensor, group: Any) -> torch.Tensor:
-    """Wait for :func:`begin_scatter_of`, and return this rank's part of the sum."""
-    done = end_collective(pending)
-    return done.sum(0) if isinstance(group, ExchangeGroup) else done
-
-
-def begin_sum_of(part: torch.Tensor, group: Any) -> torch.Tensor:
-    """Begin to sum a tensor over the ranks."""
-    if not isinstance(group, ExchangeGroup):
-        return begin_sum(part, group)
-    # Each of two ranks gets only the other's summand.
-    sizes = [0, 0]
-    sizes[1 - group.own_rank] = len(part)
-    return begin_all_to_all(part, sizes, group)
-
-
-def end_sum(pending: torch.Tensor, part: torch.Tensor | None, group: Any) -> torch.Tensor:
-    """Wait for :func:`begin_sum_of`, and return the sum.
-
-    Args:
-        pending: Its result.
-        part: This rank's summand; only ranks that exchange need it.
-        group: The ranks.
-    """
-    done = end_collective(pending)
-    if part is None or not isinstance(group, ExchangeGroup):
-        return done
-    # Both ranks get the same, because a sum of two does not depend on their order.
-    return part + done
-
-
-def _summand(part: torch.Tensor, group: Any, sequence_parallel: bool) -> torch.Tensor | None:
-    """Return this rank's summand if the end of a sum needs it; otherwise its memory is free earlier."""
-    return part if isinstance(group, ExchangeGroup) and not sequence_parallel else None
 
 
 class _Linear(torch.autograd.Function):
@@ -194,7 +147,7 @@ class _Linear(torch.autograd.Function):
             hidden_states = end_gather(gathering, group, _TOKENS)
             pending = begin_scatter_of(input_gradient, group, _TOKENS)
         elif group is not None:
-            pending = begin_sum_of(input_gradient, group)
+            pending = begin_sum(input_gradient, group)
         rows = gradient.flatten(0, -2)
         weight_gradient = token_gradient = None
         if scale is not None:
@@ -204,10 +157,8 @@ class _Linear(torch.autograd.Function):
         else:
             weight_gradient = rows.t() @ hidden_states.flatten(0, -2)
         bias_gradient = rows.sum(dim=0) if ctx.needs_input_grad[2] else None
-        if gathering is not None:
-            input_gradient = end_scatter(pending, group)
-        elif group is not None:
-            input_gradient = end_sum(pending, input_gradient, group)
+        if group is not None:
+            input_gradient = end_collective(pending)
         return input_gradient, weight_gradient, bias_gradient, *(None,) * 7, token_gradient
 
 
@@ -258,14 +209,12 @@ class _BeginSum(torch.autograd.Function):
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         if sequence_parallel:
             return begin_scatter_of(tensor, group, _TOKENS)
-        return begin_sum_of(tensor, group)
+        return begin_sum(tensor, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         gradient = gradients[0]
         if ctx.sequence_parallel:
-            if isinstance(ctx.group, ExchangeGroup):
-                gradient = gradient[0]
             gradient = end_gather(begin_gather(gradient, ctx.group), ctx.group, _TOKENS)
         return gradient, None, None
 
@@ -274,20 +223,12 @@ class _EndSum(torch.autograd.Function):
     """Wait for a pending sum."""
 
     @staticmethod
-    def forward(
-        ctx: Any, pending: torch.Tensor, part: torch.Tensor | None, group: Any, sequence_parallel: bool
-    ) -> torch.Tensor:
-        ctx.parts = group.ranks if sequence_parallel and isinstance(group, ExchangeGroup) else None
-        done = end_scatter(pending, group) if sequence_parallel else end_sum(pending, part, group)
-        return done.view_as(done)
+    def forward(_ctx: Any, pending: torch.Tensor) -> torch.Tensor:
+        return end_collective(pending).view_as(pending)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        # The summand's gradient goes through what is pending, whose parts all have that of the sum.
-        gradient = gradients[0]
-        if ctx.parts is not None:
-            gradient = gradient.expand(ctx.parts, *gradient.shape)
-        return gradient, None, None, None
+    def backward(_ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
 
 
 class _SumGradient(torch.autograd.Function):
@@ -300,8 +241,7 @@ class _SumGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        gradient, group = gradients[0], ctx.group
-        return end_sum(begin_sum_of(gradient, group), gradient, group), None
+        return end_collective(begin_sum(gradients[0], ctx.group)), None
 
 
 def shared_tensor(tensor: torch.Tensor, group: Any) -> torch.Tensor:
@@ -327,8 +267,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        pending = begin_scatter_of(gradients[0], ctx.group, ctx.dimension)
-        return end_scatter(pending, ctx.group), None, None
+        return end_collective(begin_scatter_of(gradients[0], ctx.group, ctx.dimension)), None, None
 
 
 def gathered(part: torch.Tensor, group: Any, dimension: int) -> torch.Tensor:
@@ -351,9 +290,7 @@ def summed_output(part: torch.Tensor, group: Any, *, sequence_parallel: bool = F
         group: The tensor ranks.
         sequence_parallel: Return only this rank's tokens of the sum, and expect the gradient of only these.
     """
-    pending = _BeginSum.apply(part, group, sequence_parallel)
-    own = _summand(part, group, sequence_parallel)
-    summed: torch.Tensor = _EndSum.apply(pending, own, group, sequence_parallel)
+    summed: torch.Tensor = _EndSum.apply(_BeginSum.apply(part, group, sequence_parallel))
     return summed
 
 
@@ -393,7 +330,7 @@ class ColumnParallelLinear(nn.Module):
         self.bias = parameter(ShardSpec((*several, outputs), divided, rank, ranks)) if bias else None
         self.float8: Float8Weight | None = None
         self.gradient_sum: GradientSum | None = None
-        self.group = topology.sum_group if topology.tensor > 1 else None
+        self.group = topology.tensor_group if topology.tensor > 1 else None
         self.sequence_parallel = topology.sequence_parallel
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -430,25 +367,26 @@ class RowParallelLinear(nn.Module):
         self.bias = parameter(ShardSpec((outputs,))) if bias else None
         self.float8: Float8Weight | None = None
         self.gradient_sum: GradientSum | None = None
-        self.group = topology.sum_group if topology.tensor > 1 else None
+        self.group = topology.tensor_group if topology.tensor > 1 else None
         self.sequence_parallel = topology.sequence_parallel
 
-    def forward(self, hidden_states: Any, step: Literal["begin", "end"] | None = None) -> Any:
+    def forward(
+        self, hidden_states: torch.Tensor, step: Literal["begin", "end"] | None = None
+    ) -> torch.Tensor:
         """Map this rank's [..., inputs / tensor] to the whole [..., outputs].
 
         Args:
             hidden_states: The inputs or, for ``end``, the result of ``begin``.
             step: With several ranks, do only one of two steps, so that other compute overlaps with the sum
-                over the ranks. The result of ``begin`` is only for ``end``.
+                over the ranks. The result of ``begin`` must not be read before ``end``.
         """
         if self.group is None:
             return _linear(hidden_states, self.weight, self.bias, self.float8, self.gradient_sum)
         if step != "end":
             part = _linear(hidden_states, self.weight, None, self.float8, self.gradient_sum)
-            pending = _BeginSum.apply(part, self.group, self.sequence_parallel)
-            hidden_states = pending, _summand(part, self.group, self.sequence_parallel)
+            hidden_states = _BeginSum.apply(part, self.group, self.sequence_parallel)
         if step != "begin":
-            hidden_states = _EndSum.apply(*hidden_states, self.group, self.sequence_parallel)
+            hidden_states = _EndSum.apply(hidden_states)
             if self.bias is not None:
                 hidden_states = hidden_states + self.bias
         return hidden_states
@@ -540,7 +478,6 @@ class VocabParallelEmbedding(nn.Module):
         )
         self.gradient_sum: GradientSum | None = None
         self.group = topology.tensor_group if topology.tensor > 1 else None
-        self.sum_group = topology.sum_group
         self.sequence_parallel = topology.sequence_parallel
         self.first = topology.tensor_rank * (padded // topology.tensor)
         self.valid = max(0, min(padded // topology.tensor, vocabulary - self.first))
@@ -565,7 +502,7 @@ class VocabParallelEmbedding(nn.Module):
         if not inputs.is_floating_point():
             return self._look_up(inputs)
         if self.sequence_parallel:
-            inputs = gathered(inputs, self.sum_group, _TOKENS)
+            inputs = gathered(inputs, self.group, _TOKENS)
         return self.logits(inputs, bias) if labels is None else self.loss(inputs, labels, bias)
 
     @torch.no_grad()
@@ -621,4 +558,4 @@ class VocabParallelEmbedding(nn.Module):
         outside = (local < 0) | (local >= self.weight.shape[0])
         rows = self._rows(local.masked_fill(outside, 0))
         own = rows.masked_fill(outside.unsqueeze(-1), 0.0)
-        return summed_output(own, self.sum_group, sequence_parallel=self.sequence_parallel)
+        return summed_output(own, self.group, sequence_parallel=self.sequence_parallel)
