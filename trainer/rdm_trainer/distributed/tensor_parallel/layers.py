@@ -404,6 +404,8 @@ class _Embedding(torch.autograd.Function):
         _token: torch.Tensor,
         compiled: bool,
     ) -> torch.Tensor:
+        # Autograd refuses a saved tensor that has changed, and another call's gradient may be added to the
+        # sum before this backward pass.
         ctx.total, ctx.compiled = total, compiled
         ctx.save_for_backward(tokens)
         return functional.embedding(tokens, weight)
@@ -411,29 +413,13 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (tokens,) = ctx.saved_tensors
+        # On an H200, the dense gradient is faster for more than about a quarter of the rows.
+        if 4 * tokens.numel() <= len(ctx.total):
+            return *(None,) * 3, add_embedding_gradient(ctx.total, gradients[0], tokens), None
         # Sums of fp32 rows by index would take long where one token is frequent.
         update = torch.ops.aten.embedding_dense_backward(gradients[0], tokens, len(ctx.total), -1, False)
         accumulate(ctx.total, update, compiled=ctx.compiled)
-        return None, None, None, ctx.total.new_empty(()), None
-
-
-class _SparseEmbedding(torch.autograd.Function):
-    """The same; the backward pass reads and writes the rows of the tokens alone."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, total: torch.Tensor, _token: torch.Tensor
-    ) -> torch.Tensor:
-        # Autograd refuses a saved tensor that has changed, and another call's dense gradient may be added to
-        # the sum before this backward pass.
-        ctx.total = total
-        ctx.save_for_backward(tokens)
-        return functional.embedding(tokens, weight)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (tokens,) = ctx.saved_tensors
-        return *(None,) * 3, add_embedding_gradient(ctx.total, gradients[0], tokens)
+        return *(None,) * 3, ctx.total.new_empty(()), None
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -543,12 +529,7 @@ class VocabParallelEmbedding(nn.Module):
         one = self.gradient_sum
         if one is None:
             return functional.embedding(tokens, self.weight)
-        rows: torch.Tensor
-        # On an H200, the dense gradient is faster for more than about a quarter of the rows.
-        if 4 * tokens.numel() <= len(self.weight):
-            rows = _SparseEmbedding.apply(tokens, self.weight, one.total, one.token)
-        else:
-            rows = _Embedding.apply(tokens, self.weight, one.total, one.token, self.compiled)
+        rows: torch.Tensor = _Embedding.apply(tokens, self.weight, one.total, one.token, self.compiled)
         return rows
 
     def _look_up(self, tokens: torch.Tensor) -> torch.Tensor:
