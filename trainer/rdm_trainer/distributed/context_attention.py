@@ -41,21 +41,18 @@ def prefers_cudnn(capability: tuple[int, int], cudnn: int, tokens: int = 1) -> b
 
 
 def choose_kernel(
-    accelerator: str, capability: tuple[int, int], dtype: torch.dtype, head_size: int, cudnn: int
+    capability: tuple[int, int], dtype: torch.dtype, head_size: int, cudnn: int
 ) -> Kernel | None:
-    """Return the fused kernel for a kind of device; None if none returns a log-sum-exp.
+    """Return the fused kernel for a CUDA device; None if none returns a log-sum-exp.
 
     Args:
-        accelerator: ``cpu``, ``cuda`` or ``rocm``.
-        capability: Compute capability of a CUDA device.
+        capability: Its compute capability.
         dtype: Type of queries, keys and values.
         head_size: Features of a head.
         cudnn: The version of cuDNN; 0 where there is none.
     """
-    if accelerator == "cpu":
-        return "cpu"
     is_half = dtype in (torch.float16, torch.bfloat16)
-    if accelerator != "cuda" or capability < (8, 0) or not is_half or head_size % 8 or head_size > 256:
+    if capability < (8, 0) or not is_half or head_size % 8 or head_size > 256:
         return None
     # torch itself trains no such heads here: FlashAttention's backward pass would need
     # more shared memory than these GPUs have. Larger heads have another kernel.
@@ -68,13 +65,11 @@ def choose_kernel(
 
 @torch.compiler.assume_constant_result
 def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel | None:
-    """Return the fused kernel for this machine's device, as :func:`choose_kernel` does."""
-    if device.type != "cuda":
-        return choose_kernel(device.type, (0, 0), dtype, head_size, 0)
-    if torch.version.hip is not None:
-        return choose_kernel("rocm", (0, 0), dtype, head_size, 0)
+    """Return the fused kernel for this machine's device; None if none returns a log-sum-exp."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "cpu" if device.type == "cpu" else None
     capability, cudnn = torch.cuda.get_device_capability(device), torch.backends.cudnn.version() or 0
-    return choose_kernel("cuda", capability, dtype, head_size, cudnn)
+    return choose_kernel(capability, dtype, head_size, cudnn)
 
 
 def context_attention(

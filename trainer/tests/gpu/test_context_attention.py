@@ -53,6 +53,6 @@ def test_the_compiler_changes_nothing(kernel: Kernel) -> None:
 def test_this_gpu_has_the_kernel_of_its_capability() -> None:
     device = torch.device("cuda", 0)
     capability, cudnn = torch.cuda.get_device_capability(device), torch.backends.cudnn.version() or 0
-    expected = choose_kernel("cuda", capability, torch.bfloat16, 128, cudnn)
+    expected = choose_kernel(capability, torch.bfloat16, 128, cudnn)
     assert kernel_for(device, torch.bfloat16, 128) == expected
     assert kernel_for(device, torch.float32, 128) is None

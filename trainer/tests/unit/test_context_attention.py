@@ -86,43 +86,39 @@ def test_any_split_of_keys_merges_to_the_whole(
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "capability", "dtype", "head_size", "cudnn", "expected"),
+    ("capability", "dtype", "head_size", "cudnn", "expected"),
     [
-        ("cpu", (0, 0), torch.float32, 8, 0, "cpu"),
-        ("cpu", (0, 0), torch.bfloat16, 100, 0, "cpu"),
-        ("cuda", (9, 0), torch.bfloat16, 128, 91501, "cudnn"),
-        ("cuda", (10, 0), torch.float16, 64, 92400, "cudnn"),
-        ("cuda", (10, 3), torch.bfloat16, 128, 91501, "cudnn"),
+        ((9, 0), torch.bfloat16, 128, 91501, "cudnn"),
+        ((10, 0), torch.float16, 64, 92400, "cudnn"),
+        ((10, 3), torch.bfloat16, 128, 91501, "cudnn"),
         # Older ones are not right for all lengths.
-        ("cuda", (9, 0), torch.bfloat16, 128, 91500, "flash"),
-        ("cuda", (9, 0), torch.bfloat16, 128, 0, "flash"),
-        ("cuda", (9, 0), torch.bfloat16, 256, 91501, "flash"),
-        ("cuda", (12, 0), torch.bfloat16, 128, 91501, "flash"),
-        ("cuda", (8, 0), torch.bfloat16, 128, 91501, "flash"),
-        ("cuda", (9, 0), torch.bfloat16, 264, 91501, None),
+        ((9, 0), torch.bfloat16, 128, 91500, "flash"),
+        ((9, 0), torch.bfloat16, 128, 0, "flash"),
+        ((9, 0), torch.bfloat16, 256, 91501, "flash"),
+        ((12, 0), torch.bfloat16, 128, 91501, "flash"),
+        ((8, 0), torch.bfloat16, 128, 91501, "flash"),
+        ((9, 0), torch.bfloat16, 264, 91501, None),
         # FlashAttention trains no heads of 200 to 224 features on GPUs with less shared memory.
-        ("cuda", (8, 6), torch.bfloat16, 192, 0, "flash"),
-        ("cuda", (8, 6), torch.bfloat16, 200, 0, None),
-        ("cuda", (8, 9), torch.float16, 224, 91501, None),
-        ("cuda", (12, 0), torch.bfloat16, 208, 91501, None),
-        ("cuda", (8, 9), torch.bfloat16, 232, 0, "flash"),
-        ("cuda", (8, 0), torch.bfloat16, 224, 0, "flash"),
-        ("cuda", (9, 0), torch.bfloat16, 224, 91501, "flash"),
-        ("cuda", (9, 0), torch.bfloat16, 100, 91501, None),
-        ("cuda", (9, 0), torch.float32, 128, 91501, None),
-        ("cuda", (7, 5), torch.float16, 128, 91501, None),
-        ("rocm", (0, 0), torch.bfloat16, 128, 0, None),
+        ((8, 6), torch.bfloat16, 192, 0, "flash"),
+        ((8, 6), torch.bfloat16, 200, 0, None),
+        ((8, 9), torch.float16, 224, 91501, None),
+        ((12, 0), torch.bfloat16, 208, 91501, None),
+        ((8, 9), torch.bfloat16, 232, 0, "flash"),
+        ((8, 0), torch.bfloat16, 224, 0, "flash"),
+        ((9, 0), torch.bfloat16, 224, 91501, "flash"),
+        ((9, 0), torch.bfloat16, 100, 91501, None),
+        ((9, 0), torch.float32, 128, 91501, None),
+        ((7, 5), torch.float16, 128, 91501, None),
     ],
 )
 def test_the_kernel_depends_on_device_cudnn_precision_and_head_size(
-    accelerator: str,
     capability: tuple[int, int],
     dtype: torch.dtype,
     head_size: int,
     cudnn: int,
     expected: Kernel | None,
 ) -> None:
-    assert choose_kernel(accelerator, capability, dtype, head_size, cudnn) == expected
+    assert choose_kernel(capability, dtype, head_size, cudnn) == expected
 
 
 @pytest.mark.parametrize(
@@ -170,8 +166,11 @@ def test_context_ranks_attend_with_parts_of_a_sample(changes: dict[str, Any], ex
     assert engine.attended_tokens(config) == expected
 
 
-def test_this_device_has_a_kernel() -> None:
+def test_a_cpu_has_a_kernel_and_an_amd_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_for(torch.device("cpu"), torch.float32, 8) == "cpu"
+    assert kernel_for(torch.device("cpu"), torch.bfloat16, 100) == "cpu"
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert kernel_for(torch.device("cuda"), torch.bfloat16, 128) is None
 
 
 class Calls(TorchDispatchMode):
