@@ -66,7 +66,9 @@ def own_group(rows: torch.Tensor, timeout: datetime.timedelta | None = None) -> 
     if rows.shape[1] == 1:
         # Each rank creates only its own; with NCCL, all these calls together are one split.
         return dist.new_group([rank], timeout=timeout, use_local_synchronization=True)
-    if not _splits_world():
+    world: Any = dist.group.WORLD
+    if world.bound_device_id is None:
+        # Without a device, the world has no NCCL communicator to split.
         own, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)
         return own
     # torch counts a rank's groups to name the next one, and its members must agree on the name. So ranks in
@@ -87,12 +89,6 @@ def own_group(rows: torch.Tensor, timeout: datetime.timedelta | None = None) -> 
         if rank in ranks:
             own = group
     return own
-
-
-def _splits_world() -> bool:
-    """Return whether groups are split from the world's NCCL communicator; all ranks take part in a split."""
-    world: Any = dist.group.WORLD
-    return world.bound_device_id is not None
 
 
 def split_color(ranks: list[int]) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,22 +24,10 @@ from rdm_trainer.distributed.pipeline_parallel.pipeline import (
 from rdm_trainer.distributed.topology import Topology, quiet
 
 
-class _Spec(LayerSpec):
-    def __init__(self, layer: Layer, index: int, make: Maker) -> None:
-        super().__init__(nn.Module)
-        self._layer, self._index, self._make = layer, index, make
-
-    def build(self, log: bool = False) -> nn.Module:  # noqa: ARG002
-        return self._make(self._layer, self._index)
-
-
-class _TiedSpec(TiedLayerSpec):
-    def __init__(self, layer: Layer, index: int, make: Maker) -> None:
-        super().__init__(layer.tied, nn.Module)
-        self._layer, self._index, self._make = layer, index, make
-
-    def build(self, log: bool = False) -> nn.Module:  # noqa: ARG002
-        return self._make(self._layer, self._index)
+def _spec(layer: Layer, index: int, make: Maker) -> LayerSpec:
+    spec = TiedLayerSpec(layer.tied, nn.Module) if layer.tied else LayerSpec(nn.Module)
+    spec.build = functools.partial(make, layer, index)
+    return spec
 
 
 class PipelineModel(PipelineModule):
@@ -66,9 +55,7 @@ class PipelineModel(PipelineModule):
         fill: Fill | None = None,
     ) -> None:
         make = Maker(config, device, dtype, fill=fill)
-        specs = [
-            (_TiedSpec if layer.tied else _Spec)(layer, index, make) for index, layer in enumerate(layers)
-        ]
+        specs = [_spec(layer, index, make) for index, layer in enumerate(layers)]
         # DeepSpeed's constructor calls _partition_layers, which reads this.
         self._bounds = bounds(config, layers)
         with quiet():
