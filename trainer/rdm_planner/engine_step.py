@@ -22,13 +22,9 @@ class EngineStep:
         hidden_gathers: The share of a micro-batch that overlaps with gathering weights, from 0 to 1; the
             share of its forward pass if weights are gathered after the step.
         tied_bytes: Bytes of one gradient of a tied embedding between the stages that hold it.
-        exchanges: All-to-alls of token rows in one pass of a block with experts: to the experts and back.
-        exchange_bytes: Bytes of one element of such a row.
-        hidden_exchanges: The share of an exchange that overlaps with compute, from 0 to 1.
+        exchange_bytes: Bytes of one element of a token's row on its way to an expert or back.
         mean_bytes: Bytes of one non-expert gradient when a backward pass averages it over the expert axis;
             0 if the gradient reduction treats these ranks as replicas.
-        hidden_context: The share that overlaps with compute, from 0 to 1, of gathering a block's keys and
-            values over the context axis, and of summing their gradients.
     """
 
     hidden_sends: float
@@ -40,8 +36,5 @@ class EngineStep:
     gathers_each_micro_batch: int
     hidden_gathers: float
     tied_bytes: int
-    exchanges: int
     exchange_bytes: int
-    hidden_exchanges: float
     mean_bytes: int
-    hidden_context: float

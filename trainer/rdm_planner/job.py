@@ -233,8 +233,7 @@ class Job:
             share = (layout.context - 1) / layout.context
             # A T5's decoder gathers in both its attentions.
             gathers = 2 if layer.name == "DecoderBlock" else 1
-            waited = 1 - self.shaped(layout).step.hidden_context
-            exchange += gathers * exchanges.context.seconds(share * bits / gathers) * waited
+            exchange += gathers * exchanges.context.seconds(share * bits / gathers)
         # A tied weight's gradient is averaged with the layer that it is tied to.
         averaged = layer.own(tensor) - layer.own_experts(tensor) - layer.tied // tensor
         backward = self.times.backward(gpu, layer.name, size, tensor, checkpointed=again == 1)

@@ -213,7 +213,8 @@ class TrainerModel:
         bandwidth = self._axis_link(layout, layout.expert, gpus).bandwidth
         share = 2 * (layout.expert - 1) / layout.expert
         return Exchanges(
-            experts=step.exchanges * seconds * (1 - step.hidden_exchanges),
+            # To the experts and back.
+            experts=2 * seconds,
             mean=share * step.mean_bytes * BITS / bandwidth,
             context=context,
         )

@@ -45,9 +45,6 @@ def engine_step(config: Config) -> EngineStep:
         gathers_each_micro_batch=2 if zero >= 3 else 0,
         hidden_gathers=1.0 if zero >= 3 or is_native else 0.0,
         tied_bytes=gradient,
-        exchanges=2,
         exchange_bytes=width,
-        hidden_exchanges=0.0,
         mean_bytes=0 if is_native else 4,
-        hidden_context=0.0,
     )

@@ -240,17 +240,6 @@ def _context_model() -> TrainerModel:
     return trainer_model("llama3-8b", H100, H100, overrides=[*LONG, "optimisation.global_batch_size=64"])
 
 
-def test_what_overlaps_with_gathering_keys_and_values_does_not_count() -> None:
-    model = trainer_model("llama3-8b", H100, overrides=LONG)
-    layout = Layout(1, 1, 1, 1, False, 1, context=4)
-    none, some, every = (
-        _stating(model, layout, hidden_context=hidden).estimate(layout, (34,)).parts["context exchange"]
-        for hidden in (0.0, 0.25, 1.0)
-    )
-    assert some == pytest.approx(3 / 4 * none)
-    assert every == pytest.approx(0.0, abs=1e-12)
-
-
 def test_a_t5s_decoder_gathers_the_keys_of_both_its_attentions(monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ["engine=native", "model.seq_length=1024", "model.decoder_seq_length=256"]
     model = trainer_model("t5-11b", H100, overrides=overrides)
