@@ -77,6 +77,11 @@ class HeartbeatWriter:
             self._set(0.0)
 
     @property
+    def is_waiting(self) -> bool:
+        """This is called within :meth:`waiting`."""
+        return self._depth > 0
+
+    @property
     def is_due(self) -> bool:
         """It is time for a new record."""
         return self._path is not None and time.monotonic() - self._written >= _EACH_S

@@ -99,8 +99,9 @@ class ComputeTime:
         self._is_measured = False
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Count the time of the block as waiting."""
-        if self._on_gpu and self._is_measured and torch.cuda.current_stream() == torch.cuda.default_stream():
+        """Count the time of the block as waiting, once if a collective waits for its own work."""
+        is_counted = self._on_gpu and self._is_measured and not self.heartbeat.is_waiting
+        if is_counted and torch.cuda.current_stream() == torch.cuda.default_stream():
             return self._between_events()
         return self.heartbeat.waiting()
 

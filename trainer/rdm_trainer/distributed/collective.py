@@ -16,8 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rdm_trainer.compute_time import waiting
-
 # Bytes per message when sending a file.
 CHUNK = 16 * 1024 * 1024
 
@@ -159,7 +157,6 @@ class Flags:
     def settle(self) -> list[bool]:
         """Wait for the pending exchange and return its flags."""
         if self._work is not None:
-            with waiting():
-                self._work.wait()
+            self._work.wait()
             self._work = None
         return [bool(flag) for flag in self._flags.tolist()]

@@ -24,7 +24,6 @@ from torch import nn
 from torch.nn import functional
 
 from rdm_core.model_spec import ModelSpec
-from rdm_trainer.compute_time import waiting
 from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.distributed.parameters import ShardSpec, parameter
 from rdm_trainer.distributed.tensor_parallel.layers import (
@@ -139,8 +138,7 @@ class _AllToAll(torch.autograd.Function):
 
 def _exchange(rows: torch.Tensor, sent: list[int], received: list[int], group: Any) -> torch.Tensor:
     found = rows.new_empty(sum(received), *rows.shape[1:])
-    with waiting():
-        dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
+    dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
     return found
 
 
@@ -299,8 +297,7 @@ class MoE(nn.Module):
     def _elsewhere(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Compute rows, sorted by expert, on the ranks with their experts; ``counts`` has rows per expert."""
         there = torch.empty_like(counts)
-        with waiting():
-            dist.all_to_all_single(there, counts, group=self.group)
+        dist.all_to_all_single(there, counts, group=self.group)
         # Received rows are ordered by their source rank, then by expert.
         there = there.view(self.ranks, -1)
         sent, received = torch.stack((counts.view(self.ranks, -1).sum(1), there.sum(1))).tolist()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import time
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from rdm_core import config as configuration
 from rdm_core import heartbeat
 from rdm_core.heartbeat import HeartbeatWriter
+from rdm_trainer import compute_time
 from rdm_trainer.compute_time import ComputeTime
 from rdm_trainer.train import Training
 from tests.distributed import processes
@@ -106,6 +108,33 @@ def test_the_culprit_s_own_time_is_long_and_its_victim_s_is_not(
             "NNODES": str(pipeline),
         }
     )
+
+
+def test_a_gpu_s_wait_within_another_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+
+    class Event:
+        def __init__(self) -> None:
+            self.second = next(seconds)
+
+        def elapsed_time(self, other: Event) -> float:
+            return 1000.0 * (other.second - self.second)
+
+    monkeypatch.setattr(compute_time, "_event", Event)
+    for name in ("current_stream", "default_stream", "memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, dict)
+    monkeypatch.setattr(heartbeat, "_EACH_S", 0.0)
+    own = ComputeTime(HeartbeatWriter(tmp_path / "0.heartbeat"), torch.device("cpu"))
+    own._on_gpu = True
+    own.begin(1, measured=True)
+    with own.waiting(), own.waiting():
+        pass
+    own.end()
+    own.write_if_due("stage 0")
+    own.close()
+    record = heartbeat.read(tmp_path / "0.heartbeat")[0]
+    # The step begins, the wait begins and ends, and the step ends, a second after each other.
+    assert (record["compute_s"], record["waited_s"]) == (2.0, 1.0)
 
 
 def test_the_mark_says_that_a_rank_waits(tmp_path: Path) -> None:

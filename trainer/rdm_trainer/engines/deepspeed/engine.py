@@ -20,7 +20,6 @@ from torch import nn
 
 from rdm_core.config import Config
 from rdm_trainer import models
-from rdm_trainer.compute_time import waiting
 from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.distributed.topology import Topology, quiet
@@ -251,8 +250,7 @@ def _mean_gradient(weight: nn.Parameter, topology: Topology, gradient: torch.Ten
         return gradient / topology.expert
     # Sums in 16 bits would lose small values.
     mean = gradient.to(torch.float32, copy=True)
-    with waiting():
-        dist.all_reduce(mean, group=topology.expert_group)
+    dist.all_reduce(mean, group=topology.expert_group)
     return (mean / topology.expert).to(gradient.dtype)
 
 
