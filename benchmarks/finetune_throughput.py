@@ -2,9 +2,9 @@
 """Compare the speed of `rdm-trainer finetune` with trl's trainer in a short script that torchrun starts.
 
 Run `python benchmarks/finetune_throughput.py` where `rdm-trainer[finetune]` is installed; it prints a table
-for docs/training-performance.md. Both tune all weights of a model of Qwen3-0.6B's shape with random weights, on the
-same rows, with DeepSpeed's ZeRO-2. Their rounds alternate. A round is measured after its first steps, and the
-figures are medians over the rounds. `--quick` is a smoke test: a tiny model, also on a CPU.
+for docs/training-performance.md. Both tune all weights of a model of Qwen3-0.6B's shape with random weights,
+on the same rows, with DeepSpeed's ZeRO-2. Their rounds alternate. A round is measured after its first steps,
+and the figures are medians over the rounds. `--quick` is a smoke test: a tiny model, also on a CPU.
 """
 
 from __future__ import annotations

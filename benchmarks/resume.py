@@ -2,9 +2,9 @@
 """Measure a resume in another layout: time, bandwidth and peak memory of saving and of loading.
 
 Run `python benchmarks/resume.py --blocks 16 --from "TP 2" --to "PP 2"` where `rdm_trainer` is installed; it
-prints tables for docs/training-performance.md. Ranks in the first layout train, save, and train on. New ranks in the
-second layout load that checkpoint and train on with the same samples. Their losses must be those of the
-uninterrupted training within bf16's rounding. A checkpoint has 12 bytes for each parameter. Its files are
+prints tables for docs/training-performance.md. Ranks in the first layout train, save, and train on. New ranks
+in the second layout load that checkpoint and train on with the same samples. Their losses must be those of
+the uninterrupted training within bf16's rounding. A checkpoint has 12 bytes for each parameter. Its files are
 read right after they are written, so they may come from memory. Memory is that of the rank with most.
 `--blocks 32` is Llama 3 8B, and `--shape tiny` a smoke test, also on a CPU.
 """

@@ -2,10 +2,10 @@
 """Measure the time of a data-parallel step against the bandwidth of the fabric: ours, DDP and FSDP2.
 
 Run `python benchmarks/slow_fabric.py` on a host with two GPUs where `rdm_trainer` is installed, or with
-`--alone` on one GPU; it prints a table for docs/training-performance.md. Each way trains the same GPT with the same
-micro-batches; its step is compared with its own step on one GPU, which the plain loop's is for DDP and FSDP2.
-All ways accumulate gradients without communication until the last micro-batch, and their models are compiled
-layer by layer; ours joins layers in the micro-batches without communication.
+`--alone` on one GPU; it prints a table for docs/training-performance.md. Each way trains the same GPT with
+the same micro-batches; its step is compared with its own step on one GPU, which the plain loop's is for DDP
+and FSDP2. All ways accumulate gradients without communication until the last micro-batch, and their models
+are compiled layer by layer; ours joins layers in the micro-batches without communication.
 
 The fabric is simulated. The collectives of a rank run one after another on a stream of their own, and after
 each a host function keeps this stream, but no multiprocessor, waiting for as long as the bytes take at the

@@ -2,13 +2,13 @@
 """Compare the trainer's speed with a minimal plain PyTorch loop of the same shape in the same run.
 
 Run `python benchmarks/train_throughput.py` where `rdm_trainer` is installed; it prints tables for
-docs/training-performance.md. On one device, rounds of our steps and the plain loop's alternate in one process, so that
-both have the same clocks and the same load; the figures are medians over the rounds. With two, four or eight
-devices, data, tensor and pipeline parallelism and their products follow, each with the same number of tokens
-per step and device, and are compared with our figures and the plain loop's on one device.
-`--engine deepspeed,native` measures both engines, one after the other, each with a plain loop of its own;
-`--rivals megatron-core,torchtitan` then measures those likewise, where they are installed: megatron-core in
-the same layouts, torchtitan on one device.
+docs/training-performance.md. On one device, rounds of our steps and the plain loop's alternate in one
+process, so that both have the same clocks and the same load; the figures are medians over the rounds. With
+two, four or eight devices, data, tensor and pipeline parallelism and their products follow, each with the
+same number of tokens per step and device, and are compared with our figures and the plain loop's on one
+device. `--engine deepspeed,native` measures both engines, one after the other, each with a plain loop of its
+own; `--rivals megatron-core,torchtitan` then measures those likewise, where they are installed: megatron-core
+in the same layouts, torchtitan on one device.
 
 The native engine trains pipelines in two chunks a stage, unless the model has too few blocks or `--set` has
 `parallel.virtual_pipeline` or `parallel.eager_forwards`. With two stages, its micro-batches are as large as
