@@ -331,17 +331,15 @@ def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:
     seen: collections.Counter[str] = collections.Counter()
     for one in errors:
         seen[one.name] += 1
+        cause = one.cause[0].upper() + one.cause[1:]
         if seen[one.name] == NAMES_SHOWN + 1:
-            cause = one.cause[0].upper() + one.cause[1:]
             yield Sign("error", f"{cause}, on {nodes[one.name] - NAMES_SHOWN} more nodes.")
         elif seen[one.name] <= NAMES_SHOWN:
-            who = f"rank {one.ranks[0]}: " if len(one.ranks) == 1 else ""
-            if one.node:
-                who = f"{one.node}, {who}" if who else f"{one.node}: "
-            many = f", {one.count} times" if one.count > 1 else ""
-            cause = one.cause[0].upper() + one.cause[1:]
             rank = one.ranks[0] if len(one.ranks) == 1 else None
-            yield Sign("error", f"{cause}{many} ({who}{one.line[:200]}).", one.node, rank)
+            who = ", ".join(filter(None, (one.node, "" if rank is None else f"rank {rank}")))
+            line = f"{who}: {one.line[:200]}" if who else one.line[:200]
+            many = f", {one.count} times" if one.count > 1 else ""
+            yield Sign("error", f"{cause}{many} ({line}).", one.node, rank)
 
 
 def _differences(seen: Observed) -> Iterator[Sign]:
@@ -389,20 +387,13 @@ def _of_steps(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[Sign]:
         yield Sign("steps", text)
     recent = [one for one in run["step_ms"]["recent"] if one is not None]
     median = run["step_ms"]["median"]
-    steps = run["last_iteration"] - run["first_iteration"] + 1
+    if not recent or not median or run["lines"] <= 2 * _POINTS:
+        return
+    steps, last = run["last_iteration"] - run["first_iteration"] + 1, statistics.median(recent)
     is_long = sum(recent) / 1000.0 * max(1.0, steps / run["lines"]) > _SLOWER_S
-    if (
-        recent
-        and run["lines"] > 2 * _POINTS
-        and is_long
-        and median
-        and statistics.median(recent) > _SLOWER * median
-    ):
-        slower = statistics.median(recent) / median
-        text = (
-            f"The last steps took {slower:.1f} times as long as usual ({statistics.median(recent):.0f} ms)."
-        )
+    if is_long and last > _SLOWER * median:
         # Longer sequences and other load on nodes do that, too. Other signs name the root cause.
+        text = f"The last steps took {last / median:.1f} times as long as usual ({last:.0f} ms)."
         yield Sign("steps", text, is_note=True)
 
 
@@ -478,21 +469,13 @@ def _late(seen: Observed, state: str) -> Iterator[Sign]:
 
 def _held_up(seen: Observed, text: str, usual: str) -> Iterator[Sign]:
     """Yield that a job makes no progress, with the ranks that the others wait for, and in what, if known."""
-    yield _late_sign(seen, text, usual)
+    if seen.holding:
+        first, names = seen.holding[0], (f"rank {one.rank} on {one.node}" for one in seen.holding)
+        text += f" ({usual})" if usual else ""
+        yield Sign("late", f"{text}: the others wait for {listed(names, 1)}.", first.node, first.rank)
+    else:
+        yield Sign("late", f"{text}: {usual}." if usual else f"{text}.")
     yield from seen.awaited
-
-
-def _late_sign(seen: Observed, text: str, usual: str) -> Sign:
-    if not seen.holding:
-        return Sign("late", f"{text}: {usual}." if usual else f"{text}.")
-    first = seen.holding[0]
-    names = listed((f"rank {one.rank} on {one.node}" for one in seen.holding), 1)
-    return Sign(
-        "late",
-        f"{text}{f' ({usual})' if usual else ''}: the others wait for {names}.",
-        first.node,
-        first.rank,
-    )
 
 
 def _usual_s(run: Mapping[str, Any], sees_steps: bool) -> float | None:
