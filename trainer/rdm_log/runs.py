@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rdm_log import rank_timers
@@ -174,7 +174,7 @@ class Run:
     memory: dict[int, dict[str, float]] = field(default_factory=dict)
     milestones: dict[str, str] = field(default_factory=dict)
     evaluations: list[Evaluation] = field(default_factory=list)
-    timers: dict[str, TimerFigures] = field(default_factory=dict)
+    timers: defaultdict[str, TimerFigures] = field(default_factory=lambda: defaultdict(TimerFigures))
     arguments: dict[str, str] = field(default_factory=dict)
     loaded: int | None = None
     saved: int | None = None
@@ -270,7 +270,7 @@ class Run:
         self.last_iteration, self.last_values = iteration, values
         self.train_iterations = step.train_iterations or self.train_iterations
         if step.time:
-            self._add_time(step.time[:_SECONDS])
+            self.add_time(step.time[:_SECONDS])
             if MILLISECONDS not in values and len(step.time) > _SECONDS:
                 values = self._clock.timed(iteration, values, step.time)
         self._recent[iteration] = step
@@ -307,24 +307,18 @@ class Run:
         if norm is not None and (self.highest_grad_norm is None or norm > self.highest_grad_norm):
             self.highest_grad_norm = norm
 
-    def timer(self, name: str) -> TimerFigures:
-        """Return the statistics of a timer, creating them if needed."""
-        if name not in self.timers:
-            self.timers[name] = TimerFigures()
-        return self.timers[name]
-
     def add(self, record: Record) -> None:
         """Add any other record."""
         match record:
             case Timer(name=name):
-                self.timer(name).add(record)
+                self.timers[name].add(record)
             case RankTimes(name=name):
-                self.timer(name).extend(record)
+                self.timers[name].extend(record)
             case Memory(rank=rank, mebibytes=sizes):
                 self._add_memory(rank, sizes)
             case Milestone(name=name, time=time):
                 self.milestones[name] = time
-                self._add_time(time)
+                self.add_time(time)
             case Evaluation():
                 self.evaluations.append(record)
                 if len(self.evaluations) > _EVALUATIONS:
@@ -338,8 +332,7 @@ class Run:
             case Argument(name=name, value=value):
                 self.arguments[name] = value
             case EngineStep(iteration=iteration, values=values, time=time):
-                if time:
-                    self._add_time(time[:_SECONDS])
+                self.add_time(time[:_SECONDS])
                 self._add_engine(iteration, self._timed(iteration, values, time))
             case Throughput(values=values, mebibytes=sizes):
                 if sizes:
@@ -350,11 +343,11 @@ class Run:
             case Step():
                 self.add_step(record)
 
-    def _add_time(self, time: str) -> None:
-        if not time:
-            return
-        self.first_time = min(self.first_time or time, time)
-        self.last_time = max(self.last_time, time)
+    def add_time(self, time: str) -> None:
+        """Add the time of a line, if it has one."""
+        if time:
+            self.first_time = min(self.first_time or time, time)
+            self.last_time = max(self.last_time, time)
 
     def _add_memory(self, rank: int, mebibytes: dict[str, float]) -> None:
         known = self.memory.setdefault(rank, {})
@@ -443,79 +436,3 @@ def with_engine(run: Run) -> Run:
         return run
     others = {name: getattr(run, name) for name in _NOT_FROM_STEPS}
     return dataclasses.replace(engine, **others)
-
-
-def merged(logs: Sequence[Sequence[Run]]) -> list[Run]:
-    """Return the runs in several logs of one job, each once.
-
-    One rank logs the steps, others log starts and memory. Logs without steps are added to the runs with
-    steps, matched from the last run backwards. Logs with the same steps are copies, and so is a log whose
-    lines are all in another one.
-    """
-    with_steps = [log for log in logs if any(run.lines for run in log)] or list(logs[:1])
-    by_steps: dict[tuple[object, ...], Run] = {}
-    for log in with_steps:
-        for run in log:
-            key = (run.lines, run.first_iteration, run.last_iteration, run.loss.first, run.loss.last)
-            if run.lines and key in by_steps:
-                _enrich(by_steps[key], run)
-            else:
-                by_steps[key if run.lines else (id(run),)] = run
-    # Equal runs within one log are not copies: the steps ran twice.
-    log_of = {id(run): number for number, log in enumerate(with_steps) for run in log}
-    found_runs = _without_parts(list(by_steps.values()), log_of)
-    if all(run.first_time for run in found_runs):
-        found_runs.sort(key=lambda run: run.first_time)
-    for log in logs:
-        if all(log is not one for one in with_steps):
-            for run, other in zip(reversed(found_runs), reversed(log), strict=False):
-                _enrich(run, other)
-    return found_runs
-
-
-def _without_parts(found: list[Run], log_of: Mapping[int, int]) -> list[Run]:
-    """Return runs without those that copy part of a run in another log; the copies enrich that run.
-
-    Args:
-        found: The runs.
-        log_of: The number of each run's log, by the run's ``id``.
-    """
-    kept: list[Run] = []
-    for run in sorted(found, key=lambda one: -one.lines):
-        others = (one for one in kept if log_of[id(one)] != log_of[id(run)])
-        whole = next((one for one in others if _has_part(one, run)), None)
-        if whole is None:
-            kept.append(run)
-        else:
-            _enrich(whole, run)
-    return [run for run in found if any(run is one for one in kept)]
-
-
-def _has_part(whole: Run, part: Run) -> bool:
-    """Whether the steps in another log belong to a run: as a copy, or from another rank with its own times.
-
-    The latter must overlap in time, because steps that run again later may have the same losses.
-    """
-    if whole.marks.has(part.marks):
-        return True
-    begin, end = max(whole.first_time, part.first_time), min(whole.last_time, part.last_time)
-    is_at_once = bool(whole.first_time and part.first_time) and begin < end
-    return is_at_once and whole.marks.has(part.marks, second_only=True)
-
-
-def _enrich(run: Run, other: Run) -> None:
-    """Add to a run what another log has about it except steps."""
-    for rank, sizes in other.memory.items():
-        run.memory.setdefault(rank, sizes)
-    for name, time in other.milestones.items():
-        run.milestones.setdefault(name, time)
-    for name, figures in other.timers.items():
-        run.timers.setdefault(name, figures)
-    run.arguments = {**other.arguments, **run.arguments}
-    run.evaluations = run.evaluations or other.evaluations
-    run.loaded = run.loaded if run.loaded is not None else other.loaded
-    run.saved = run.saved if run.saved is not None else other.saved
-    run.checkpoints = run.checkpoints or other.checkpoints
-    for time in (other.first_time, other.last_time):
-        if time:
-            run._add_time(time)

@@ -17,8 +17,9 @@ from rdm_core.errors import TrainerError
 from rdm_core.progress import finite
 from rdm_log.figures import quantile
 from rdm_log.heads import head, steps_of
+from rdm_log.merge import merged
 from rdm_log.records import SKIPPED
-from rdm_log.runs import Run, merged, runs
+from rdm_log.runs import Run, runs
 from rdm_log.scan import pieces, read, records, regular
 from rdm_log.wording import listed
 
