@@ -54,8 +54,7 @@ demo-down: setup ## take the demo's cluster away
 test: packages ## everything that CI runs
 	@# One environment is made beside the other; it is ready when its lint begins. The longest first.
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint-python lint-trainer lint-ansible
-	@# Each suite that ends makes room for the next, the longest first: several short ones at the end leave neither core idle
-	@# for long.
+	@# Each suite that ends makes room for the next.
 	@# Two virtual machines need both cores: alone, and also where something else was red.
 	@status=0; \
 	$(MAKE) --no-print-directory --jobs=$(SUITES_AT_ONCE) --keep-going $(addprefix suite-,$(ALL_SUITES)) || status=$$?; \
@@ -92,8 +91,9 @@ test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner
 SUITES_AT_ONCE := 3
 STRESS := .artifacts/stress
 ROUNDS ?= 10
-# The longest first. The environment may have SUITES, as in a round of test-stress; `make test` runs all.
-ALL_SUITES := e2e integration distributed jobs demo images plugins trainer unit molecule
+# In an order in which the last three end at nearly the same time, by docs/development/test-times.md, and the two that train
+# do not meet. The environment may have SUITES, as in a round of test-stress; `make test` runs all.
+ALL_SUITES := e2e integration trainer demo images unit molecule jobs distributed plugins
 SUITES ?= $(ALL_SUITES)
 MACHINES := tests/e2e/test_vm.py
 # They share the lab of `make demo`.
