@@ -178,7 +178,29 @@ def all_end_by_themselves_when_the_controller_is_gone(start: Callable[..., Swarm
         assert not process.is_alive()
 
 
+def a_peer_that_is_killed_or_paused_delays_nobody_and_is_named(start: Callable[..., Swarm]) -> Iterator[None]:
+    # The source waits so long for an end of the one that is killed.
+    swarm = start(bandwidth=2 * MIB, finish_s=15)
+    for name in ("a", "b", "killed", "paused"):
+        swarm.join(name)
+    swarm.wait(lambda nodes: len(nodes) == 4 and all(one["have"] >= 3 for one in nodes.values()))
+    swarm.processes["killed"].kill()
+    os.kill(swarm.processes["paused"].pid, signal.SIGSTOP)
+    yield
+    nodes = swarm.wait_done("a", "b")
+    assert not nodes["killed"]["done"]
+    assert not nodes["paused"]["done"]
+    assert nodes["killed"]["silent_s"] > 0
+    assert nodes["paused"]["silent_s"] > 0
+    os.kill(swarm.processes["paused"].pid, signal.SIGCONT)
+    swarm.wait_done("paused")
+    # After a restart, it continues with its pieces.
+    swarm.end()
+    assert all(swarm.has(name) for name in ("a", "b", "paused"))
+
+
 LIMITS = (
+    a_peer_that_is_killed_or_paused_delays_nobody_and_is_named,
     a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on,
     all_end_by_themselves_when_the_controller_is_gone,
 )
@@ -218,25 +240,6 @@ def test_a_source_that_is_stopped_with_its_nodes_does_not_wait_for_them(
     for name in ("a", "b", "source"):
         swarm.processes[name].terminate()
     swarm.end()
-
-
-def test_a_peer_that_is_killed_or_paused_delays_nobody_and_is_named(tmp_path: Path, archive: Path) -> None:
-    swarm = Swarm(tmp_path, archive, bandwidth=2 * MIB, finish_s=15)
-    for name in ("a", "b", "killed", "paused"):
-        swarm.join(name)
-    swarm.wait(lambda nodes: len(nodes) == 4 and all(one["have"] >= 3 for one in nodes.values()))
-    swarm.processes["killed"].kill()
-    os.kill(swarm.processes["paused"].pid, signal.SIGSTOP)
-    nodes = swarm.wait_done("a", "b")
-    assert not nodes["killed"]["done"]
-    assert not nodes["paused"]["done"]
-    assert nodes["killed"]["silent_s"] > 0
-    assert nodes["paused"]["silent_s"] > 0
-    os.kill(swarm.processes["paused"].pid, signal.SIGCONT)
-    swarm.wait_done("paused")
-    # After a restart, it continues with its pieces.
-    swarm.end()
-    assert all(swarm.has(name) for name in ("a", "b", "paused"))
 
 
 def lies_with(answer: Callable[[Any, Any, int], bool]) -> dict[str, Any]:
