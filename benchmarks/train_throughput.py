@@ -533,7 +533,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peak-tflops", type=float, help="of one device; known for some")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--no-plain", action="store_true", help="leave the plain loop out")
-    parser.add_argument("--no-ours", action="store_true", help="leave our engine out on one device")
+    parser.add_argument("--no-ours", action="store_true", help="leave our engine out")
     parser.add_argument("--masters", action="store_true", help="the plain loop has fp32 master weights too")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=JSON", help="for our engine"
@@ -646,7 +646,7 @@ def legs(args: argparse.Namespace, devices: int, accelerated: bool) -> Iterator[
                     overrides=args.overrides,
                     engine=engine,
                     profile=str(args.profile.resolve()) if args.profile else None,
-                    ours=layout.world > 1 or not args.no_ours,
+                    ours=not args.no_ours,
                     rival=rival,
                 )
                 if args.quick:

@@ -319,9 +319,9 @@ def test_a_rank_does_not_wait_for_a_benchmark_that_was_killed(
         turn.wait()
 
 
-def test_a_device_that_measures_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layout_that_measures_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, "torchtitan")
-    options = ("--quick", "--layouts", "one", "--shapes", "tiny Llama", "--no-ours")
+    options = ("--quick", "--layouts", "one,TP 2", "--shapes", "tiny Llama", "--no-ours")
     assert [leg.plain for leg in wanted(monkeypatch, *options)] == [True]
     assert wanted(monkeypatch, *options, "--no-plain") == []
     (leg,) = wanted(monkeypatch, *options, "--no-plain", "--rivals", "torchtitan")
