@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rdm_core.config.layout_checks import memory_budget_problems
 from rdm_core.config.schema import Config
-from rdm_core.config.training import memory_budget_problems
 from rdm_core.cost import flops
 from rdm_core.errors import TrainerError
 from rdm_planner.nodes import NodeKind

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from rdm_core import float8
 from rdm_core.config import Config
-from rdm_core.config.training import fp8_problems
+from rdm_core.config.layout_checks import fp8_problems
 from rdm_core.cost import flops
 from rdm_core.errors import TrainerError
 from rdm_planner.profile import LEAST_SECONDS, LayerTimes, Profile, packages_of, shape_of

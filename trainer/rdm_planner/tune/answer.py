@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rdm_core import config as configuration
+from rdm_core.config.layout_checks import unsupported
 from rdm_core.config.schema import Config
-from rdm_core.config.training import unsupported
 from rdm_core.cost import flops
 from rdm_core.errors import FAILED, TrainerError
 from rdm_planner import report
