@@ -175,7 +175,7 @@ def measure(combinations: Sequence[Combination], engine_name: str, *, smoke: boo
         config = configuration(combination, engine_name, smoke=smoke)
         torch.compiler.reset()
         engine = create.create(config, topology)
-        engine.lr = 1e-4
+        engine.set_lr(1e-4)
         train = loaders.build(
             config, data_rank=topology.data_rank, data_size=topology.data, consumed_samples=0
         ).train

@@ -93,7 +93,7 @@ def train(leg: Leg, directory: Path) -> dict[str, Any]:
     collective = Collective(datetime.timedelta(seconds=TIMEOUT_S))
     found = find(config, directory, collective, print)
     engine = create.create(config, topology)
-    engine.lr = 1e-4
+    engine.set_lr(1e-4)
     checkpoints = Checkpoints(config, engine, topology, collective, directory, print)
     samples = (found.manifest.iteration if found else 0) * config.optimisation.global_batch_size
     data = loaders.build(

@@ -196,7 +196,7 @@ def our_engine(leg: Leg) -> tuple[Callable[[], object], Iterator[Any], Callable[
     config = configuration.from_dict(leg.configuration())
     topology = create.create_topology(config)
     engine = create.create(config, topology)
-    engine.lr = 1e-4
+    engine.set_lr(1e-4)
     data = micro_batches(leg, topology.data_rank, topology.data)
     last: list[Any] = []
 

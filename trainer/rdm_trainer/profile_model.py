@@ -268,7 +268,7 @@ def _passes(
     # Each engine compiles again; torch's cache on the disk makes that fast.
     torch.compiler.reset()
     engine = create.create(job, topology)
-    engine.lr = 1e-4
+    engine.set_lr(1e-4)
     found = {}
     try:
         for size in sizes:

@@ -454,7 +454,7 @@ class Training:
     def _step(self, batches: Iterator[Any]) -> None:
         batch = self.config.batches.at(self.consumed_samples)
         self._use_batch(batch)
-        self.engine.lr = self._learning_rate()
+        self.engine.set_lr(self._learning_rate())
         if self._weight_decay.form != "constant":
             scheduler_steps = self.iteration - self._skipped
             self.engine.set_weight_decay(self._weight_decay.after(scheduler_steps, self._scheduler_samples))

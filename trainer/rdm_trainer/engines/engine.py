@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,21 +122,8 @@ class Engine(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def lr(self) -> float:
-        """The learning rate of the next step."""
-
-    @lr.setter
-    @abc.abstractmethod
-    def lr(self, rate: float) -> None: ...
-
-    @property
-    @abc.abstractmethod
     def steps(self) -> int:
         """Number of steps taken, including those before a checkpoint."""
-
-    @abc.abstractmethod
-    def optimiser_states(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
-        """Return the optimiser's states, by the tensor that each belongs to."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -172,6 +159,11 @@ class Engine(abc.ABC):
     def set_batch(self, samples: int) -> None:
         """Use this number of samples for steps and evaluations from now on."""
         self.accumulation = samples // (self.config.optimisation.micro_batch_size * self.topology.batch_ranks)
+
+    def set_lr(self, rate: float) -> None:
+        """Use this learning rate from the next step on."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
 
     def set_weight_decay(self, value: float) -> None:
         """Use this weight decay from the next step on, for the weights that decay."""
@@ -226,7 +218,7 @@ class Engine(abc.ABC):
         named: dict[str, torch.Tensor] = {
             name: self._kept_part(weight) for name, weight in self.module.named_parameters()
         }
-        for number, (master, state) in enumerate(self.optimiser_states().items()):
+        for number, (master, state) in enumerate(self.optimiser.state.items()):
             for name, value in {"weights": master, **state}.items():
                 if isinstance(value, torch.Tensor):
                     named[f"part {number} of the optimiser's {name}"] = value

@@ -412,7 +412,7 @@ def settings_after(cases: dict[str, Any], root: str) -> dict[str, Any]:
         other = {"optimisation.initial_loss_scale_power": 12, "optimisation.loss_scale_window": 7}
         job = training.configure(GPT, {**other, **CHANGED, **resumed})
         trained = Training(job, job_dir, write=resuming.Log())
-        trained.engine.lr = 0.25
+        trained.engine.set_lr(0.25)
         engine: Any = trained.engine
         optimiser = engine.deepspeed.optimizer
         base = getattr(optimiser, "optimizer", optimiser)

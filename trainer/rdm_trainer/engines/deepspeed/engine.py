@@ -126,16 +126,6 @@ class DeepSpeedEngine(Engine):
             "MICRO_BATCH_SIZE": self.deepspeed.train_micro_batch_size_per_gpu(),
         }
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of the next step."""
-        return float(self.deepspeed.optimizer.param_groups[0]["lr"])
-
-    @lr.setter
-    def lr(self, rate: float) -> None:
-        for group in self.deepspeed.optimizer.param_groups:
-            group["lr"] = rate
-
     def set_batch(self, samples: int) -> None:
         """Use this number of samples for steps and evaluations from now on."""
         super().set_batch(samples)
@@ -148,12 +138,6 @@ class DeepSpeedEngine(Engine):
     def steps(self) -> int:
         """Number of steps taken, including those before a checkpoint."""
         return int(self.deepspeed.global_steps)
-
-    def optimiser_states(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
-        """Return the optimiser's states, by the tensor that each belongs to."""
-        wrapped = self.deepspeed.optimizer
-        states: Mapping[torch.Tensor, Mapping[str, Any]] = getattr(wrapped, "optimizer", wrapped).state
-        return states
 
     def _whole_shape(self, weight: nn.Parameter) -> torch.Size:
         shape: torch.Size = getattr(weight, "ds_shape", weight.shape)

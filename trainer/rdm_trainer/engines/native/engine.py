@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -68,24 +67,10 @@ class NativeEngine(Engine):
             self._graphed = GraphedPasses(model, self.device, self._span)
         self.states = NativeStates(self)
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of the next step."""
-        return float(self.optimiser.param_groups[0]["lr"])
-
-    @lr.setter
-    def lr(self, rate: float) -> None:
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
-
     def set_batch(self, samples: int) -> None:
         """Use this number of samples for steps and evaluations from now on."""
         super().set_batch(samples)
         self._stage.micro_batches = self.accumulation
-
-    def optimiser_states(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
-        """Return the optimiser's states, by the tensor that each belongs to."""
-        return self.optimiser.state
 
     def first_not_finite(self) -> str | None:
         """See :meth:`Engine.first_not_finite`."""
