@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.layout_accuracy import EIGHT, ON, configuration, main, predicted_legs
+from benchmarks.layout_accuracy import (
+    EIGHT,
+    ON,
+    ROOT,
+    configuration,
+    main,
+    predicted_legs,
+    summary,
+    winners,
+)
 from benchmarks.training_legs import QUICK, Layout, Leg
 from rdm_core import config
 from rdm_planner.interleaved import timeline
@@ -141,6 +150,20 @@ def test_wrong_files_are_refused_in_a_sentence(
     with pytest.raises(SystemExit, match="2"):
         main()
     assert f"error: {reason}" in capsys.readouterr().err
+
+
+def test_steps_that_were_measured_on_h200_are_predicted() -> None:
+    measurements = ROOT / "benchmarks/measurements"
+    profiles = [Profile.read(file) for file in sorted(measurements.glob("h200-*.profile.json"))]
+    results = json.loads((measurements / "h200-steps.json").read_text())["results"]
+    steps = [(Leg.from_json(json.dumps(one["leg"])), one["report"]) for one in results]
+    legs = list(predicted_legs(steps, profiles))
+    assert len({(leg["shape"], leg["layout"]) for leg in legs}) == 20
+    found = summary(legs)
+    assert found["mean_absolute_error"] < 0.02
+    assert found["largest_error"] < 0.06
+    assert found["rank_correlation"] > 0.97
+    assert [row[-1] for row in winners(legs)[1:]] == 4 * ["0.0 %"]
 
 
 def test_winners_are_those_of_one_model() -> None:
