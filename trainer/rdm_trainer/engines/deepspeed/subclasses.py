@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import deepspeed
@@ -14,6 +13,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from rdm_trainer.engines.deepspeed.distributed_optimizer import DistributedOptimizer
+from rdm_trainer.engines.engine import Observer
 
 __all__ = ["adopt"]
 
@@ -31,10 +31,8 @@ INSTRUCTIONS = {
 }
 """The pipeline's instructions → kinds of ``rdm_log.timeline``."""
 
-Span = Callable[[str, str], AbstractContextManager[None]]
 
-
-def adopt(engine: Any, span: Span) -> None:
+def adopt(engine: Any, span: Observer) -> None:
     """Convert an engine to its subclass here, and its optimiser if it offloads its states with ZeRO 1 or 2.
 
     ``deepspeed.initialize`` creates only its own classes.
@@ -92,7 +90,7 @@ def _in_span(instruction: type, execute: Callable[..., None]) -> Callable[..., N
 class _Stage(_Common, PipelineEngine):
     """A stage of a pipeline."""
 
-    span: Span
+    span: Observer
     # The gradients that the next stage has sent.
     grad_layer: Any
 

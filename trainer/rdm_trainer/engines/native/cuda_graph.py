@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from rdm_trainer.distributed.token_counts import Batch
+from rdm_trainer.engines.engine import Observer
 
 # Micro-batches before the capture. Kernels are compiled and chosen, and libraries allocate, in the first one.
 _WARM_UPS = 2
@@ -70,7 +70,7 @@ class GraphedPasses:
         self,
         module: nn.Module,
         device: torch.device,
-        span: Callable[[str, str], contextlib.AbstractContextManager[None]],
+        span: Observer,
     ) -> None:
         self._module, self._span = module, span
         # Of the loss of a micro-batch, whose part of the step's depends on the batch's size.

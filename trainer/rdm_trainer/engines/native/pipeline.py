@@ -11,7 +11,6 @@ passes requires it.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,10 +22,10 @@ from torch import nn
 from rdm_core.pipeline_schedule import Pass, forwards, passes
 from rdm_trainer.distributed.token_counts import Batch
 from rdm_trainer.distributed.topology import Topology, own_group
+from rdm_trainer.engines.engine import Observer
 
 __all__ = ["Stage"]
 
-Span = Callable[[str, str], contextlib.AbstractContextManager[None]]
 Tensors = tuple[torch.Tensor, ...]
 Shapes = list[tuple[torch.Size, torch.dtype]]
 
@@ -55,7 +54,7 @@ class Stage:
         micro_batches: int,
         chunks: int,
         eager: int,
-        span: Span,
+        span: Observer,
     ) -> None:
         self._module, self._device = module, device
         self.micro_batches, self._chunks, self._eager, self._span = micro_batches, chunks, eager, span
