@@ -53,6 +53,18 @@ def parallel(**values: Any) -> dict[str, Any]:
     return {f"parallel.{key}": value for key, value in values.items()}
 
 
+def node(root: str, shift: int = 0) -> Path:
+    """Return this rank's own disk, or that of the rank ``shift`` further on."""
+    return Path(root) / f"node{(dist.get_rank() + shift) % dist.get_world_size()}"
+
+
+def alone(action: Any, *arguments: Any) -> None:
+    """Make rank 0 do something between two runs."""
+    if dist.get_rank() == 0:
+        action(*arguments)
+    dist.barrier()
+
+
 class Log:
     """Lines that this rank wrote. Its methods combine all ranks' lines, and all ranks must call them."""
 
