@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-__all__ = ["Pass", "bubble", "forwards", "most_held", "passes"]
+__all__ = ["Pass", "bubble", "forwards", "held", "most_held", "passes"]
 
 
 class Pass(NamedTuple):
@@ -85,6 +85,23 @@ def most_held(stage: int, stages: int, chunks: int, micro_batches: int, eager: i
     after = stages - 1 - stage
     warm_up = (1 + eager) * after if chunks == 1 else 2 * after + (chunks - 1) * stages
     return min(warm_up + 1, chunks * micro_batches)
+
+
+@functools.cache
+def held(
+    stage: int, stages: int, chunks: int, micro_batches: int, eager: int = 0
+) -> frozenset[tuple[int, tuple[int, ...]]]:
+    """Return what a stage may hold when a backward pass begins: its chunk, and forward passes by chunk.
+
+    Args: as those of :func:`passes`.
+    """
+    found, counts = set(), [0] * chunks
+    # The passes of further micro-batches repeat those of the steady phase.
+    for one in passes(stage, stages, chunks, min(micro_batches, (4 + eager) * stages), eager):
+        if not one.is_forward:
+            found.add((one.chunk, tuple(counts)))
+        counts[one.chunk] += 1 if one.is_forward else -1
+    return frozenset(found)
 
 
 def bubble(stages: int, chunks: int, micro_batches: int) -> float:

@@ -252,11 +252,13 @@ class InterleavedProblem(Problem):
         interleaved: The schedule, without sends.
         sends: Seconds that sends add to each stage's time for one micro-batch.
         backward: For each stage, running sums of the layers' backward passes, seconds.
+        holds_chunks: Whether a stage can hold so many units in each of its chunks.
     """
 
     interleaved: Interleaved = Interleaved(1, 1, 1)
     sends: tuple[float, ...] = ()
     backward: Sequence[Sequence[float]] = ()
+    holds_chunks: Callable[[int, Sequence[int]], bool] = lambda _stage, _units: True
 
     def search(self) -> ChunkSearch:
         """See :class:`rdm_planner.partition.Problem`."""
@@ -294,7 +296,8 @@ class InterleavedProblem(Problem):
 
     def holds(self, cut: Sequence[int]) -> bool:
         """See :class:`rdm_planner.partition.Problem`."""
-        return _fills(cut) and super().holds(of_stages(cut, self.interleaved.stages))
+        stages = self.interleaved.stages
+        return _fills(cut) and all(self.holds_chunks(stage, cut[stage::stages]) for stage in range(stages))
 
     def spread(self, units: Sequence[int]) -> tuple[int, ...]:
         """Return the cut that spreads each stage's blocks over its chunks.
@@ -370,6 +373,8 @@ class ChunkSearch(CutSearch):
             for least, other in sorted((self._least_of(moved), moved) for moved in _moved(cut, blocks)):
                 if least >= upper or self.simulations >= most:
                     break
+                if not self.problem.holds(other):
+                    continue
                 seconds = self._simulate(other)
                 if seconds < upper * (1 - _SAME):
                     equal, upper = [other], seconds
@@ -378,15 +383,14 @@ class ChunkSearch(CutSearch):
                     equal.append(other)
 
     def _least_of(self, cut: tuple[int, ...]) -> float:
-        """Return a lower bound on a cut's time; infinite if it does not fit."""
+        """Return a lower bound on a cut's time; infinite if a chunk would be empty."""
         return self._of_units(tuple(of_stages(cut, self.stages))) if _fills(cut) else math.inf
 
     def _of_units(self, units: tuple[int, ...]) -> float:
         """Return the same for all cuts with so many units on each stage."""
         if units not in self._least_by_units:
-            fits = Problem.holds(self.problem, units)
             times = zip(Problem.times(self.problem, units), self.problem.sends, strict=True)
-            slowest = max(map(sum, times)) if fits else math.inf
+            slowest = max(map(sum, times))
             least = self.problem.interleaved.micro_batches * slowest + self.problem.least_rest
             self._least_by_units[units] = least
         return self._least_by_units[units]

@@ -23,9 +23,9 @@ from rdm_core.config.schema import Config
 from rdm_core.cost import flops
 from rdm_core.cost.dry_run import stage_memory
 from rdm_core.cost.flops import LayerSize
-from rdm_core.pipeline_schedule import most_held
+from rdm_core.pipeline_schedule import held, most_held
 from rdm_planner.engine_step import EngineStep
-from rdm_planner.interleaved import Interleaved
+from rdm_planner.interleaved import Interleaved, chunk_blocks
 from rdm_planner.layouts import Layout, with_layout
 from rdm_planner.nodes import NodeKind
 from rdm_planner.schedules import EagerOneForwardOneBackward, OneForwardOneBackward
@@ -291,8 +291,10 @@ class JobInLayout:
             self._is_uniform
             and parallel.activation_checkpointing_interval == 1
             and parallel.activation_checkpointing_blocks is None
+            and self.chunks == 1
         )
         self._memory, self._lines = job.memory(layout)
+        self._memory_of_chunks: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def own(self, begin: int, end: int) -> tuple[int, int]:
         """Return the parameters of a rank of a stage: non-expert ones, and those of experts.
@@ -311,25 +313,54 @@ class JobInLayout:
         return self.layout.micro_batch * tokens * model.hidden_size * _width(self.job) * BITS
 
     def _in_flight(self, stage: int) -> int:
-        layout = self.layout
-        return most_held(stage, layout.pipeline, self.chunks, self.micro_batches, layout.eager_forwards)
+        return most_held(stage, self.layout.pipeline, 1, self.micro_batches, self.layout.eager_forwards)
+
+    def memory_of_stages(self, cut: Sequence[int]) -> list[int]:
+        """Return the bytes that a rank of each stage holds, given the units of each chunk."""
+        stages = range(self.layout.pipeline)
+        if self.chunks > 1:
+            return [self.memory_of_chunks(stage, cut[stage :: len(stages)]) for stage in stages]
+        bounds = [0, *itertools.accumulate(cut)]
+        return [self.memory(stage, bounds[stage], bounds[stage + 1]) for stage in stages]
+
+    def memory_of_chunks(self, stage: int, units: Sequence[int]) -> int:
+        """Return the bytes that a rank of a stage holds, given the units of each of its chunks."""
+        key = stage, tuple(units)
+        if key not in self._memory_of_chunks:
+            stages = self.layout.pipeline
+            is_last = stage == stages - 1
+            chunks = [self.units[1] * count for count in units]
+            if stage == 0:
+                chunks[0] = self.units[0] + self.units[1] * (units[0] - 1)
+            if is_last:
+                chunks[-1] = self.units[1] * (units[-1] - 1) + self.units[-1]
+            passes = held(stage, stages, self.chunks, self.micro_batches)
+            self._memory_of_chunks[key] = stage_memory(
+                self.job, chunks, self.layout.data, passes, last=is_last
+            ).total
+        return self._memory_of_chunks[key]
 
     def memory(self, stage: int, begin: int, end: int) -> int:
-        """Return the bytes that a rank of a stage with these units holds."""
+        """Return the bytes that a rank of a stage with these units holds, spread evenly over its chunks."""
         is_last = stage == self.layout.pipeline - 1
         ends = (begin == 0, end == len(self.units))
+        if self.chunks > 1:
+            units = chunk_blocks([end - begin - sum(ends)], self.chunks)
+            units[0] += ends[0]
+            units[-1] += ends[1]
+            return self.memory_of_chunks(stage, units)
         key: tuple[object, ...] = (is_last, *ends, end - begin)
         if not self._is_uniform:
             key = (is_last, self._counts[begin], self._counts[end])
         if key not in self._memory:
             layers = list(itertools.chain(*self.units[begin:end]))
             once, twice = (
-                stage_memory(self.job, layers, self.layout.data, count * self.chunks, last=is_last).total
+                stage_memory(self.job, [layers], self.layout.data, [(0, [count])], last=is_last).total
                 for count in (1, 2)
             )
             self._memory[key] = 2 * once - twice, twice - once
         constant, by_micro_batch = self._memory[key]
-        return constant + by_micro_batch * self._in_flight(stage) // self.chunks
+        return constant + by_micro_batch * self._in_flight(stage)
 
     def most_memory(self, stage: int, begin: int, end: int) -> float:
         """Return an upper bound on :meth:`memory`, a few bytes above it, in less time.
@@ -350,20 +381,19 @@ class JobInLayout:
     def _line(self, is_first: bool, is_last: bool) -> tuple[tuple[float, float], float, float]:
         """Return a stage's bytes: constant and per micro-batch; per block; per block and micro-batch."""
 
-        def held(blocks: int, in_flight: int) -> int:
+        def total(blocks: int, in_flight: int) -> int:
             units = self.units[:1] * is_first + self.units[1:2] * blocks + self.units[-1:] * is_last
             layers = list(itertools.chain(*units))
-            return stage_memory(self.job, layers, self.layout.data, in_flight, last=is_last).total
+            passes = [(0, [in_flight])]
+            return stage_memory(self.job, [layers], self.layout.data, passes, last=is_last).total
 
-        # Multiples of the chunks, because their shares of the activations are exact.
-        few = self.chunks
-        one, two, one_more, two_more = held(1, few), held(2, few), held(1, 2 * few), held(2, 2 * few)
-        by_both = (two_more - one_more - two + one) / few
-        by_block = two - one - few * by_both
-        by_micro_batch = (one_more - one) / few - by_both
+        one, two, one_more, two_more = total(1, 1), total(2, 1), total(1, 2), total(2, 2)
+        by_both = two_more - one_more - two + one
+        by_block = two - one - by_both
+        by_micro_batch = one_more - one - by_both
         # The replicas' shares are rounded down, by up to a byte per component and block.
         return (
-            (one - by_block - few * (by_micro_batch + by_both), by_micro_batch),
+            (one - by_block - by_micro_batch - by_both, by_micro_batch),
             by_block + _ROUNDED,
             by_both,
         )

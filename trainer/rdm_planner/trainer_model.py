@@ -120,7 +120,13 @@ class TrainerModel:
         sums = [both for both, _ in running]
         if isinstance(inner, Interleaved):
             backward = [back for _, back in running]
-            return InterleavedProblem(sums, schedule, total, rest, fits, shaped.first, inner, sends, backward)
+
+            def holds(stage: int, units: Sequence[int]) -> bool:
+                return shaped.memory_of_chunks(stage, units) <= limits[stage]
+
+            return InterleavedProblem(
+                sums, schedule, total, rest, fits, shaped.first, inner, sends, backward, holds
+            )
         return Problem(sums, schedule, total, rest, fits, shaped.first)
 
     def estimate(self, layout: Layout, cut: Sequence[int]) -> Estimate:
@@ -144,11 +150,7 @@ class TrainerModel:
         gathered = _works(shaped, gathering, units)[busiest].both * shaped.micro_batches - compute
         exchange = times[busiest] * shaped.micro_batches - compute - gathered
         sending = sends[busiest] * shaped.micro_batches
-        bounds = [0, *itertools.accumulate(units)]
-        memory = tuple(
-            shaped.memory(stage, begin, end) / GIB
-            for stage, (begin, end) in enumerate(itertools.pairwise(bounds))
-        )
+        memory = tuple(size / GIB for size in shaped.memory_of_stages(cut))
         return Estimate(
             layout=layout,
             nodes=tuple(node.gpu for node in self.nodes),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from rdm_core.config.schema import Config
 from rdm_core.cost import flops
 from rdm_core.cost.chunks import chunk_tokens
 from rdm_core.cost.flops import Accelerator, LayerSize
-from rdm_core.pipeline_schedule import bubble, most_held
+from rdm_core.pipeline_schedule import bubble, held, most_held
 
 GIB = 1024**3
 
@@ -134,18 +135,17 @@ def dry_run(config: Config, world_size: int) -> Report:
     stages = []
     virtual = list(itertools.pairwise(bounds))
     for index in range(parallel.pipeline):
-        layers = [layer for ends in virtual[index :: parallel.pipeline] for layer in sizes[slice(*ends)]]
-        in_flight = most_held(
-            index, parallel.pipeline, parallel.virtual_pipeline, accumulation, parallel.eager_forwards
-        )
+        chunks = [sizes[slice(*ends)] for ends in virtual[index :: parallel.pipeline]]
+        layers = [*itertools.chain(*chunks)]
+        order = (index, parallel.pipeline, len(chunks), accumulation, parallel.eager_forwards)
         stages.append(
             Stage(
                 index=index,
                 blocks=sum(blocks[index :: parallel.pipeline]),
                 layers=tuple(layer.name for layer in layers),
                 parameters=sum(layer.total for layer in _held(layers)),
-                in_flight=in_flight,
-                memory=stage_memory(config, layers, data, in_flight, last=index == parallel.pipeline - 1),
+                in_flight=most_held(*order),
+                memory=stage_memory(config, chunks, data, held(*order), last=index == parallel.pipeline - 1),
                 host=_host_memory(config, layers, data),
             )
         )
@@ -202,17 +202,24 @@ def _held(layers: list[LayerSize]) -> list[LayerSize]:
     return held
 
 
-def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: int, *, last: bool) -> Memory:
+def stage_memory(
+    config: Config,
+    chunks: Sequence[Sequence[LayerSize]],
+    data: int,
+    passes: Collection[tuple[int, Sequence[int]]],
+    *,
+    last: bool,
+) -> Memory:
     """Return the memory of a rank of a pipeline stage.
 
     Args:
         config: The job's configuration.
-        layers: The stage's layers.
+        chunks: The layers of each of the stage's chunks.
         data: Number of replicas.
-        in_flight: Forward passes whose activations it keeps at once, each through one of its chunks.
+        passes: What it may hold at once, as :func:`rdm_core.pipeline_schedule.held` returns it.
         last: It is the last stage, which computes the loss.
     """
-    parallel = config.parallel
+    parallel, layers = config.parallel, [*itertools.chain(*chunks)]
     own, replicas = _own(config, layers), zero_replicas(config, data * parallel.context)
     states = map(_states, (config, config), own, replicas)
     weights, gradients, optimiser = map(sum, zip(*states, strict=True))
@@ -221,7 +228,7 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
         largest = max(layer.own(parallel.tensor, parallel.expert) for layer in layers)
         gathered = min(sum(own), max(largest, _MOST_GATHERED)) * _width(config)
         weights = gathered + (0 if offloads else weights)
-    activations = _activations(config, layers, in_flight)
+    activations = _activations(config, chunks, passes)
     logits = _logits(config) if last else 0
     counts = collections.Counter(layer.name for layer in layers)
     buffers = _RUNTIME_BYTES + sum(count * _fp8_copies(config, name) for name, count in counts.items())
@@ -347,34 +354,42 @@ def _states(config: Config, own: int, data: int) -> tuple[int, int, int]:
     return weights, gradients, optimiser
 
 
-def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int:
-    """Return the bytes that a stage keeps between forward and backward passes."""
+def _activations(
+    config: Config, chunks: Sequence[Sequence[LayerSize]], passes: Collection[tuple[int, Sequence[int]]]
+) -> int:
+    """Return the most bytes that a stage keeps between passes, and during a backward pass."""
     spec, parallel = config.spec, config.parallel
-    samples = config.optimisation.micro_batch_size
     line = spec.hidden_size * _width(config) // parallel.token_shards
-    kept = 0
-    blocks = [layer.name for layer in layers if layer.name.endswith("Block")]
-    whole = {name: _block_activations(config, name) for name in set(blocks)}
-    within = {name: _within_budget(config, name) for name in whole}
-    recomputed = parallel.recomputed(len(blocks))
-    for layer in layers:
-        if not layer.name.endswith("Block"):
-            # The output of an embedding, or the input of a layer norm or the head.
-            # A BERT's last norm also keeps the inputs of the layer and the norm after it.
-            lines = 4 if layer.name == "FinalNorm" and spec.kind == "bert" else 1
-            # The head gathers the tokens of all tensor ranks.
-            lines *= parallel.token_shards if layer.name == "Head" else 1
-            kept += _tokens(config, layer.name) * line * lines
-    interval = parallel.activation_checkpointing_interval
-    kept += sum(_tokens(config, name) * line for name in blocks[:recomputed:interval])
-    kept += sum(within[name] for name in blocks[recomputed:])
-    # The backward pass of a checkpoint computes its blocks' activations again, when those of the blocks after
-    # it are freed already. All chunks are assumed to be equally large.
-    again = min(interval, recomputed) * max(whole.values(), default=0)
-    done = sum(whole[name] for name in blocks[recomputed : len(blocks) // parallel.virtual_pipeline])
-    # What exceeds a budget is computed again for one block at a time.
-    exceeding = [whole[name] - within[name] for name in whole]
-    return samples * (kept * in_flight // parallel.virtual_pipeline + max(0, again - done, *exceeding))
+    interval, before = parallel.activation_checkpointing_interval, 0
+    kept, added = [], []
+    for layers in chunks:
+        blocks = [layer.name for layer in layers if layer.name.endswith("Block")]
+        whole = {name: _block_activations(config, name) for name in set(blocks)}
+        within = {name: _within_budget(config, name) for name in whole}
+        recomputed = parallel.recomputed(before + len(blocks)) - parallel.recomputed(before)
+        before += len(blocks)
+        own = sum(_tokens(config, name) * line for name in blocks[:recomputed:interval])
+        own += sum(within[name] for name in blocks[recomputed:])
+        for layer in layers:
+            if not layer.name.endswith("Block"):
+                # The output of an embedding, or the input of a layer norm or the head.
+                # A BERT's last norm also keeps the inputs of the layer and the norm after it.
+                lines = 4 if layer.name == "FinalNorm" and spec.kind == "bert" else 1
+                # The head gathers the tokens of all tensor ranks.
+                lines *= parallel.token_shards if layer.name == "Head" else 1
+                own += _tokens(config, layer.name) * line * lines
+        kept.append(own)
+        # The backward pass of a checkpoint computes its blocks' activations again, when those of the blocks
+        # after it are freed already.
+        again = min(interval, recomputed) * max(whole.values(), default=0)
+        done = sum(whole[name] for name in blocks[recomputed:])
+        # What exceeds a budget is computed again for one block at a time.
+        added.append(max(0, again - done, *(whole[name] - within[name] for name in whole)))
+    most = max(
+        added[chunk] + sum(size * count for size, count in zip(kept, counts, strict=True))
+        for chunk, counts in passes
+    )
+    return config.optimisation.micro_batch_size * most
 
 
 def _tokens(config: Config, name: str) -> int:

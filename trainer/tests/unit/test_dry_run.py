@@ -215,10 +215,27 @@ def test_chunks_make_the_bubble_smaller_and_keep_more_activations() -> None:
     assert two.bubble == pytest.approx(7 / (2 * two.accumulation + 7))
     assert [stage.blocks for stage in two.stages] == [6] * 8
     assert [stage.in_flight for stage in two.stages] == [23, 21, 19, 17, 15, 13, 11, 9]
-    # The last stage keeps activations of several micro-batches for both of its chunks.
+    # The last stage keeps eight micro-batches in its first chunk and one in its second, which has the head.
     kept = [found.stages[-1].memory.activations for found in (one, two)]
-    assert kept[1] == pytest.approx(kept[0] * 9 / 2, rel=1e-6)
+    ends = 2 * 1024 * 1600 * 2
+    assert kept[1] - ends == pytest.approx((kept[0] - ends) * 9 / 2, rel=1e-6)
     assert sum(stage.parameters for stage in one.stages) == sum(stage.parameters for stage in two.stages)
+
+
+def test_chunks_of_unequal_sizes_keep_what_their_own_passes_need() -> None:
+    changes = ["engine=native", "parallel.tensor=1"]
+
+    def kept(partition: str, *more: str) -> list[int]:
+        found = report("gpt-1.3b", *changes, f"parallel.partition={partition}", *more)
+        return [stage.memory.activations for stage in found.stages]
+
+    block = kept("12-12")[1] - kept("13-11")[1]
+    state = kept("12-12")[0] - 2 * 12 * block  # of two micro-batches
+    found = kept("6-7-7-4", "parallel.virtual_pipeline=2")
+    # Three micro-batches through the first chunk and two through the second, then three through the first.
+    assert found == [(3 * 6 + 2 * 7) * block + state * 3 // 2, 3 * 7 * block]
+    full = kept("6-7-7-4", "parallel.virtual_pipeline=2", "parallel.activation_checkpointing=full")
+    assert full[1] == block + 3 * 7 * state // 2
 
 
 def test_eager_forwards_keep_more_micro_batches() -> None:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdm_core import pipeline_schedule
 from rdm_core.config import Config
 from rdm_core.pipeline_schedule import Pass, bubble, most_held, passes
 from rdm_planner.schedules import BlockingSends, OneForwardOneBackward
@@ -21,7 +23,7 @@ Shape = tuple[int, int, int, int]
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
     stages, chunks = draw(st.integers(1, 6)), draw(st.integers(1, 4))
-    count = draw(st.integers(1, 12))
+    count = draw(st.integers(1, 36))
     if chunks > 1:
         return stages, chunks, -(-count // stages) * stages, 0
     return stages, chunks, count, draw(st.integers(0, 5))
@@ -77,6 +79,7 @@ def test_each_stage_does_every_pass_once_and_holds_no_more_than_it_may(shape: Sh
     for stage in range(stages):
         every = {Pass(True, chunk, number) for chunk in range(chunks) for number in range(count)}
         held: set[tuple[int, int]] = set()
+        before_backward = set()
         most = 0
         for one in passes(stage, *shape):
             key = one.chunk, one.micro_batch
@@ -85,11 +88,14 @@ def test_each_stage_does_every_pass_once_and_holds_no_more_than_it_may(shape: Sh
                 every.discard(one)
                 held.add(key)
             else:
+                counts = collections.Counter(chunk for chunk, _ in held)
+                before_backward.add((one.chunk, tuple(counts[chunk] for chunk in range(chunks))))
                 held.remove(key)
             most = max(most, len(held))
         assert not held
         assert not every
         assert most == most_held(stage, *shape)
+        assert before_backward == pipeline_schedule.held(stage, *shape)
 
 
 @given(shapes())

@@ -111,7 +111,9 @@ def test_a_stage_with_a_slow_head_has_blocks_for_its_chunks() -> None:
     # The even cut does not fit, and in balanced ones the last stage has the head alone.
     units = [(0.1, 0.2), *[(1.0, 2.0)] * 6, (10.0, 20.0)]
     problem = replace(
-        _problem(Interleaved(2, 2, 4), units), fits=lambda stage, begin, end: end - begin <= (7, 3)[stage]
+        _problem(Interleaved(2, 2, 4), units),
+        fits=lambda stage, begin, end: end - begin <= (7, 3)[stage],
+        holds_chunks=lambda stage, chunks: sum(chunks) <= (7, 3)[stage],
     )
     cut = best_cut(problem, tries=[_even(6, 4)])
     assert cut is not None

@@ -268,6 +268,20 @@ def test_chunks_make_the_bubble_smaller_and_send_more() -> None:
     assert one.memory_gib < two.memory_gib
 
 
+def test_chunks_of_unequal_sizes_are_held_as_the_dry_run_counts() -> None:
+    cut, layout = (7, 7, 7, 5), Layout(1, 1, 2, 4, zero_stage=1, virtual_pipeline=2)
+    overrides = ["engine=native", "optimisation.global_batch_size=64", "launcher.nodes=1"]
+
+    def model(gib: float) -> TrainerModel:
+        return trainer_model("gpt-1.3b", NodeKind("H100", 2, 400e9, 3600e9, gib), overrides=overrides)
+
+    report = dry_run(with_layout(model(80).job.config, layout, cut), 2)
+    held = [stage.memory.total / GIB for stage in report.stages]
+    assert model(80).estimate(layout, cut).stage_memory_gib == pytest.approx(held)
+    for gib, fits in ((max(held) - 0.01, False), (max(held) + 0.01, True)):
+        assert model(gib).problem(layout).holds(cut) is fits
+
+
 def test_eager_forwards_hide_a_bubble_behind_a_slower_first_stage_and_hold_more() -> None:
     node = NodeKind("H100", gpus=2, inter=400e9, intra=3600e9, memory_gib=79.1)
     batch = ["optimisation.global_batch_size=256", "engine=native"]
