@@ -27,10 +27,36 @@ def test_both_layouts_train_the_same_samples(name: str) -> None:
     assert configuration["parallel"]["partition"] == "even"
 
 
-def test_losses_continue_within_the_rounding_of_bf16() -> None:
-    assert resume.continues([10.0, 8.0], [10.03, 7.98])
-    assert not resume.continues([10.0, 8.0], [10.0, 8.04])
-    assert not resume.continues([10.0, 8.0], [10.0, float("nan")])
+SAVED = {"samples": [3, 5], "losses": [10.3485, 10.2081, 10.0823]}
+"""Of `--shape GPT-16M --sequence 128 --from "TP 2" --to "PP 2 DP 2"` on a CPU, like those below."""
+
+
+def test_a_resume_may_round_differently() -> None:
+    assert resume.difference(SAVED, SAVED | {"losses": [10.3485, 10.2082, 10.0825]}) is None
+
+
+@pytest.mark.parametrize(
+    ("lost", "losses", "share"),
+    [
+        ("weights", [10.8488, 10.6747, 10.4722], "187.9%"),
+        ("fp32 weights", [10.3485, 10.7022, 10.5008], "185.6%"),
+        ("first moments", [10.3485, 10.2843, 10.2206], "52.0%"),
+        ("second moments", [10.3485, 11.7929, 11.1205], "595.3%"),
+        ("both moments", [10.3485, 10.2459, 10.1394], "21.5%"),
+        ("one of three updates", [10.3485, 10.2180, 10.0949], "4.7%"),
+        ("a tenth of the rate", [10.3485, 10.2242, 10.1067], "9.2%"),
+    ],
+)
+def test_a_resume_shows_what_was_not_restored(lost: str, losses: list[float], share: str) -> None:
+    problem = resume.difference(SAVED, SAVED | {"losses": losses})
+    assert problem is not None, lost
+    assert f"up to {share} of their change" in problem
+
+
+def test_a_resume_takes_the_next_samples_and_has_losses() -> None:
+    assert resume.difference(SAVED, SAVED | {"samples": [1, 3]}) == "The resumed training took other samples."
+    assert resume.difference(SAVED, SAVED | {"losses": [10.3485, float("nan"), 10.0823]})
+    assert resume.difference(SAVED, SAVED | {"losses": [10.3485, 10.2081, float("nan")]})
 
 
 def test_the_tables_of_a_resume() -> None:
