@@ -105,6 +105,8 @@ def jobs(
         if job or watch or verdict or sections:
             raise click.UsageError("--prune cannot be combined with JOB, --watch, --verdict or --sections.")
         return prune(options, older, yes=yes)
+    if yes:
+        raise click.UsageError("--yes is for --prune.")
     if is_read_here:
         words = ["sections"] if sections else ["verdict", f"--state={state}"]
         words += [f"--conf={conf}"] if conf else []

@@ -49,7 +49,7 @@ def info(
     from rdm_trainer.tokenizers.load import load
     from rdm_trainer.tools.inspect import inspect
 
-    if kind is None and vocab is not None:
+    if kind is None and (vocab is not None or merges is not None):
         kind = "gpt2"
     if kind is None and tokenizer_file is not None:
         kind = "huggingface"

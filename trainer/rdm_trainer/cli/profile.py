@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from rdm_core.errors import TrainerError
 
@@ -84,6 +85,14 @@ def profile(
     from rdm_job.environment import adopt_launcher_environment, require_launcher_environment
     from rdm_planner.profile import require_modelled
 
+    context = click.get_current_context()
+    for option in context.command.params if links_only else ():
+        is_given = context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+        if is_given and option.name in ("output", "largest", "sizes", "no_checkpointing", "blocks"):
+            raise click.UsageError(
+                f"{option.opts[0]} is for a profile of the layers, which --links-only leaves out; give only "
+                "one of them."
+            )
     job = configuration.load(config, overrides)
     require_modelled(job)
     if blocks[0] >= blocks[1]:

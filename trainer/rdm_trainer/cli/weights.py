@@ -177,6 +177,9 @@ def generate(
     """
     import sys
 
+    if top_k is not None and temperature == 0:
+        raise click.UsageError("--top-k needs --temperature above 0, with which tokens are drawn.")
+
     from rdm_trainer.weights.generation import Generator
     from rdm_trainer.weights.sources import open_source
 

@@ -89,8 +89,10 @@ def test_what_writes_no_profile_needs_no_place_for_it(
 ) -> None:
     # What follows the check would measure.
     monkeypatch.setattr("rdm_trainer.profile_model.start", lambda _job: sys.exit(7))
+    with monkeypatch.context() as within:
+        within.chdir("/proc")
+        assert program("profile", XL, "--links-only")[0] == 7
     given = ("profile", XL, "--output", "/proc/x.json")
-    assert program(*given, "--links-only")[0] == 7
     for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
     for rank, code in (("0", 3), ("1", 7)):
@@ -175,6 +177,18 @@ def test_problems_are_sentences_and_the_code_is_3(program: Program) -> None:
         ),
         (("export", "a", "b", "--shard-size", "nan"), "nan is not a finite number"),
         (("generate", "a", "b", "--temperature", "inf"), "inf is not a finite number"),
+        (("generate", "a", "b", "--top-k", "4"), "--top-k needs --temperature above 0"),
+        (("data", "info", "a", "--merges", "b"), "vocab"),
+        *(
+            (("profile", XL, "--links-only", *given), f"{given[0]} is for a profile of the layers")
+            for given in (
+                ("--sizes", "8"),
+                ("--micro-batch", "8"),
+                ("--blocks", "4", "12"),
+                ("--no-checkpointing",),
+                ("--output", "x.json"),
+            )
+        ),
     ],
 )
 def test_a_wrong_option_is_one_sentence(program: Program, arguments: tuple[str, ...], words: str) -> None:

@@ -86,6 +86,7 @@ def test_no_arguments_show_the_help(call: Call) -> None:
         (["up", "stray"], ["stray"]),
         (["up", "--check"], ["--check", "rdm-provision check"]),
         (["jobs", "--prune"], ["--prune", "rdm-provision jobs --help"]),
+        (["jobs", "--yes"], ["--yes is for --prune."]),
         (["jobs", "log2/123"], ["log2/123", "--verdict or --sections", "rdm-provision jobs lists"]),
         (["jobs", "log2/123", "--watch"], ["log2/123", "--verdict or --sections"]),
         (["jobs", "/etc/hosts", "--sections"], ["/etc/hosts is a file", "rdm-provision report /etc/hosts"]),
