@@ -99,12 +99,11 @@ def train(leg: Leg, directory: Path) -> dict[str, Any]:
     engine = create.create(config, topology)
     engine.set_lr(RATE / leg.shape.hidden)
     checkpoints = Checkpoints(config, engine, topology, collective, directory, print)
-    samples = (found.manifest.iteration if found else 0) * config.optimisation.global_batch_size
     data = loaders.build(
         config,
         data_rank=topology.batch_rank,
         data_size=topology.batch_ranks,
-        consumed_samples=samples,
+        consumed_samples=found.manifest.state["consumed_samples"] if found else 0,
     ).train
     assert data is not None
     taken: set[int] = set()
@@ -124,7 +123,9 @@ def train(leg: Leg, directory: Path) -> dict[str, Any]:
         report["load"] = measured(device, lambda: checkpoints.resume(found))
     else:
         report["before"] = steps()
-        report["save"] = measured(device, lambda: checkpoints.save(STEPS, {"iteration": STEPS}))
+        taken_samples = STEPS * config.optimisation.global_batch_size
+        state = {"iteration": STEPS, "consumed_samples": taken_samples, "skipped": 0}
+        report["save"] = measured(device, lambda: checkpoints.save(STEPS, state))
         if checkpoints.newest is None:
             raise SystemExit("The checkpoint was not saved.")
         taken.clear()
