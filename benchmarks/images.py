@@ -458,13 +458,13 @@ def peers_source(archive: str, present: str, bandwidth: str, piece: str) -> None
 def chain_source(*words: str) -> None:
     """Serve an archive to the first node only; each other node gets the one before it as its neighbour."""
     environment.make_importable()
-    from ansible_collections.rdm.provision.plugins.module_utils.images import peer
+    from ansible_collections.rdm.provision.plugins.module_utils.images import peer_members
 
     def before(names: Sequence[str], own: str, _turn: int) -> list[str]:
         at = names.index(own)
         return list(names[max(at - 1, 0) : at])
 
-    with mock.patch.object(peer, "DIRECT", 1), mock.patch.object(peer, "neighbours", before):
+    with mock.patch.object(peer_members, "DIRECT", 1), mock.patch.object(peer_members, "neighbours", before):
         peers_source(*words)
 
 
@@ -653,7 +653,7 @@ def simulated(
         announce: steps between two announcements of a node; the answers have the nodes that have started.
     """
     environment.make_importable()
-    from ansible_collections.rdm.provision.plugins.module_utils.images.peer import DIRECT
+    from ansible_collections.rdm.provision.plugins.module_utils.images.peer_members import DIRECT
     from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import neighbours, rarest
 
     chance = random.Random(1)  # noqa: S311

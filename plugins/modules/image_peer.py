@@ -182,12 +182,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.engine_layers
     present_members,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.joined_files import joined_pieces
-from ansible_collections.rdm.provision.plugins.module_utils.images.peer import (
-    Peer,
-    Settings,
-    local_address,
-    reason,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer_client import local_address, reason
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
     NOTED,
     PieceList,

@@ -18,7 +18,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerUnavailable
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import blob_dir
-from ansible_collections.rdm.provision.plugins.module_utils.images import peer
+from ansible_collections.rdm.provision.plugins.module_utils.images import peer_client, peer_server
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED, PieceList
 from ansible_collections.rdm.provision.plugins.modules import image_peer
@@ -40,7 +40,8 @@ def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep a machine that stands still for a while from ending processes, or from not answering."""
     for name in ("_ANSWER_S", "_STOP_S", "_PORT_S", "_KILLED_S"):
         monkeypatch.setattr(image_peer, name, HANGS_S)
-    monkeypatch.setattr(peer, "_QUIET_S", HANGS_S)
+    for connections in (peer_client, peer_server):
+        monkeypatch.setattr(connections, "QUIET_S", HANGS_S)
 
 
 @pytest.fixture
