@@ -18,6 +18,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_specs import role_defaults
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import changes as slurm_changes
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import cluster as slurm_cluster
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import conf as slurm_conf
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import plan as slurm_plan
 
@@ -62,7 +63,7 @@ class ActionModule(Decision):
 
     def _cluster(
         self, options: Mapping[str, Any], variables: Mapping[str, Any]
-    ) -> tuple[slurm_conf.Cluster, list[Problem]]:
+    ) -> tuple[slurm_cluster.Cluster, list[Problem]]:
         """Return the cluster and what is wrong with it.
 
         Raises:
@@ -70,9 +71,9 @@ class ActionModule(Decision):
         """
         groups = variables["groups"]
         problems: list[Problem] = []
-        controller, login = slurm_conf.controller_of(groups, problems)
+        controller, login = slurm_cluster.controller_of(groups, problems)
         nodes = list(dict.fromkeys([*groups.get("master", []), *groups.get("workers", [])]))
-        partitions = slurm_conf.partitions_of(options["partitions"], groups, nodes, problems)
+        partitions = slurm_cluster.partitions_of(options["partitions"], groups, nodes, problems)
         problems += slurm_plan.check_accounts(options["accounts"])
         wanted = list(dict.fromkeys([*nodes, controller, login]))
         found = registered(options["facts"], variables, wanted)
@@ -84,12 +85,12 @@ class ActionModule(Decision):
             raise PreconditionFailed(problems)
         hosts = {name: _host(name, found[name]["slurm"], variables) for name in wanted}
         cgroups = options["cgroups"] == "true" or (
-            options["cgroups"] == "auto" and slurm_conf.cgroups_work(hosts[name].facts for name in nodes)
+            options["cgroups"] == "auto" and slurm_cluster.cgroups_work(hosts[name].facts for name in nodes)
         )
         hooks = (
             {name: f"{path}/*" for name, path in slurm_plan.HOOKS.items()} if options["health_check"] else {}
         )
-        cluster = slurm_conf.Cluster(
+        cluster = slurm_cluster.Cluster(
             options["cluster"],
             controller,
             login,
@@ -100,7 +101,7 @@ class ActionModule(Decision):
             hooks,
             options["rest"],
         )
-        problems += slurm_conf.check(cluster)
+        problems += slurm_cluster.check(cluster)
         everybody = _everybody(options, variables)
         problems += slurm_changes.check_controller(cluster.name, controller, everybody)
         if not problems:
@@ -120,7 +121,7 @@ def _everybody(options: Mapping[str, Any], variables: Mapping[str, Any]) -> dict
     return {name: one["slurm"] for name, one in found.items() if "slurm" in one}
 
 
-def _host(name: str, facts: Mapping[str, Any], variables: Mapping[str, Any]) -> slurm_conf.Host:
+def _host(name: str, facts: Mapping[str, Any], variables: Mapping[str, Any]) -> slurm_cluster.Host:
     """Return a host with its own variables."""
     own = variables["hostvars"][name]
     defaults = dict(role_defaults())
@@ -128,7 +129,7 @@ def _host(name: str, facts: Mapping[str, Any], variables: Mapping[str, Any]) -> 
     def value(variable: str) -> Any:
         return own[variable] if variable in own else defaults[variable]
 
-    return slurm_conf.Host(
+    return slurm_cluster.Host(
         name,
         str(value("slurm_address") or own.get("ansible_host") or name),
         facts,

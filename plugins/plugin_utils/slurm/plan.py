@@ -16,9 +16,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.slurm.host_facts imp
     HEALTH_SETTINGS,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import cluster as slurm_cluster
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import conf as slurm_conf
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.changes import HINT
-from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.conf import PORTS, STATE_DIR, Cluster
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.cluster import Cluster
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.conf import PORTS, STATE_DIR
 
 OWN_DIR = f"{CONFIG_DIR}/rdm"  # has the owner marker, which marks a host's Slurm as ours
 CONFIGLESS_DIR = f"{OWN_DIR}/configless"
@@ -28,7 +30,7 @@ HEALTH_CHECK = "00-rdm-health-check"
 HEALTH_FILES = (*(f"{directory}/{HEALTH_CHECK}" for directory in HOOKS.values()), HEALTH_SETTINGS)
 UNIT_FILE = "/etc/systemd/system/slurmd.service.d/rdm-provision.conf"
 REST_UNIT_FILE = "/etc/systemd/system/slurmrestd.service.d/rdm-provision.conf"
-REST_FILES = (REST_UNIT_FILE, slurm_conf.TOKEN_KEY)  # the key signs tokens of every user
+REST_FILES = (REST_UNIT_FILE, slurm_cluster.TOKEN_KEY)  # the key signs tokens of every user
 DEFAULTS = {manager: one.slurmd_defaults for manager, one in DISTRIBUTIONS.items()}
 BLOCK = "slurmd"
 
@@ -155,12 +157,12 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
         "daemons": daemons,
         "directories": directories,
         "accounts": dict(accounts) if controls else {},
-        "token_key": slurm_conf.TOKEN_KEY if rests else "",
+        "token_key": slurm_cluster.TOKEN_KEY if rests else "",
         "munge_owner": "munge" if facts["packages"].get("munge") else "",
     }
 
 
-def health_settings(host: slurm_conf.Host) -> dict[str, Any]:
+def health_settings(host: slurm_cluster.Host) -> dict[str, Any]:
     """Return the settings of a node's health check; see roles/slurm/files/health-check.
 
     Args:
