@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from rdm_provision.api.cluster import Cluster
+    from rdm_provision.api.lab import Lab
     from rdm_provision.errors import InputError
     from rdm_provision.results.events import RunResult
     from rdm_provision.runner.run import Run
@@ -81,7 +82,9 @@ class Options:
         # The first -v is ours: a line per task. The others are ansible-playbook's.
         return {"limit": self.limit, "forks": self.forks or 0, "verbosity": max(0, self.verbose - 1)}
 
-    def carry_out(self, cluster: Cluster, run: Run, *, brief: bool = False) -> RunResult | None:
+    def carry_out(
+        self, cluster: Cluster | Lab, run: Run, *, about: str | None = None, brief: bool = False
+    ) -> RunResult | None:
         """Run to the end with live progress.
 
         Ctrl-C, and the signals that ask a program to end, stop the run in an orderly way.
@@ -89,6 +92,7 @@ class Options:
         Args:
             cluster: whose run it is.
             run: not yet started.
+            about: what the title says beside the name; None counts the run's nodes.
             brief: the run is one step, and its results say it all.
 
         Returns:
@@ -99,7 +103,9 @@ class Options:
             return None
         from rdm_provision.cli.render.live import watch
 
-        return watch(run, title=cluster.name, verbose=self.verbose, silent=self.as_json, brief=brief)
+        return watch(
+            run, title=cluster.name, verbose=self.verbose, silent=self.as_json, about=about, brief=brief
+        )
 
     def carry_out_and_report(
         self,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from rdm_provision.api.lab import Lab, LabNode
     from rdm_provision.results.events import RunResult
-    from rdm_provision.runner.run import Run
 
 _NAME = "lab"  # rdm_provision.api.lab.DEFAULT_NAME, without loading it for --help
 _HARDWARE = ("container", "vm")
@@ -167,7 +166,7 @@ def up(options: Options, nodes: int, name: str, check: bool, **wanted: Any) -> i
     from rdm_provision.cli.render import view
 
     # The run is on this machine only; the title counts the lab's nodes.
-    result = _carry_out(options, made, run, view.count(nodes, "node"))
+    result = options.carry_out(made, run, about=view.count(nodes, "node"))
     if result is None:
         return 0
     outcome = _outcome(result)
@@ -201,7 +200,7 @@ def down(options: Options, name: str, purge: bool, check: bool) -> int:
 
     gone = Lab(name)
     run = gone.down(purge=purge, check=check, verbosity=max(0, options.verbose - 1))
-    result = _carry_out(options, gone, run, "")
+    result = options.carry_out(gone, run, about="")
     if result is None:
         return 0
     actions = _outcome(result).get("actions", [])
@@ -293,16 +292,6 @@ _node_verb("heal", "Plug nodes into the fabric again.", "plugged in", "was plugg
 
 
 # --- what the verbs share --------------------------------------------------------------------------------
-
-
-def _carry_out(options: Options, lab: Lab, run: Run, about: str) -> RunResult | None:
-    """Run with live progress; None with ``--show-command``."""
-    if options.show_command:
-        click.echo(run.command)
-        return None
-    from rdm_provision.cli.render.live import watch
-
-    return watch(run, title=lab.name, verbose=options.verbose, silent=options.as_json, about=about)
 
 
 def _outcome(result: RunResult) -> dict[str, Any]:
