@@ -147,11 +147,10 @@ import http.client
 import ipaddress
 import json
 import os
-import signal
 import socket
 import stat
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
@@ -184,10 +183,19 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.engine_layers
 from ansible_collections.rdm.provision.plugins.module_utils.images.joined_files import joined_pieces
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer_client import local_address, reason
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer_process import (
+    START_S,
+    TAKEN_OVER,
+    end_other,
+    held_by,
+    os_problem,
+    run_name,
+    sign,
+    start,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
     NOTED,
     PieceList,
-    held,
     read_pieces,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.network.interfaces import (
@@ -223,19 +231,13 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "lease": {"type": "float", "default": 30},
 }
 
-_START_S = 20
 _SAVE_S = 1800
 """Seconds that an engine may stay silent while it prepares the archive of an image."""
-_PORT_S = 5
-"""Seconds to wait for a port after the lease of a killed run's processes has expired."""
 _ANSWER_S = 40
 """Longer than the controller waits for a report, which asks a source again that only stands still."""
-_STOP_S = 6
-_KILLED_S = 4
 _ENGINE_S = 10
 """Seconds to wait for an engine that need not answer."""
 _KEEP_S = 7 * 24 * 3600
-_TAKEN_OVER = "another run has taken it over"
 
 
 def base_path(params: Dict[str, Any]) -> str:
@@ -291,7 +293,7 @@ def source(params: Dict[str, Any]) -> Dict[str, Any]:
         made: List[int] = []
         try:
             # This may read and write for long. If the run is killed, the next one ends this process, too.
-            sign(lock, run_name(params))
+            sign(lock, run_name(params["token"]))
             # What this node has fetched in an earlier run, when another one was the source, or has saved.
             _remove(saved, saved + NOTED)
             forget_old(os.path.dirname(base))
@@ -324,13 +326,6 @@ def _remove(*paths: str) -> None:
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-
-
-def sign(lock: Any, run: str) -> None:
-    """Write into a lock that this process holds it, and for which run: see `held_by`."""
-    lock.truncate(0)
-    lock.write("{0} {1}".format(os.getpid(), run))
-    lock.flush()
 
 
 def save(image: str, path: str) -> None:
@@ -412,6 +407,12 @@ def _require_room(size: int, directory: str, info: Dict[str, Any]) -> None:
             )
 
 
+def settings_of(params: Dict[str, Any], address: str, source: Optional[Tuple[str, int]] = None) -> Settings:
+    """Return the settings of this node's peer."""
+    sends = params["bandwidth"] * 1e6 / 8
+    return Settings(params["name"], address, params["port"], params["token"], source, sends, params["lease"])
+
+
 def serve(params: Dict[str, Any], base: str, lock: Any) -> Dict[str, Any]:
     """Start the process that serves the archive at `path`.
 
@@ -420,48 +421,34 @@ def serve(params: Dict[str, Any], base: str, lock: Any) -> Dict[str, Any]:
         base: path prefix of this node's files for the archive.
         lock: for these files; that process gets it.
     """
+    path = params["path"]
     address = source_address(params["network"])
     growing = params["pieces"] is not None
     index: Dict[str, Any] = {}
     if growing:
         pieces = PieceList.decoded(params["pieces"].encode(), params["digest"])
-        until = time.monotonic() + _START_S
-        while not os.path.exists(params["path"]) and time.monotonic() < until:
+        until = time.monotonic() + START_S
+        while not os.path.exists(path) and time.monotonic() < until:
             time.sleep(0.1)
     elif params["files"]:
-        pieces = joined_pieces(params["path"], params["files"])
+        pieces = joined_pieces(path, params["files"])
         index = ArchiveIndex("none", pieces.size, "", 0, False, []).to_json()
     else:
-        before = os.stat(params["path"])
-        made = cached_index(params["path"], params["sha256"], params["cache_dir"] or default_cache_dir())
-        pieces = read_pieces(params["path"], made)
-        after = os.stat(params["path"])
+        before = os.stat(path)
+        made = cached_index(path, params["sha256"], params["cache_dir"] or default_cache_dir())
+        pieces = read_pieces(path, made)
+        after = os.stat(path)
         if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
-            raise NodeError("{0} was changed while it was read".format(params["path"]))
+            raise NodeError("{0} was changed while it was read".format(path))
         index = made.to_json()
-    settings = Settings(
-        params["name"],
-        address,
-        params["port"],
-        params["token"],
-        None,
-        params["bandwidth"] * 1e6 / 8,
-        params["lease"],
-    )
+    settings = settings_of(params, address)
     os.unlink(lock.name)
     lock.close()
     started = start(
         base,
-        params,
-        lambda: Peer(
-            settings,
-            pieces.digest,
-            params["path"],
-            pieces,
-            growing=growing,
-            joined=bool(params["files"]),
-        ),
-        params["path"] if params["image"] else "",
+        settings,
+        lambda: Peer(settings, pieces.digest, path, pieces, growing=growing, joined=bool(params["files"])),
+        path if params["image"] else "",
     )
     return {**started, "address": address, "digest": pieces.digest, "index": index}
 
@@ -476,22 +463,12 @@ def joined(params: Dict[str, Any]) -> Dict[str, Any]:
     forget_old(os.path.dirname(base))
     host, port = params["source"]
     at = (host, int(port))
-    settings = Settings(
-        params["name"],
-        local_address(at),
-        params["port"],
-        params["token"],
-        at,
-        params["bandwidth"] * 1e6 / 8,
-        params["lease"],
-    )
+    settings = settings_of(params, local_address(at), at)
     path = base + ".tar"
     left_out = left_out_of(params["index"]) if params["index"] else tuple(params["left_out"])
     blobs = engine_blobs()
     started = start(
-        base,
-        params,
-        lambda: Peer(settings, params["digest"], path, left_out=left_out, blobs=blobs),
+        base, settings, lambda: Peer(settings, params["digest"], path, left_out=left_out, blobs=blobs)
     )
     return {**started, "path": path}
 
@@ -535,7 +512,7 @@ def query_source(params: Dict[str, Any], path: str) -> bytes:
         connection.request("GET", path, headers={"Authorization": "Bearer " + params["token"]})
         answer = connection.getresponse()
         if answer.status == 403:
-            raise NodeError(_TAKEN_OVER)
+            raise NodeError(TAKEN_OVER)
         return answer.read()
     except (OSError, http.client.HTTPException) as error:
         raise NodeError(
@@ -552,9 +529,9 @@ def stopped(params: Dict[str, Any]) -> Dict[str, Any]:
     """
     base = base_path(params)
     result: Dict[str, Any] = {"complete": False, "error": "", "problem": "it has not taken part"}
-    if held_by(base)[1] not in ("", run_name(params)):
-        return {**result, "problem": _TAKEN_OVER}
-    with end_other(base, run_name(params)):
+    if held_by(base)[1] not in ("", run_name(params["token"])):
+        return {**result, "problem": TAKEN_OVER}
+    with end_other(base, run_name(params["token"])):
         with contextlib.suppress(OSError, ValueError), open(base + ".result", encoding="utf-8") as file:
             result.update(json.load(file), problem="")
         saved = [base + ".tar"] if params["image"] else []
@@ -590,175 +567,12 @@ def source_address(network: str) -> str:
     raise NodeError("this node has no address in images_network {0}".format(network))
 
 
-def run_name(params: Dict[str, Any]) -> str:
-    """Return the run's name in a lock: a hash of its token, which stays secret."""
-    return hashlib.sha256(params["token"].encode()).hexdigest()
-
-
-def held_by(base: str) -> Tuple[str, str]:
-    """Return the process and the run that hold the lock, or held it last; both are empty without a lock."""
-    with contextlib.suppress(OSError), open(base + ".lock", encoding="ascii") as file:
-        process, _, run = file.read().partition(" ")
-        return process, run
-    return "", ""
-
-
-def start(base: str, params: Dict[str, Any], make: Callable[[], Peer], temporary: str = "") -> Dict[str, Any]:
-    """Start a process that outlives this module, and return when it listens.
-
-    Args:
-        base: path prefix of its files.
-        params: of the module.
-        make: makes its peer.
-        temporary: a file that the process removes when it ends.
-    """
-    read_end, write_end = os.pipe()
-    if os.fork() == 0:
-        try:
-            os.close(read_end)
-            os.setsid()
-            if os.fork() == 0:
-                _be_daemon(base, params, make, write_end, temporary)
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, encoding="utf-8") as output:
-        text = output.read()
-    if not text:
-        raise NodeError("its process ended before it listened")
-    answer: Dict[str, Any] = json.loads(text)
-    if answer.get("problem"):
-        raise NodeError(str(answer["problem"]))
-    return answer
-
-
-def _be_daemon(
-    base: str, params: Dict[str, Any], make: Callable[[], Peer], write_end: int, temporary: str
-) -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for handle in (0, 1, 2):
-        os.dup2(nothing, handle)
-    for handle in map(int, os.listdir("/proc/self/fd")):
-        if handle > 2 and handle != write_end:
-            with contextlib.suppress(OSError):
-                os.close(handle)
-    os.umask(0o077)
-    signal.setitimer(signal.ITIMER_REAL, _START_S + params["lease"] + _PORT_S)
-    problem: Dict[str, Any] = {}
-    lock = None
-    try:
-        lock = held(base)
-        if lock is None:
-            raise NodeError("another run brings this archive here")
-        sign(lock, run_name(params))
-        with contextlib.suppress(OSError):
-            os.unlink(base + ".result")
-        wait_for_port(os.path.dirname(base), params["port"], params["lease"] + _PORT_S)
-        peer = make()
-    except NodeError as error:
-        problem = {"problem": error.sentence}
-    except OSError as error:
-        problem = {"problem": os_problem(error)}
-    except OverflowError as error:  # a port
-        problem = {"problem": str(error)}
-    if problem:
-        if lock is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(base + ".lock")
-        os.write(write_end, json.dumps(problem).encode())
-        return
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: peer.end())
-    os.write(write_end, json.dumps({"port": peer.port, "stored": peer.file.stored}).encode())
-    os.close(write_end)
-    peer.run()
-    result = {"complete": not peer.missing and not peer.error, "error": peer.error, "trouble": peer.trouble}
-    if temporary:
-        os.unlink(temporary)
-    with open(base + ".result", "w", encoding="utf-8") as file:
-        json.dump(result, file)
-
-
-def wait_for_port(directory: str, port: int, timeout: float) -> None:
-    """Wait while a process of an earlier run, which ends by itself, listens on a port.
-
-    Args:
-        directory: with the locks of these processes.
-        port: of any address.
-        timeout: in seconds.
-    """
-    until = time.monotonic() + timeout
-    while time.monotonic() < until:
-        sockets = listening(port)
-        processes = [
-            held_by(entry.path[:-5])[0] for entry in os.scandir(directory) if entry.name[-5:] == ".lock"
-        ]
-        if not sockets or not any(sockets & open_sockets(process) for process in processes):
-            return
-        time.sleep(0.1)
-
-
-def listening(port: int) -> Set[str]:
-    """Return the inodes of the sockets that listen on a port, by the kernel's tables: see proc(5)."""
-    rows = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError), open(table, encoding="ascii") as file:
-            rows += [line.split() for line in file]
-    local = ":{0:04X}".format(port)
-    return {row[9] for row in rows if row[1].endswith(local) and row[3] == "0A"}
-
-
-def open_sockets(process: str) -> Set[str]:
-    """Return the inodes of a process's sockets; none if it is gone."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for entry in os.scandir("/proc/{0}/fd".format(process)):
-            with contextlib.suppress(OSError):
-                found.add(os.readlink(entry.path).partition("socket:[")[2].rstrip("]"))
-    return found
-
-
-def end_other(base: str, only: str = "") -> Any:
-    """End the process that a run has left here, and return the lock that it held.
-
-    The process saves the list of its pieces when it ends.
-
-    Args:
-        base: path prefix of its files.
-        only: `run_name` of the run whose process may be ended; any run's by default.
-
-    Raises:
-        NodeError: it does not end, or another run has started one since.
-        OSError: the file system has no locks.
-    """
-    until = time.monotonic() + _STOP_S
-    text = ""
-    while time.monotonic() < until + _KILLED_S:
-        lock = held(base)
-        if lock is not None:
-            return lock
-        text, run = held_by(base)
-        if only and run not in ("", only):
-            raise NodeError(_TAKEN_OVER)
-        if text.isdigit():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(text), signal.SIGTERM if time.monotonic() < until else signal.SIGKILL)
-        time.sleep(0.1)
-    raise NodeError("process {0} of an earlier run, which holds {1}.lock, does not end".format(text, base))
-
-
 def forget_old(directory: str) -> None:
     """Remove files of earlier runs that no run has used for a week."""
     for entry in os.scandir(directory):
         with contextlib.suppress(OSError):
             if time.time() - entry.stat().st_mtime > _KEEP_S:
                 os.unlink(entry.path)
-
-
-def os_problem(error: OSError) -> str:
-    """Return what failed, with the name of the file."""
-    where = "{0}: ".format(error.filename) if error.filename else ""
-    return where + (error.strerror or str(error))
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -317,26 +316,3 @@ def _stored(blobs: str, pieces: PieceList) -> Dict[int, Tuple[str, int]]:
                 for number in pieces.within(begin, end):
                     found[number] = path, pieces.span(number)[0] - begin
     return found
-
-
-def held(path: str) -> Any:
-    """Return a locked file that lets its holder bring pieces to `path`; None if another process has the lock.
-
-    Raises:
-        OSError: the file system has no locks.
-    """
-    while True:
-        file = open(path + ".lock", "a+", encoding="ascii")  # noqa: SIM115
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        except OSError as error:
-            file.close()
-            raise OSError(error.errno, error.strerror, file.name) from None
-        # The previous holder may have removed this file meanwhile, and another process may hold a new one.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
-                return file
-        file.close()

@@ -18,7 +18,11 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.node_error import NodeError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerUnavailable
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import blob_dir
-from ansible_collections.rdm.provision.plugins.module_utils.images import peer_client, peer_server
+from ansible_collections.rdm.provision.plugins.module_utils.images import (
+    peer_client,
+    peer_process,
+    peer_server,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED, PieceList
 from ansible_collections.rdm.provision.plugins.modules import image_peer
@@ -38,8 +42,9 @@ def parameters(tmp_path: Path, **given: Any) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep a machine that stands still for a while from ending processes, or from not answering."""
-    for name in ("_ANSWER_S", "_STOP_S", "_PORT_S", "_KILLED_S"):
-        monkeypatch.setattr(image_peer, name, HANGS_S)
+    monkeypatch.setattr(image_peer, "_ANSWER_S", HANGS_S)
+    for name in ("STOP_S", "PORT_S", "KILLED_S"):
+        monkeypatch.setattr(peer_process, name, HANGS_S)
     for connections in (peer_client, peer_server):
         monkeypatch.setattr(connections, "QUIET_S", HANGS_S)
 
@@ -111,7 +116,7 @@ def test_an_image_of_the_engine_is_saved_while_it_is_served(
     assert archive.read_bytes() == engine.parts[0]
     assert archive.stat().st_mode & 0o077 == 0
     if killed:
-        os.kill(int(image_peer.held_by(str(archive.with_suffix("")))[0]), signal.SIGKILL)
+        os.kill(int(peer_process.held_by(str(archive.with_suffix("")))[0]), signal.SIGKILL)
     image_peer.stopped(there)
     assert not list(archive.parent.iterdir())
 
@@ -292,7 +297,7 @@ def test_a_process_that_cannot_start_says_why_and_leaves_nothing(
 def test_a_port_is_waited_for_as_long_as_a_killed_run_keeps_it(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_peer, "_PORT_S", 3)
+    monkeypatch.setattr(peer_process, "PORT_S", 3)
     killed = serve(archive, "a", lease=5)
     later = serve(archive, "b", port=killed["port"], lease=HANGS_S)
     assert later["port"] == killed["port"]
@@ -300,7 +305,7 @@ def test_a_port_is_waited_for_as_long_as_a_killed_run_keeps_it(
 
 
 def test_a_file_that_cannot_be_served_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_peer, "_START_S", 1)
+    monkeypatch.setattr(image_peer, "START_S", 1)
     pieces = PieceList(3, 2, ["a", "b"], {})
     given = {"path": str(tmp_path / "upload"), "pieces": pieces.encoded().decode(), "digest": pieces.digest}
     with pytest.raises(NodeError, match=f"{tmp_path}/upload: No such file"):
@@ -348,10 +353,10 @@ def test_a_source_of_a_killed_run_that_still_reads_its_archive_is_ended(
 
 
 def test_a_paused_process_is_ended(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_peer, "_STOP_S", 0.3)
+    monkeypatch.setattr(peer_process, "STOP_S", 0.3)
     serve(archive)
     base = image_peer.base_path(parameters(tmp_path, key="s"))
-    process = int(image_peer.held_by(base)[0])
+    process = int(peer_process.held_by(base)[0])
     os.kill(process, signal.SIGSTOP)
     ended = image_peer.stopped(parameters(tmp_path, key="s"))
     assert (ended["complete"], ended["problem"]) == (False, "it has not taken part")
@@ -364,13 +369,13 @@ def test_a_paused_process_is_ended(tmp_path: Path, archive: Path, monkeypatch: p
 
 
 def test_a_process_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_peer, "_STOP_S", 0.2)
-    monkeypatch.setattr(image_peer, "_KILLED_S", 0.2)
+    monkeypatch.setattr(peer_process, "STOP_S", 0.2)
+    monkeypatch.setattr(peer_process, "KILLED_S", 0.2)
     base = image_peer.base_path(parameters(tmp_path, key="n"))
     with Path(base + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(NodeError, match=r"process .* does not end"):
-            image_peer.end_other(base)
+            peer_process.end_other(base)
 
 
 def test_a_file_system_that_does_not_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +385,7 @@ def test_a_file_system_that_does_not_lock_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(fcntl, "flock", refused)
     base = image_peer.base_path(parameters(tmp_path, key="n"))
     with pytest.raises(OSError, match="No locks available") as problem:
-        image_peer.end_other(base)
+        peer_process.end_other(base)
     assert problem.value.filename == base + ".lock"
 
 

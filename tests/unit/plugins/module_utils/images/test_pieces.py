@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import resource
@@ -15,7 +14,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import
     PieceFile,
     PieceList,
     WrongPiece,
-    held,
     numbers,
     piece_size,
 )
@@ -92,34 +90,6 @@ def test_a_piece_that_has_not_grown_yet_is_not_hashed(
         assert not file.check(1)
     (tmp_path / "a").write_bytes(b"abc")
     assert file.check(1)
-
-
-def test_a_lock_that_its_holder_has_removed_is_nobodys(tmp_path: Path) -> None:
-    base = str(tmp_path / "a")
-    earlier = held(base)
-    Path(base + ".lock").unlink()
-    later = held(base)
-    earlier.close()
-    assert later is not None
-    assert held(base) is None
-    later.close()
-
-
-def test_a_lock_that_is_removed_while_it_is_taken_is_taken_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = str(tmp_path / "a")
-    flock = fcntl.flock
-
-    def late(file: Any, how: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", flock)
-        flock(file, how)
-        Path(base + ".lock").unlink()
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    first = held(base)
-    assert held(base) is None, "two would have it"
-    first.close()
 
 
 def test_a_full_disk_does_not_lose_the_list_of_pieces(tmp_path: Path) -> None:
