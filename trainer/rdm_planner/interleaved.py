@@ -315,6 +315,23 @@ class InterleavedProblem(Problem):
         cut[-1] += 1
         return tuple(cut)
 
+    def fitted(self, units: Sequence[int]) -> tuple[int, ...]:
+        """Return what :meth:`spread` returns, but more in the last chunk of a stage that does not fit.
+
+        A chunk holds at least as many micro-batches as those after it.
+        """
+        cut, stages = list(self.spread(units)), self.interleaved.stages
+        for stage in range(stages):
+            own = cut[stage::stages]
+            while not self.holds_chunks(stage, own):
+                blocks = [count - (stage == chunk == 0) for chunk, count in enumerate(own[:-1])]
+                if max(blocks) <= 1:
+                    break
+                own[blocks.index(max(blocks))] -= 1
+                own[-1] += 1
+            cut[stage::stages] = own
+        return tuple(cut)
+
 
 def _fills(cut: Sequence[int]) -> bool:
     """Tell whether each chunk has a block; the last one may have the head alone."""
@@ -337,7 +354,7 @@ class ChunkSearch(CutSearch):
         slowest = min((max(Problem.times(self.problem, units)) for units in balanced), default=0.0)
         least = self.problem.interleaved.micro_batches * (slowest + min(self.problem.sends))
         self.bound = min(below, least * (1 - _SAME) + self.problem.least_rest)
-        for cut in (*map(tuple, tries()), *map(self.problem.spread, balanced)):
+        for cut in (*map(tuple, tries()), *map(self.problem.fitted, balanced)):
             if self.bound < self.upper and self.problem.holds(cut):
                 self._simulate(cut)
 

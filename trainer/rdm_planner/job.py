@@ -341,14 +341,14 @@ class JobInLayout:
         return self._memory_of_chunks[key]
 
     def memory(self, stage: int, begin: int, end: int) -> int:
-        """Return the bytes that a rank of a stage with these units holds, spread evenly over its chunks."""
+        """Return the bytes that a rank of a stage with these units holds; with several chunks, the least."""
         is_last = stage == self.layout.pipeline - 1
         ends = (begin == 0, end == len(self.units))
         if self.chunks > 1:
-            units = chunk_blocks([end - begin - sum(ends)], self.chunks)
-            units[0] += ends[0]
-            units[-1] += ends[1]
-            return self.memory_of_chunks(stage, units)
+            return min(
+                self.memory_of_chunks(stage, (ends[0] + own[0], *own[1:-1], own[-1] + ends[1]))
+                for own in self._spreads(end - begin - sum(ends), has_head=is_last)
+            )
         key: tuple[object, ...] = (is_last, *ends, end - begin)
         if not self._is_uniform:
             key = (is_last, self._counts[begin], self._counts[end])
@@ -361,6 +361,22 @@ class JobInLayout:
             self._memory[key] = 2 * once - twice, twice - once
         constant, by_micro_batch = self._memory[key]
         return constant + by_micro_batch * self._in_flight(stage)
+
+    def _spreads(self, blocks: int, *, has_head: bool) -> list[list[int]]:
+        """Return the spreads of a stage's blocks over its chunks of which one takes the least memory.
+
+        A chunk holds at least as many micro-batches as those after it, so the last one should have most
+        blocks. With the head it may be better without any: then it recomputes nothing. Where several blocks
+        are recomputed together, chunks of equal size may need less.
+        """
+        filled = [min(1, max(0, blocks - chunk)) for chunk in range(self.chunks)]
+        rest = blocks - sum(filled)
+        found = [[*filled[:-1], filled[-1] + rest]]
+        if has_head:
+            found.append([*filled[:-2], filled[-2] + filled[-1] + rest, 0])
+        if self.job.parallel.activation_checkpointing_interval > 1:
+            found.append(chunk_blocks([blocks], self.chunks))
+        return found
 
     def most_memory(self, stage: int, begin: int, end: int) -> float:
         """Return an upper bound on :meth:`memory`, a few bytes above it, in less time.

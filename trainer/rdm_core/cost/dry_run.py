@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -385,10 +386,7 @@ def _activations(
         done = sum(whole[name] for name in blocks[recomputed:])
         # What exceeds a budget is computed again for one block at a time.
         added.append(max(0, again - done, *(whole[name] - within[name] for name in whole)))
-    most = max(
-        added[chunk] + sum(size * count for size, count in zip(kept, counts, strict=True))
-        for chunk, counts in passes
-    )
+    most: int = max(added[chunk] + sum(map(operator.mul, kept, counts)) for chunk, counts in passes)
     return config.optimisation.micro_batch_size * most
 
 

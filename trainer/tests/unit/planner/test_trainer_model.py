@@ -282,6 +282,27 @@ def test_chunks_of_unequal_sizes_are_held_as_the_dry_run_counts() -> None:
         assert model(gib).problem(layout).holds(cut) is fits
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_cut_of_unequal_chunks_is_the_best_of_those_that_fit(checkpointing: bool) -> None:
+    layout = Layout(1, 1, 2, 4, zero_stage=1, checkpointing=checkpointing, virtual_pipeline=2)
+    overrides = ["engine=native", "model.layers=9", "optimisation.global_batch_size=16", "launcher.nodes=1"]
+    if checkpointing:
+        overrides.append("parallel.activation_checkpointing=full")
+
+    def model(gib: float) -> TrainerModel:
+        return trainer_model("gpt-1.3b", NodeKind("H100", 2, 400e9, 3600e9, gib), overrides=overrides)
+
+    every, any_memory = [cut for cut in cuts(11, 4) if cut[0] > 1], model(80)
+    seconds = {cut: any_memory.problem(layout).seconds(cut) for cut in every}
+    held = {cut: max(any_memory.estimate(layout, cut).stage_memory_gib) for cut in every}
+    for gib in sorted(set(held.values())):
+        found = best_cut(model(gib + 1e-6).problem(layout))
+        assert found is not None
+        fastest = min(seconds[cut] for cut in every if held[cut] <= gib)
+        assert found.seconds == pytest.approx(fastest)
+        assert found.bound <= fastest * (1 + 1e-9)
+
+
 def test_eager_forwards_hide_a_bubble_behind_a_slower_first_stage_and_hold_more() -> None:
     node = NodeKind("H100", gpus=2, inter=400e9, intra=3600e9, memory_gib=79.1)
     batch = ["optimisation.global_batch_size=256", "engine=native"]
