@@ -53,6 +53,8 @@ def info(
         kind = "gpt2"
     if kind is None and tokenizer_file is not None:
         kind = "huggingface"
+    if kind is not None:
+        require_files_of(kind, vocab, merges, tokenizer_file)
     tokenizer = None if kind is None else load(TokenizerConfig(kind, vocab, merges, tokenizer_file))
     if prefix.suffix in (".bin", ".idx"):
         prefix = prefix.with_suffix("")
@@ -61,6 +63,20 @@ def info(
         click.echo(json.dumps(dataclasses.asdict(report)))
     else:
         _print(report)
+
+
+def require_files_of(
+    kind: Literal["gpt2", "wordpiece", "huggingface"],
+    vocab: str | None,
+    merges: str | None,
+    tokenizer_file: str | None,
+) -> None:
+    """Refuse files that a tokenizer of this kind does not read."""
+    reads = {"gpt2": ("--vocab", "--merges"), "wordpiece": ("--vocab",), "huggingface": ("--tokenizer-file",)}
+    given = {"--vocab": vocab, "--merges": merges, "--tokenizer-file": tokenizer_file}
+    for option, file in given.items():
+        if file is not None and option not in reads[kind]:
+            raise click.UsageError(f"{option} is not for {kind}, which reads {' and '.join(reads[kind])}.")
 
 
 def _print(report: Report) -> None:

@@ -69,8 +69,10 @@ def preprocess(
     import os
 
     from rdm_core.config import TokenizerConfig
+    from rdm_trainer.cli.data import require_files_of
     from rdm_trainer.tools.preprocess import run as work
 
+    require_files_of(kind, vocab, merges, tokenizer_file)
     settings = work.Settings(
         inputs=inputs,
         output_prefix=output_prefix,

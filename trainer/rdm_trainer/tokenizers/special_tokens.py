@@ -188,7 +188,7 @@ def existing(name: str | None, key: str) -> Path:
         option = "--tokenizer-file" if key == "file" else f"--{key}"
         raise TrainerError(
             f"the tokenizer's {key} is not given; set data.tokenizer.{key}, or `{option}` of `rdm-trainer "
-            "preprocess`."
+            "preprocess` or `data info`."
         )
     path = Path(name)
     if not path.is_file():

@@ -178,7 +178,16 @@ def test_problems_are_sentences_and_the_code_is_3(program: Program) -> None:
         (("export", "a", "b", "--shard-size", "nan"), "nan is not a finite number"),
         (("generate", "a", "b", "--temperature", "inf"), "inf is not a finite number"),
         (("generate", "a", "b", "--top-k", "4"), "--top-k needs --temperature above 0"),
-        (("data", "info", "a", "--merges", "b"), "vocab"),
+        (("data", "info", "a", "--merges", "b"), "`--vocab` of `rdm-trainer preprocess` or `data info`"),
+        (("data", "info", "a", "--vocab", "b", "--tokenizer-file", "c"), "--tokenizer-file is not for gpt2"),
+        (
+            ("data", "info", "a", "--tokenizer", "wordpiece", "--merges", "b"),
+            "--merges is not for wordpiece, which reads --vocab.",
+        ),
+        (
+            ("preprocess", "a", "--output-prefix", "b", "--tokenizer", "huggingface", "--vocab", "c"),
+            "--vocab is not for huggingface, which reads --tokenizer-file.",
+        ),
         *(
             (("profile", XL, "--links-only", *given), f"{given[0]} is for a profile of the layers")
             for given in (
