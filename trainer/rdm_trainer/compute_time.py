@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,17 @@ _COLLECTIVES = (
     *("scatter", "monitored_barrier"),
 )
 _current: ComputeTime | None = None
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def beside_steps() -> Iterator[None]:
+    """Count no waiting of this thread in the block: steps go on meanwhile."""
+    _thread.is_beside_steps = True
+    try:
+        yield
+    finally:
+        _thread.is_beside_steps = False
 
 
 @contextlib.contextmanager
@@ -157,7 +169,7 @@ class ComputeTime:
 def _counting(collective: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(collective)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if _current is None or torch.compiler.is_compiling():
+        if _current is None or torch.compiler.is_compiling() or getattr(_thread, "is_beside_steps", False):
             return collective(*args, **kwargs)
         with _current.waiting():
             return collective(*args, **kwargs)

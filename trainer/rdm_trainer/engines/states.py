@@ -8,6 +8,7 @@ without padding of the vocabulary.
 from __future__ import annotations
 
 import abc
+import contextlib
 import datetime
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from rdm_trainer.checkpoint.boxes import Box
 from rdm_trainer.checkpoint.distributed import METADATA, Saved
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.fragments import STEP, Fragment, boxes_of
+from rdm_trainer.compute_time import beside_steps
 
 # The ranks wait for each other at the end of writing, which may take any time. If a rank dies, the job ends
 # in other ways.
@@ -137,7 +139,8 @@ class States(abc.ABC):
                 # A new thread begins with the first GPU, and torch would wait for copies from that one.
                 torch.cuda.set_device(self._device)
             # All ranks meet here. One that failed before would leave the others waiting.
-            distributed.write(directory, parts, self._group)
+            with beside_steps() if self._asynchronous else contextlib.nullcontext():
+                distributed.write(directory, parts, self._group)
             for name, content in extra.items():
                 writing.write(content, directory / name)
             own = list(directory.glob(f"__{rank}_*.distcp"))

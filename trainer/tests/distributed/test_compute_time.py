@@ -20,6 +20,7 @@ from rdm_core import config as configuration
 from rdm_core import heartbeat
 from rdm_core.heartbeat import HeartbeatWriter
 from rdm_trainer import compute_time
+from rdm_trainer.checkpoint import distributed
 from rdm_trainer.compute_time import ComputeTime
 from rdm_trainer.train import Training
 from tests.distributed import processes
@@ -108,6 +109,46 @@ def test_the_culprit_s_own_time_is_long_and_its_victim_s_is_not(
             "NNODES": str(pipeline),
         }
     )
+
+
+def save_beside_steps(folder: str) -> list[float]:
+    """Return the compute times of steps of which this rank saves the second one, and rank 1 late."""
+    rank, path = dist.get_rank(), Path(folder) / "job.json"
+    checkpoint = {"interval": 2, "asynchronous": True}
+    path.write_text(json.dumps({**TINY, "checkpoint": checkpoint}))
+    os.environ[heartbeat.HEARTBEAT_VARIABLE] = str(Path(folder) / f"{rank}.heartbeat")
+    heartbeat._EACH_S = 0.0
+    training = Training(configuration.load(path), Path(folder) / "job", write=lambda line: None)
+    step, write = training.engine.train_step, distributed.write
+    seconds: list[float] = []
+
+    def slow(batches: Any) -> Any:
+        time.sleep(SLEEP_S)
+        return step(batches)
+
+    def late(*arguments: Any) -> None:
+        time.sleep(1.5 * SLEEP_S * rank)
+        write(*arguments)
+
+    def record(**values: Any) -> None:
+        seconds.append(values["compute_s"])
+
+    training.engine.train_step = slow  # type: ignore[method-assign]
+    training._compute_time.heartbeat.write = record  # type: ignore[method-assign]
+    distributed.write = late  # type: ignore[assignment]
+    try:
+        training.run()
+    finally:
+        distributed.write = write
+    training.close()
+    return seconds
+
+
+def test_what_a_save_waits_for_beside_steps_is_computing(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    for seconds in processes.run(2, save_beside_steps, str(tmp_path)):
+        assert len(seconds) == 4
+        assert min(seconds) >= SLEEP_S, seconds
 
 
 def test_a_gpu_s_wait_within_another_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
