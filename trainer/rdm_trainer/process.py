@@ -97,7 +97,8 @@ def join(backend: str, timeout: datetime.timedelta) -> None:
         # Port 0: the store takes a free one, and no other process needs to know it.
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     flight_recorder.enable()
-    # It warns of messages that share a group with other operations; a pipeline's have groups of their own.
+    # It warns of messages that share a group with other operations. The native engine's have groups of their
+    # own; DeepSpeed's pipelines send in the world's group, and no user can change that.
     os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
     try:
         dist.init_process_group(backend, timeout=timeout, device_id=device() if backend == "nccl" else None)
