@@ -87,7 +87,7 @@ def of_pyxis(jobs: Path, slurm: SlurmConfig) -> list[str]:
 
 
 def prepare(path: Path) -> None:
-    """Prepare the image of a directory's job on its first node, unless an earlier job has done so.
+    """Prepare the image of the job in a directory, on its first node, unless an earlier job has done so.
 
     Raises:
         TrainerError: The node lacks the program for it, or it fails.

@@ -177,7 +177,7 @@ def _held(options: TuneOptions) -> set[str]:
 
 
 def _space(options: TuneOptions, job: Config, nodes: Sequence[NodeKind]) -> SearchSpace:
-    """Return the layouts to search, less those without the fixed keys."""
+    """Return the layouts to search: those with the values that the command line fixes."""
     held, parallel = _held(options), job.parallel
     chunks = "parallel.virtual_pipeline" in held
     if chunks and job.spec.kind == "t5" and parallel.virtual_pipeline > 1:
