@@ -703,6 +703,12 @@ def main() -> int:
                     args.json.write_text(
                         json.dumps({"machine": facts, "peak_tflops": peak, "results": results})
                     )
+    if not results:
+        print(
+            "Nothing was measured: these options leave no trainer, or no layout for these devices.",
+            file=sys.stderr,
+        )
+        return 2
     print()
     print(f"{facts}, against {peak or 'no known'} TFLOP/s\n")
     print(tables(results, peak))

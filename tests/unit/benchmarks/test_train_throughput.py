@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -326,6 +327,17 @@ def test_a_layout_that_measures_nothing_is_left_out(monkeypatch: pytest.MonkeyPa
     assert wanted(monkeypatch, *options, "--no-plain") == []
     (leg,) = wanted(monkeypatch, *options, "--no-plain", "--rivals", "torchtitan")
     assert leg.rival == "torchtitan"
+
+
+def test_options_that_leave_nothing_to_measure_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"device": "x86_64", "devices": 2, "accelerated": False}
+    monkeypatch.setattr(train_throughput, "machine_in_a_process", lambda: facts)
+    options = ["--layouts", "TP 2", "--shapes", "GPT-345M", "--no-ours"]
+    monkeypatch.setattr(sys, "argv", ["train_throughput.py", *options])
+    assert train_throughput.main() == 2
+    assert "Nothing was measured" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
