@@ -487,6 +487,11 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.ranks < 2:
         parser.error(f"--ranks {args.ranks}: a fabric needs at least 2")
+    for way in args.ways:
+        if way not in WAYS:
+            parser.error(f"--ways {way} is unknown; there are {', '.join(WAYS)}")
+    if args.shape not in (shapes := SHAPES | SMALL):
+        parser.error(f"--shape {args.shape} is unknown; there are {', '.join(shapes)}")
     return args
 
 
