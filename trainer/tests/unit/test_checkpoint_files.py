@@ -318,6 +318,13 @@ def test_the_verbs(tmp_path: Path) -> None:
         assert isinstance(run_verb(*wrong).exception, TrainerError)
 
 
+def test_verify_lists_the_iterations_in_their_order(tmp_path: Path) -> None:
+    for iteration in (3, 10, 200):
+        write(tmp_path, iteration)
+    error = run_verb("verify", tmp_path, "--iteration", 7).exception
+    assert str(error).endswith("has no checkpoint of iteration 7; there are 3, 10, 200.")
+
+
 def test_a_layout_names_its_engine() -> None:
     # DeepSpeed's checkpoints leave it out.
     for layout, engine in ((LAYOUT, "deepspeed"), ({**LAYOUT, "engine": "native"}, "native")):
