@@ -112,7 +112,8 @@ def log_files(path: Path) -> list[Path]:
         raise NothingToRead(f"{error.filename or path} cannot be read: {why}.") from error
     names = [one.name for one in entries]
     listing = f"it has {listed(names, 5)}" if names else "it is empty"
-    raise NothingToRead(f"{path} has no .out files: {listing}.")
+    advice = "give a directory with NODE.out, or a file with what the training printed"
+    raise NothingToRead(f"{path} has no .out files: {listing}; {advice}.")
 
 
 def unreadable_logs(folder: Path, node: str = "", *others: Path) -> list[str]:

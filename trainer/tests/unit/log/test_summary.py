@@ -417,3 +417,11 @@ def test_a_log_that_is_no_plain_text_is_named_as_what_it_is(
     log.write_bytes(begins)
     with pytest.raises(NothingToRead, match=re.escape(f"run.log is {problem}")):
         summarise([log])
+
+
+def test_a_directory_without_logs_is_refused_with_what_would_do(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "progress.json").write_text("{}")
+    code, _, err = program("log", "summary", tmp_path)
+    assert code == 3
+    found = f"{tmp_path} has no .out files: it has progress.json"
+    assert f"{found}; give a directory with NODE.out, or a file with what the training printed." in err
