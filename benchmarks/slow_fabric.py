@@ -463,6 +463,17 @@ def _on_one(way: str) -> str:
     return "ours on one" if way.startswith("ours") else "plain on one"
 
 
+def _bandwidths(text: str) -> list[float]:
+    """Read ``--bandwidths``: GB/s, 0 for no limit."""
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 <= one < float("inf") for one in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of GB/s such as 1.25,25,0")
+    return found
+
+
 def arguments() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
@@ -471,7 +482,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS), help=",".join(WAYS))
     parser.add_argument(
         "--bandwidths",
-        type=lambda text: [float(word) for word in text.split(",")],
+        type=_bandwidths,
         default=BANDWIDTHS,
         help="GB/s that each GPU sends, separated by commas; 0 for no limit",
     )

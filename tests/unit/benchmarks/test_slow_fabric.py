@@ -12,6 +12,8 @@ from benchmarks import slow_fabric
     ("words", "message"),
     [
         (["--ways", "ours,dpp"], "--ways dpp is unknown; there are ours, ours-bf16, ddp, fsdp2, fsdp2-bf16"),
+        (["--bandwidths", "25,fast"], "--bandwidths: '25,fast' is no list of GB/s such as 1.25,25,0"),
+        (["--bandwidths=-5"], "--bandwidths: '-5' is no list of GB/s such as 1.25,25,0"),
         (["--shape", "GPT-1.4B"], "--shape GPT-1.4B is unknown; there are GPT-345M, "),
     ],
 )
