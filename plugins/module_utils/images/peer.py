@@ -6,8 +6,8 @@ one another what the source has sent. They return to the source only for pieces 
 Everything that is received is compared with digests that came from the controller.
 
 Requests are HTTP with the run's token: ``/pieces`` (the list), ``/piece/N``, ``/have`` (a stream of the
-pieces that are here), and at the source ``/next`` (a piece that nobody has), ``/announce`` (a peer and its
-progress) and ``/status``.
+pieces that are here), and at the source ``/next`` (a piece that nobody has), ``/announce`` (a peer, its
+progress and its end) and ``/status``.
 
 This runs on nodes (Python 3.8 or newer, standard library).
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.client
-import http.server
 import json
 import random
 import socket
