@@ -91,8 +91,8 @@ test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner
 SUITES_AT_ONCE := 3
 STRESS := .artifacts/stress
 ROUNDS ?= 10
-# In an order in which the last three end at nearly the same time, by docs/development/test-times.md, and the two that train
-# do not meet. The environment may have SUITES, as in a round of test-stress; `make test` runs all.
+# In an order in which the last three end at nearly the same time, by docs/development/test-times.md, and `trainer`
+# does not meet `distributed`. The environment may have SUITES, as in a round of test-stress; `make test` runs all.
 ALL_SUITES := e2e integration trainer demo images unit molecule jobs distributed plugins
 SUITES ?= $(ALL_SUITES)
 MACHINES := tests/e2e/test_vm.py

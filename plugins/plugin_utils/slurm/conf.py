@@ -27,8 +27,6 @@ DATABASE_PREFIX = "rdm_slurm_"
 # Slurm drains a node that has less memory than configured, and the kernel's own share changes with updates.
 MEMORY_SHARE = 0.97
 MEMORY_STEP_MIB = 100
-
-
 # `scontrol reconfigure` applies these and partitions; any other change restarts the daemons.
 # Running jobs continue either way.
 _RELOADED = frozenset(
