@@ -54,7 +54,8 @@ demo-down: setup ## take the demo's cluster away
 test: packages ## everything that CI runs
 	@# One environment is made beside the other; it is ready when its lint begins. The longest first.
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint-python lint-trainer lint-ansible
-	@# Each suite that ends makes room for the next.
+	@# Each suite that ends makes room for the next, the longest first: several short ones at the end leave neither core idle
+	@# for long.
 	@# Two virtual machines need both cores: alone, and also where something else was red.
 	@status=0; \
 	$(MAKE) --no-print-directory --jobs=$(SUITES_AT_ONCE) --keep-going $(addprefix suite-,$(ALL_SUITES)) || status=$$?; \
@@ -91,9 +92,8 @@ test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner
 SUITES_AT_ONCE := 3
 STRESS := .artifacts/stress
 ROUNDS ?= 10
-# In an order in which the last three end at nearly the same time, by docs/development/test-times.md, and `trainer`
-# does not meet `distributed`. The environment may have SUITES, as in a round of test-stress; `make test` runs all.
-ALL_SUITES := e2e integration trainer demo images unit molecule jobs distributed plugins
+# The longest first. The environment may have SUITES, as in a round of test-stress; `make test` runs all.
+ALL_SUITES := e2e integration distributed jobs demo images plugins trainer unit molecule
 SUITES ?= $(ALL_SUITES)
 MACHINES := tests/e2e/test_vm.py
 # They share the lab of `make demo`.
