@@ -165,10 +165,8 @@ class SearchSpace:
         """
         least = self._least_zero
         most = 1 if layout.pipeline > 1 or self.config.engine == "native" else 3
-        stage_by_name = {max(least, zero) for zero in self.zero_stages}
-        if layout.replicas == 1:
-            return [min(stage_by_name)] if min(stage_by_name) <= most else []
-        return sorted(zero for zero in stage_by_name if zero <= most)
+        found = sorted(zero for zero in {max(least, zero) for zero in self.zero_stages} if zero <= most)
+        return found[:1] if layout.replicas == 1 else found
 
     def _sizes(self, layout: Layout, zero: int) -> Iterator[Layout]:
         # A batch that ramps up must divide at each of its sizes, and chunks take micro-batches in groups.

@@ -100,13 +100,6 @@ def test_of_a_script_with_options_inside_no_replicas_are_requested(tmp_path: Pat
     assert found == {"world_size": "4", "WORLD_SIZE": "4", "NNODES": "2"}
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> JobDirectory:
-    made = JobDirectory(tmp_path / "gpt", "n1")
-    made.make(REQUEST)
-    return made
-
-
 def test_a_node_that_has_built_something_else_is_named(tmp_path: Path, job: JobDirectory) -> None:
     settings = config(tmp_path, **OURS)
     watch, health = Watch(job, REQUEST, settings), Health(REQUEST, settings)

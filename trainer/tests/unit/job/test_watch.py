@@ -30,13 +30,6 @@ LINE = (
 )
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> JobDirectory:
-    made = JobDirectory(tmp_path / "gpt", "n1")
-    made.make(REQUEST)
-    return made
-
-
 def test_an_agent_sees_how_far_deepspeed_alone_is(tmp_path: Path, job: JobDirectory) -> None:
     watch = Watch(job, REQUEST, config(tmp_path, launcher={"program": ["train.py"]}))
     with job.log("n1", "out").open("a") as file:
