@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-__all__ = ["Pass", "bubble", "forwards", "held", "most_held", "passes"]
+__all__ = ["Pass", "bubble", "forwards", "held", "most_held", "passes", "received_before"]
 
 
 class Pass(NamedTuple):
@@ -70,6 +70,35 @@ def passes(stage: int, stages: int, chunks: int, micro_batches: int, eager: int 
     for forward, backward in zip(ahead[warm_up:], back, strict=False):
         found += [forward, backward]
     return (*found, *back[len(ahead) - warm_up :])
+
+
+@functools.cache
+def received_before(
+    stage: int, is_forward: bool, stages: int, chunks: int, micro_batches: int, eager: int = 0
+) -> tuple[int, ...]:
+    """Return how many messages a stage has received when it begins the pass that sends each of its own.
+
+    These are the messages to and from one neighbour: the stage sends activations to the next stage, which
+    sends gradients back, or gradients to the stage before.
+
+    Args:
+        stage: The stage, from 0.
+        is_forward: It sends activations, not gradients.
+        stages: Stages of the pipeline.
+        chunks: Chunks of each stage.
+        micro_batches: Micro-batches of a step; with several chunks, a multiple of ``stages``.
+        eager: Additional forward passes of the warm-up, for each later stage; 0 with several chunks.
+    """
+    found, received = [], 0
+    end = (stages - 1, chunks - 1) if is_forward else (0, 0)
+    for one in passes(stage, stages, chunks, micro_batches, eager):
+        if (stage, one.chunk) == end:
+            continue
+        if one.is_forward == is_forward:
+            found.append(received)
+        else:
+            received += 1
+    return tuple(found)
 
 
 def most_held(stage: int, stages: int, chunks: int, micro_batches: int, eager: int = 0) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rdm_core.errors import TrainerError
@@ -113,6 +114,35 @@ def test_buckets_are_reduced_during_the_last_backward_pass_and_gathered_in_the_n
         assert said["gathers"] == [len(said["seen"]), 0]
         assert said["kept"] == 0.5
         assert said["grads"] == []
+
+
+def kept_messages(chunks: int) -> int:
+    """Take a step of 16 micro-batches; return the most messages that a stage keeps for a neighbour."""
+    pipeline = {"parallel.pipeline": 2, "parallel.virtual_pipeline": chunks}
+    job = training.configure(NATIVE, {**pipeline, "optimisation.global_batch_size": 32})
+    engine: Any = create.create(job, create.create_topology(job))
+    most = 0
+    for (_, sends), channel in engine._stage._channels.items():
+
+        def noting(tensors: Any, channel: Any = channel, send: Any = channel.send) -> None:
+            nonlocal most
+            send(tensors)
+            most = max(most, len(channel._sent))
+
+        if sends:
+            channel.send = noting
+    # The host of a GPU that lags behind sees no message arrive.
+    setattr(dist.Work, "is_completed", lambda _work: False)  # noqa: B010
+    engine.train_step(training.batches(job, engine.topology, 1))
+    assert not any(channel._sent for channel in engine._stage._channels.values())
+    engine.close()
+    return most
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_stage_keeps_no_message_that_its_neighbour_must_have_received(chunks: int) -> None:
+    # Of 16 in each chunk, those of the warm-up and of two passes.
+    assert all(1 <= most <= 2 + 3 * chunks for most in processes.run(2, kept_messages, chunks))
 
 
 def not_finite() -> dict[str, Any]:

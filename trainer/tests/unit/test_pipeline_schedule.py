@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rdm_core import pipeline_schedule
 from rdm_core.config import Config
-from rdm_core.pipeline_schedule import Pass, bubble, most_held, passes
+from rdm_core.pipeline_schedule import Pass, bubble, most_held, passes, received_before
 from rdm_planner.schedules import BlockingSends, OneForwardOneBackward
 from rdm_trainer.engine_step import engine_step
 
@@ -117,6 +117,34 @@ def test_neighbours_send_in_the_order_in_which_they_receive(shape: Shape) -> Non
             assert [key for key in here if not (wrapped and key[0] == chunks - 1)] == [
                 key for key in there if key[0] >= 0
             ]
+
+
+@given(shapes())
+def test_a_received_message_proves_which_sent_ones_have_arrived(shape: Shape) -> None:
+    stages, chunks, _, _ = shape
+    if stages == 1:
+        return
+    orders = [passes(stage, *shape) for stage in range(stages)]
+    for stage, order in enumerate(orders):
+        for forward in (True, False):
+            # What the stage receives with activations or gradients, and which of its own prove to be there.
+            other = (stage + (-1 if forward else 1)) % stages
+            end = (0, 0) if forward else (stages - 1, chunks - 1)
+            proofs = received_before(other, forward, *shape)
+            receives = [one for one in order if one.is_forward == forward and (stage, one.chunk) != end]
+            sends = [one for one in order if one.is_forward != forward and (stage, one.chunk) != end]
+            assert len(proofs) == len(receives) == len(sends)
+            assert list(proofs) == sorted(proofs)
+            wrapped = (stage == 0) if forward else (stage == stages - 1)
+            step = (-1 if forward else 1) * wrapped
+            for one, proved in zip(receives, proofs, strict=True):
+                # The neighbour has begun the passes that need them before the one that sent this message.
+                there = orders[other]
+                sent = there.index(one._replace(chunk=one.chunk + step))
+                for mine in sends[:proved]:
+                    assert there.index(mine._replace(chunk=mine.chunk + step)) < sent
+                # Before a backward pass, its own activations.
+                assert forward or one._replace(is_forward=True) in sends[:proved]
 
 
 @given(shapes())

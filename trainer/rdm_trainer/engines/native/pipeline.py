@@ -3,8 +3,8 @@
 
 :mod:`rdm_core.pipeline_schedule` has the order of the passes. A pass receives its input just before it
 begins, because on a GPU a waiting receive takes multiprocessors from compute. Sends overlap with the next
-passes. No pass waits for a send within a step, so stages wait for each other only where the order of the
-passes requires it.
+passes. Within a step, no pass waits for a send that has not arrived, so stages wait for each other only where
+the order of the passes requires it.
 
 ``torch.distributed.pipelining`` was tried first; docs/engines.md has the results.
 """
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rdm_core.pipeline_schedule import Pass, forwards, passes
+from rdm_core.pipeline_schedule import Pass, forwards, passes, received_before
 from rdm_trainer.distributed.token_counts import Batch
 from rdm_trainer.distributed.topology import Topology, own_group
 from rdm_trainer.engines.engine import Observer
@@ -76,8 +76,16 @@ class Stage:
         """
         held: dict[tuple[int, int], tuple[Tensors, Any]] = {}
         total = torch.zeros((), device=self._device)
-        for one in passes(self._stage, self._stages, self._chunks, self.micro_batches, self._eager):
+        order = self._stages, self._chunks, self.micro_batches, self._eager
+        # A message of a neighbour proves that it has received those that were sent to it before.
+        arrived = {
+            is_forward: iter(received_before((self._stage + step) % self._stages, is_forward, *order))
+            for is_forward, step in ((True, -1), (False, 1))
+        }
+        for one in passes(self._stage, *order):
             received = self._receive(one)
+            if received:
+                self._channels[not one.is_forward, True].release(next(arrived[one.is_forward]))
             key = one.chunk, one.micro_batch
             if one.is_forward:
                 for tensor in received:
@@ -192,12 +200,27 @@ class _Channel:
     def __init__(self, group: Any, peer: int) -> None:
         self._group, self._peer = group, peer
         self._sent: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
+        # Messages of a step that were released.
+        self._released = 0
 
     def send(self, tensors: list[torch.Tensor]) -> None:
         """Begin to send tensors, and keep them until they have arrived."""
         while self._sent and all(work.is_completed() for work in self._sent[0][0]):
-            self._sent.popleft()
+            self._release()
         self._sent.append((self._begin(dist.isend, tensors), tensors))
+
+    def release(self, count: int) -> None:
+        """Release the first messages of a step, which have arrived.
+
+        On a GPU, the host may be many passes ahead, and does not see that they have.
+        """
+        while self._released < count:
+            self._release()
+
+    def _release(self) -> None:
+        for work in self._sent.popleft()[0]:
+            work.wait()
+        self._released += 1
 
     def receive(self, room: Tensors) -> None:
         """Wait for a message; on a GPU, later kernels wait for it."""
@@ -224,8 +247,8 @@ class _Channel:
     def finish(self) -> None:
         """Wait until all messages are sent."""
         while self._sent:
-            for work in self._sent.popleft()[0]:
-                work.wait()
+            self._release()
+        self._released = 0
 
 
 def _channels(topology: Topology, device: torch.device, chunks: int) -> dict[tuple[bool, bool], _Channel]:
