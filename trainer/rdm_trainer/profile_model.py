@@ -50,7 +50,7 @@ _NODE_S = 2.0
 
 @dataclass(frozen=True)
 class _Pass:
-    """A model's seconds for a micro-batch, and a step's seconds besides its micro-batches."""
+    """A model's seconds for a micro-batch, and a step's seconds after its last backward pass."""
 
     forward: float
     backward: float
@@ -289,11 +289,12 @@ def _passes(
 
 
 def _timed_steps(engine: Engine, batches: Iterator[Any]) -> _Pass:
-    """Return the medians of each step's inner micro-batches.
+    """Return the medians of each step's inner micro-batches, and of what follows its last backward pass.
 
-    After the first one, the device lags behind the host. Replicas join no blocks in the first and the last.
+    After the first micro-batch, the device lags behind the host. Replicas join no blocks in the first and the
+    last.
     """
-    forward, backward, whole = [], [], []
+    forward, backward, optimiser = [], [], []
     clock = _Clock(engine.device)
     for step in range(_WARM_UP + _STEPS):
         clock.marks.clear()
@@ -307,10 +308,11 @@ def _timed_steps(engine: Engine, batches: Iterator[Any]) -> _Pass:
         back = [at for kind, at in marks if kind == "backward"]
         forward += [end - begin for begin, end in zip(ahead[1:-1], back[1:-1], strict=True)]
         backward += [end - begin for begin, end in zip(back[1:-1], ahead[2:], strict=True)]
-        whole.append(marks[-1][1] - ahead[0])
-    ahead_s, back_s, step_s = (statistics.median(times) for times in (forward, backward, whole))
-    # This includes the extra time of the first and the last micro-batch.
-    return _Pass(ahead_s, back_s, max(LEAST_SECONDS, step_s - _MICRO_BATCHES * (ahead_s + back_s)))
+        # Whatever comes next begins where the last backward pass ends.
+        last = max(place for place, (kind, _) in enumerate(marks) if kind == "backward")
+        optimiser.append(marks[-1][1] - marks[last + 1][1])
+    ahead_s, back_s, update_s = (statistics.median(times) for times in (forward, backward, optimiser))
+    return _Pass(ahead_s, back_s, max(LEAST_SECONDS, update_s))
 
 
 class _Clock:

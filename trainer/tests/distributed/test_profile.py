@@ -83,6 +83,8 @@ def test_two_ranks_measure_layers_and_links(
     found = Profile.read(file)
     assert found.gpu == "cpu"
     assert found.links["within"].keys() == {"point_to_point", "all_reduce"}
+    # An optimiser that takes no time would be 1e-9 s for all of these parameters.
+    assert found.optimiser > 1e-9
     assert found.layers.keys() == tensors
     for kinds in found.layers.values():
         assert kinds.keys() == {"Block", "Embedding", "Head"}
