@@ -27,7 +27,7 @@ from rdm_core.pipeline_schedule import bubble, held, most_held
 GIB = 1024**3
 
 # The device context, kernels, and communication buffers of NCCL or RCCL.
-_RUNTIME_BYTES = int(1.25 * GIB)
+RUNTIME_BYTES = int(1.25 * GIB)
 # Weights that DeepSpeed's ZeRO 3 keeps gathered beside its share of all, unless one layer has more:
 # stage3_max_live_parameters.
 _MOST_GATHERED = 1_000_000_000
@@ -42,6 +42,8 @@ class Memory:
     optimiser: int
     activations: int
     logits: int
+    backward: int
+    """Gradients of activations in one backward pass, as far as they exceed the logits' memory."""
     buffers: int
 
     @property
@@ -231,13 +233,14 @@ def stage_memory(
         weights = gathered + (0 if offloads else weights)
     activations = _activations(config, chunks, passes)
     logits = _logits(config) if last else 0
+    backward = max(0, _activation_gradients(config, layers) - logits)
     counts = collections.Counter(layer.name for layer in layers)
-    buffers = _RUNTIME_BYTES + sum(count * _fp8_copies(config, name) for name, count in counts.items())
+    buffers = RUNTIME_BYTES + sum(count * _fp8_copies(config, name) for name, count in counts.items())
     if parallel.offload_optimizer != "none" and config.zero_stage < 3:
         # DeepSpeed has a buffer for any weight's gradient; the word embedding is taken as the largest weight.
         spec = config.spec
         buffers += spec.padded_vocab_size // parallel.tensor * spec.hidden_size * _width(config)
-    return Memory(weights, gradients, optimiser, activations, logits, buffers)
+    return Memory(weights, gradients, optimiser, activations, logits, backward, buffers)
 
 
 def _own(config: Config, layers: list[LayerSize]) -> tuple[int, int]:
@@ -379,6 +382,10 @@ def _activations(
                 # The head gathers the tokens of all tensor ranks.
                 lines *= parallel.token_shards if layer.name == "Head" else 1
                 own += _tokens(config, layer.name) * line * lines
+        if layers and len(blocks) == len(layers):
+            # Both its input and its output are held for messages, and each block counts only one of its ends.
+            # A decoder's input includes the encoder's states.
+            own += _tokens(config, "Embedding" if "DecoderBlock" in blocks else blocks[0]) * line
         kept.append(own)
         # The backward pass of a checkpoint computes its blocks' activations again, when those of the blocks
         # after it are freed already.
@@ -388,6 +395,27 @@ def _activations(
         added.append(max(0, again - done, *(whole[name] - within[name] for name in whole)))
     most: int = max(added[chunk] + sum(map(operator.mul, kept, counts)) for chunk, counts in passes)
     return config.optimisation.micro_batch_size * most
+
+
+def _activation_gradients(config: Config, layers: Sequence[LayerSize]) -> int:
+    """Return the most bytes of gradients that a backward pass has at once besides those of weights.
+
+    That is in a feed-forward layer: the gradient of the block's output, and those of both sides of the
+    activation function. Of its input and its result, that of the result replaces the result itself. With
+    gating, there are two inputs.
+
+    With several chunks, a stage also keeps the gradients that it has sent until a message proves that they
+    have arrived, see :func:`rdm_core.pipeline_schedule.received_before`. Their number is the first stage's.
+    Other stages may keep more of them, but hold fewer activations.
+    """
+    spec, parallel = config.spec, config.parallel
+    width = _width(config)
+    line = spec.hidden_size * width // parallel.token_shards
+    sides = (2 if spec.ffn == "gated" else 1) * spec.ffn_size * width // parallel.tensor
+    sent = parallel.pipeline + 1 if parallel.virtual_pipeline > 1 else 0
+    own = line * (1 + sent) + sides * (spec.router_top_k if spec.experts else 1)
+    tokens = (_tokens(config, layer.name) for layer in layers if layer.name.endswith("Block"))
+    return config.optimisation.micro_batch_size * max(tokens, default=0) * own
 
 
 def _tokens(config: Config, name: str) -> int:
@@ -443,6 +471,8 @@ def _block_activations(config: Config, name: str) -> int:
     It keeps the inputs of the layer norms and of the matrix products, queries, keys, values, the attention's
     output with one fp32 number per head, and both sides of the activation function; with dropout also a byte
     per element. With sequence parallelism, tensor ranks shard the first two and dropout's bytes as well.
+    Values are a view of the product that has queries and keys, too, so that these exist twice if they are
+    rotated or normalised.
     """
     spec, tensor = config.spec, config.parallel.tensor
     width = _width(config)
@@ -458,6 +488,9 @@ def _block_activations(config: Config, name: str) -> int:
     attention = 2 * hidden + (2 * inner + 2 * shared + per_head) // tensor + dropout
     sides = _expert_activations(config) if spec.experts else sides // tensor
     block = tokens * (attention + 2 * hidden + sides + dropout)
+    is_rotary = not spec.positions and not spec.relative_buckets
+    if (is_rotary or spec.qk_norm) and config.parallel.context == 1:
+        block += tokens * (inner + shared) // tensor
     # The gathered keys and values of the other ranks' tokens.
     length = tokens * config.parallel.context
     block += (length - tokens) * 2 * shared // tensor

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _UTILISATION = 0.4
 # The fields of a rank's memory, and their columns.
 _COMPONENTS = (
-    ("weights", "weights"),
-    ("gradients", "grads"),
-    ("optimiser", "optim"),
-    ("activations", "activ"),
-    ("logits", "logits"),
-    ("buffers", "other"),
+    (("weights",), "weights"),
+    (("gradients",), "grads"),
+    (("optimiser",), "optim"),
+    (("activations", "backward"), "activ"),
+    (("logits",), "logits"),
+    (("buffers",), "other"),
 )
 _COLOURS = ("blue", "cyan", "magenta", "yellow", "green", "bright_black")
 
@@ -208,7 +208,7 @@ def _table(report: Report, accelerator: Accelerator | None, *, wide: bool) -> Ta
     limit = accelerator.memory_gib * GIB if accelerator is not None else float("inf")
     whole = report.peak.memory.total if accelerator is None else max(limit, report.peak.memory.total)
     for stage in report.stages:
-        sizes = [getattr(stage.memory, name) for name, _ in _COMPONENTS]
+        sizes = [sum(getattr(stage.memory, field) for field in fields) for fields, _ in _COMPONENTS]
         total = _gib(stage.memory.total)
         table.add_row(
             str(stage.index),

@@ -10,6 +10,7 @@ import pytest
 from rdm_core.config import Config, check, from_dict, load
 from rdm_core.cost import flops
 from rdm_core.cost.dry_run import GIB, Report, Stage, dry_run
+from rdm_core.pipeline_schedule import received_before
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if "finetune" not in path.stem)
@@ -218,7 +219,8 @@ def test_chunks_make_the_bubble_smaller_and_keep_more_activations() -> None:
     # The last stage keeps eight micro-batches in its first chunk and one in its second, which has the head.
     kept = [found.stages[-1].memory.activations for found in (one, two)]
     ends = 2 * 1024 * 1600 * 2
-    assert kept[1] - ends == pytest.approx((kept[0] - ends) * 9 / 2, rel=1e-6)
+    received = 8 * 1024 * 1600 * 2
+    assert kept[1] - ends - received == pytest.approx((kept[0] - ends) * 9 / 2, rel=1e-6)
     assert sum(stage.parameters for stage in one.stages) == sum(stage.parameters for stage in two.stages)
 
 
@@ -233,9 +235,37 @@ def test_chunks_of_unequal_sizes_keep_what_their_own_passes_need() -> None:
     state = kept("12-12")[0] - 2 * 12 * block  # of two micro-batches
     found = kept("6-7-7-4", "parallel.virtual_pipeline=2")
     # Three micro-batches through the first chunk and two through the second, then three through the first.
-    assert found == [(3 * 6 + 2 * 7) * block + state * 3 // 2, 3 * 7 * block]
+    # What a chunk without embedding and head received.
+    passed = [2 * state // 2, 3 * state // 2]
+    assert found == [(3 * 6 + 2 * 7) * block + state * 3 // 2 + passed[0], 3 * 7 * block + passed[1]]
     full = kept("6-7-7-4", "parallel.virtual_pipeline=2", "parallel.activation_checkpointing=full")
-    assert full[1] == block + 3 * 7 * state // 2
+    assert full[1] == block + 3 * 7 * state // 2 + passed[1]
+
+
+def test_a_backward_pass_has_gradients_where_no_logits_took_more() -> None:
+    line = 2 * 8192 * 4096
+    pipeline = ("engine=native", "parallel.pipeline=2", "parallel.tensor=1", "parallel.data=1")
+    for chunks in (1, 2):
+        batch = (f"parallel.virtual_pipeline={chunks}", "optimisation.global_batch_size=8")
+        stages = report("llama3-8b", *pipeline, *batch, world=2).stages
+        # The first stage sends gradients to the last one if it has several chunks.
+        proofs = received_before(1, True, 2, chunks, 8)
+        sent = max((count - proved for count, proved in enumerate(proofs[1:], 2)), default=0)
+        # Of the block's output and of its gated layer's two inputs, 3.5 times as wide.
+        own = 1 + 2 * 3.5 + (sent if chunks > 1 else 0)
+        assert [stage.memory.backward for stage in stages] == [own * line, 0]
+
+
+def test_rotated_queries_and_keys_exist_beside_the_product_of_which_values_are_a_view() -> None:
+    one = ("parallel.data=1", "parallel.activation_checkpointing=none", "optimisation.global_batch_size=1")
+    for tensor in (1, 2):
+        axes = (*one, f"parallel.tensor={tensor}")
+        learned, rotary = (
+            report("llama3-8b", *axes, f"model.position_embedding={kind}", world=tensor).stages[0]
+            for kind in ("learned", "rope")
+        )
+        more = rotary.memory.activations - learned.memory.activations
+        assert more == 32 * 8192 * (4096 + 1024) * 2 // tensor
 
 
 def test_eager_forwards_keep_more_micro_batches() -> None:
