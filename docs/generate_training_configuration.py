@@ -137,6 +137,17 @@ def description(cls: type[Any]) -> str:
     return inspect.cleandoc(cls.__doc__ or "")
 
 
+def inner_sections(cls: type[Any], name: str) -> dict[str, type[Any]]:
+    """Return the dataclasses that values of a section's keys have, under their titles."""
+    found = {}
+    for key, hint in typing.get_type_hints(cls).items():
+        for inner in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(inner):
+                assert isinstance(inner, type)
+                found["A data set" if inner is schema.Blend else f"{name}.{key}"] = inner
+    return found
+
+
 def page() -> str:
     """Return the whole page."""
     parts = [HEAD, f"## The job itself\n\n{table(schema.Config, '')}"]
@@ -146,14 +157,9 @@ def page() -> str:
         if not dataclasses.is_dataclass(cls):
             continue
         parts.append(f"## {name}\n\n{description(cls)}\n\n{table(cls, f'{name}.')}")
-        if cls is schema.DataConfig:
-            for inner, prefix in ((schema.Blend, ""), (schema.TokenizerConfig, "data.tokenizer.")):
-                title = "A data set" if inner is schema.Blend else "data.tokenizer"
-                parts.append(f"### {title}\n\n{description(inner)}\n\n{table(inner, prefix)}")
-        if cls is job.LauncherConfig:
-            slurm = job.SlurmConfig
-            section = table(slurm, "launcher.slurm.")
-            parts.append(f"### launcher.slurm\n\n{description(slurm)}\n\n{section}")
+        for title, inner in inner_sections(cls, name).items():
+            prefix = "" if inner is schema.Blend else f"{title}."
+            parts.append(f"### {title}\n\n{description(inner)}\n\n{table(inner, prefix)}")
     parts.append(OTHERS + own_table(command.CommandConfig))
     return "\n".join(parts)
 

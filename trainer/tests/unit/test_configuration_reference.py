@@ -5,8 +5,10 @@ import dataclasses
 import importlib.util
 import re
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rdm_core.config import finetune, job, schema
 from rdm_core.model_spec import RopeScaling
@@ -43,6 +45,21 @@ def test_every_key_has_a_meaning() -> None:
         if dataclasses.is_dataclass(cls):
             assert isinstance(cls, type)
             assert set(module.meanings(cls)) == {field.name for field in dataclasses.fields(cls)}
+
+
+def keys(cls: type[Any], prefix: str = "") -> Iterator[str]:
+    for key, hint in typing.get_type_hints(cls).items():
+        inner = [part for part in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(part)]
+        for part in inner:
+            assert isinstance(part, type)
+            yield from keys(part, "" if part is schema.Blend else f"{prefix}{key}.")
+        if not inner:
+            yield prefix + key
+
+
+def test_every_key_is_on_the_page() -> None:
+    page = (DOCS / "training-configuration.md").read_text(encoding="utf-8")
+    assert {key for key in keys(schema.Config) if f"| `{key}` " not in page} == set()
 
 
 def test_megatron_s_flags_are_mapped_to_keys_that_there_are() -> None:
