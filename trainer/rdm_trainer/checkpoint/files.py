@@ -177,7 +177,7 @@ def measure(directory: Path) -> dict[str, int]:
 
 
 def scan(directory: Path) -> Inventory:
-    """Return a directory's contents; a missing directory counts as empty."""
+    """Return a directory's contents, the oldest step first; a missing directory counts as empty."""
     steps, leftovers = {}, []
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
@@ -189,7 +189,8 @@ def scan(directory: Path) -> Inventory:
             leftovers.append(entry.name)
         elif match := _STEP.match(entry.name):
             steps[int(match[1])] = Step(int(match[1]), Manifest.read(path), measure(path))
-    return Inventory(steps, leftovers, _pointer(directory / LATEST), _pointer(directory / MEGATRON_LATEST))
+    ordered = dict(sorted(steps.items()))
+    return Inventory(ordered, leftovers, _pointer(directory / LATEST), _pointer(directory / MEGATRON_LATEST))
 
 
 def _pointer(path: Path) -> str | None:

@@ -146,7 +146,7 @@ def verify(directory: Path, as_json: bool, iteration: int | None) -> int:
     if step is None:
         raise TrainerError(
             f"{directory} has no checkpoint of iteration {iteration}; there are "
-            f"{', '.join(map(str, sorted(inventory.steps))) or 'none'}."
+            f"{', '.join(map(str, inventory.steps)) or 'none'}."
         )
     described = _describe(step, inventory)
     step_directory = directory / files.tag(iteration)

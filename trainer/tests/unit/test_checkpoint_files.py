@@ -318,9 +318,11 @@ def test_the_verbs(tmp_path: Path) -> None:
         assert isinstance(run_verb(*wrong).exception, TrainerError)
 
 
-def test_verify_lists_the_iterations_in_their_order(tmp_path: Path) -> None:
+def test_verbs_name_the_iterations_in_their_order(tmp_path: Path) -> None:
     for iteration in (3, 10, 200):
         write(tmp_path, iteration)
+    lines = run_verb("list", tmp_path).output.splitlines()
+    assert [line.split()[0] for line in lines] == ["3", "10", "200"]
     error = run_verb("verify", tmp_path, "--iteration", 7).exception
     assert str(error).endswith("has no checkpoint of iteration 7; there are 3, 10, 200.")
 
