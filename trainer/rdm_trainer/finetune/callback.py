@@ -104,7 +104,11 @@ class Reporter(TrainerCallback):
         elif not is_over:
             return
         control.should_training_stop = control.should_save = True
-        control.should_evaluate = is_over and args.eval_strategy != "no"
+        if is_over:
+            control.should_evaluate = args.eval_strategy != "no"
+        elif stopped:
+            # There may be little time.
+            control.should_evaluate = False
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
