@@ -101,7 +101,7 @@ class Fleet:
         if ours in self.profiles:
             return ours, self.profiles[ours][1].memory_gib
         if accelerator is None:
-            known = ", ".join(one.name for one in flops.ACCELERATORS)
+            known = ", ".join(dict.fromkeys([*self.profiles, *(one.name for one in flops.ACCELERATORS)]))
             raise TrainerError(
                 f"The GPU {name[:60]!r} is not known; known are {known}. Or measure it: {self.measure}"
             )

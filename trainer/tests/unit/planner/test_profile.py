@@ -278,6 +278,13 @@ def test_tune_names_a_time_that_noise_has_hidden(tmp_path: Path) -> None:
     assert doubt.endswith(f"rdm-trainer profile {CONFIG}")
 
 
+def test_an_unknown_gpu_is_answered_with_those_of_the_profiles_too(tmp_path: Path) -> None:
+    file = tmp_path / "cpu.json"
+    file.write_text(dataclasses.replace(PROFILE, gpu="cpu").text())
+    result = _tune(file, "--nodes", "1xCPU:4")
+    assert "The GPU 'CPU' is not known; known are cpu, GB200," in str(result.exception)
+
+
 def test_without_a_profile_tune_says_that_it_guesses_and_what_measures() -> None:
     shown = CliRunner().invoke(cli, ["tune", str(CONFIG), "--nodes", "1xH100:4"]).output
     assert "A GUESS" in shown
