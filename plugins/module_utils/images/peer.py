@@ -36,6 +36,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.peer_client i
     Neighbour,
     reason,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer_limits import QUIET_S
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer_members import Members
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import (
     any_of,
@@ -43,7 +44,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule
     silent_after_s,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer_server import (
-    QUIET_S,
     Request,
     Server,
     Uploads,

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any, List, Optional, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.images.peer_server import BODY_MAX, CHUNK, QUIET_S
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer_limits import BODY_MAX, CHUNK, QUIET_S
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import PieceList, WrongPiece
 
 

@@ -21,10 +21,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.node_error impo
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
 
 START_S = 20
-PORT_S = 5
+_PORT_S = 5
 """Seconds to wait for a port after the lease of a killed run's processes has expired."""
-STOP_S = 6
-KILLED_S = 4
+_STOP_S = 6
+_KILLED_S = 4
 TAKEN_OVER = "another run has taken it over"
 
 
@@ -111,7 +111,7 @@ def _be_daemon(
             with contextlib.suppress(OSError):
                 os.close(handle)
     os.umask(0o077)
-    signal.setitimer(signal.ITIMER_REAL, START_S + settings.lease_s + PORT_S)
+    signal.setitimer(signal.ITIMER_REAL, START_S + settings.lease_s + _PORT_S)
     problem = ""
     lock = None
     try:
@@ -121,7 +121,7 @@ def _be_daemon(
         sign(lock, run_name(settings.token))
         with contextlib.suppress(OSError):
             os.unlink(base + ".result")
-        wait_for_port(os.path.dirname(base), settings.port, settings.lease_s + PORT_S)
+        wait_for_port(os.path.dirname(base), settings.port, settings.lease_s + _PORT_S)
         peer = make()
     except NodeError as error:
         problem = error.sentence
@@ -199,9 +199,9 @@ def end_other(base: str, only: str = "") -> Any:
         NodeError: it does not end, or another run has started one since.
         OSError: the file system has no locks.
     """
-    until = time.monotonic() + STOP_S
+    until = time.monotonic() + _STOP_S
     text = ""
-    while time.monotonic() < until + KILLED_S:
+    while time.monotonic() < until + _KILLED_S:
         lock = held(base)
         if lock is not None:
             return lock

@@ -15,22 +15,19 @@ import threading
 import time
 from typing import Any, Callable, Optional, Tuple
 
-UPLOADS = 3
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer_limits import BODY_MAX, CHUNK, QUIET_S
+
+_UPLOADS = 3
 """Pieces that are sent at a time: with few, each arrives soon and is passed on."""
-CONNECTIONS = 64
+_CONNECTIONS = 64
 """Each of a node's neighbours takes up to three, and neighbours of two turns may be connected."""
-QUIET_S = 3.0
-"""Seconds without data, or until a request is complete, after which a connection is closed."""
-BODY_MAX = 1 << 20
-CHUNK = 1 << 18
-"""Bytes that are sent, and received, at a time: each wake of a thread costs CPU time."""
 
 
 class Uploads:
     """Limits a node's uploads: pieces at a time, and bytes per second."""
 
     def __init__(self, bandwidth: float) -> None:
-        self.slots = threading.BoundedSemaphore(UPLOADS)
+        self.slots = threading.BoundedSemaphore(_UPLOADS)
         self.sent = 0
         # Short enough that no receiver that shares the bandwidth times out between two chunks.
         self.chunk = max(1, min(CHUNK, int(bandwidth / 4))) if bandwidth else CHUNK
@@ -150,7 +147,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.token = token
         self.serve = serve
         self.address_family = socket.AF_INET6 if ":" in at[0] else socket.AF_INET
-        self._connections = threading.BoundedSemaphore(CONNECTIONS)
+        self._connections = threading.BoundedSemaphore(_CONNECTIONS)
         super().__init__(at, Request)
 
     def server_bind(self) -> None:

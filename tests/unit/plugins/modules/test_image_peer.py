@@ -43,7 +43,7 @@ def parameters(tmp_path: Path, **given: Any) -> dict[str, Any]:
 def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep a machine that stands still for a while from ending processes, or from not answering."""
     monkeypatch.setattr(image_peer, "_ANSWER_S", HANGS_S)
-    for name in ("STOP_S", "PORT_S", "KILLED_S"):
+    for name in ("_STOP_S", "_PORT_S", "_KILLED_S"):
         monkeypatch.setattr(peer_process, name, HANGS_S)
     for connections in (peer_client, peer_server):
         monkeypatch.setattr(connections, "QUIET_S", HANGS_S)
@@ -297,7 +297,7 @@ def test_a_process_that_cannot_start_says_why_and_leaves_nothing(
 def test_a_port_is_waited_for_as_long_as_a_killed_run_keeps_it(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_process, "PORT_S", 3)
+    monkeypatch.setattr(peer_process, "_PORT_S", 3)
     killed = serve(archive, "a", lease=5)
     later = serve(archive, "b", port=killed["port"], lease=HANGS_S)
     assert later["port"] == killed["port"]
@@ -353,7 +353,7 @@ def test_a_source_of_a_killed_run_that_still_reads_its_archive_is_ended(
 
 
 def test_a_paused_process_is_ended(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_process, "STOP_S", 0.3)
+    monkeypatch.setattr(peer_process, "_STOP_S", 0.3)
     serve(archive)
     base = image_peer.base_path(parameters(tmp_path, key="s"))
     process = int(peer_process.held_by(base)[0])
@@ -369,8 +369,8 @@ def test_a_paused_process_is_ended(tmp_path: Path, archive: Path, monkeypatch: p
 
 
 def test_a_process_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_process, "STOP_S", 0.2)
-    monkeypatch.setattr(peer_process, "KILLED_S", 0.2)
+    monkeypatch.setattr(peer_process, "_STOP_S", 0.2)
+    monkeypatch.setattr(peer_process, "_KILLED_S", 0.2)
     base = image_peer.base_path(parameters(tmp_path, key="n"))
     with Path(base + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -29,7 +29,7 @@ def test_every_node_has_as_many_that_fetch_from_it_as_it_fetches_from(size: int)
         assert set(fetching.values()) == {min(NEIGHBOURS, size - 1)}
         of_two_turns += fetching
     connections = max(of_two_turns.values()) * (1 + peer._FETCHES_OF_ONE)
-    assert connections <= peer_server.CONNECTIONS
+    assert connections <= peer_server._CONNECTIONS
 
 
 @pytest.mark.parametrize(

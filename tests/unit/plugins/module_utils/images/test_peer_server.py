@@ -19,7 +19,7 @@ from tests.unit.plugins.module_utils.images.peers import HANGS_S, HOME, LONG_S, 
 def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
     source: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_server, "CONNECTIONS", 1)
+    monkeypatch.setattr(peer_server, "_CONNECTIONS", 1)
     monkeypatch.setattr(peer_server, "QUIET_S", LONG_S)
     thread = threading.Thread(target=source.run)
     thread.start()
@@ -44,9 +44,9 @@ def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
 
 
 def test_who_gets_no_piece_gives_its_place_to_others(source: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_server, "CONNECTIONS", 1)
+    monkeypatch.setattr(peer_server, "_CONNECTIONS", 1)
     monkeypatch.setattr(peer_server, "QUIET_S", LONG_S)
-    for _upload in range(peer_server.UPLOADS):
+    for _upload in range(peer_server._UPLOADS):
         source._uploads.slots.acquire()
     with running(source), contextlib.ExitStack() as kept:
         for path, status in (("/piece/0", 503), ("/piece/999", 404), ("/status", 200)):
@@ -59,7 +59,7 @@ def test_who_gets_no_piece_gives_its_place_to_others(source: Peer, monkeypatch: 
 def test_a_request_that_drips_gives_its_place_to_others(
     source: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_server, "CONNECTIONS", 1)
+    monkeypatch.setattr(peer_server, "_CONNECTIONS", 1)
     monkeypatch.setattr(peer_server, "QUIET_S", 1.0)
     with running(source), socket.create_connection((HOME, source.port)) as intruder:
         intruder.settimeout(HANGS_S)
@@ -75,7 +75,7 @@ def test_a_request_that_drips_gives_its_place_to_others(
 def test_a_bound_on_bandwidth_keeps_all_who_share_it_in_touch() -> None:
     for megabits in (0.5, 10, 1000):
         uploads = peer_server.Uploads(megabits * 1e6 / 8)
-        assert peer_server.UPLOADS * uploads.chunk / (megabits * 1e6 / 8) < peer_server.QUIET_S
+        assert peer_server._UPLOADS * uploads.chunk / (megabits * 1e6 / 8) < peer_server.QUIET_S
 
 
 def test_a_node_sends_no_more_than_its_bound_on_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_a_lease_outlives_a_report_that_times_out_and_another_as_slow(
     assert lease > 2 * timeouts["reported"]
     assert timeouts["reported"] < image_peer._ANSWER_S, "a source that stands still is not one that has ended"
     for state in ("source", "joined"):
-        most = lease + peer_process.PORT_S + peer_process.START_S
+        most = lease + peer_process._PORT_S + peer_process.START_S
         assert timeouts[state] > most, "a killed run's processes keep the port so long"
     monkeypatch.setattr(peer_transfer, "READ_BYTES", 1)
     nodes.transfer(archive, remote_src=True)
