@@ -367,15 +367,19 @@ class JobInLayout:
 
         A chunk holds at least as many micro-batches as those after it, so the last one should have most
         blocks. With the head it may be better without any: then it recomputes nothing. Where several blocks
-        are recomputed together, chunks of equal size may need less.
+        are recomputed together, more in the others may need less: with two chunks, every spread is tried.
         """
-        filled = [min(1, max(0, blocks - chunk)) for chunk in range(self.chunks)]
-        rest = blocks - sum(filled)
-        found = [[*filled[:-1], filled[-1] + rest]]
-        if has_head:
-            found.append([*filled[:-2], filled[-2] + filled[-1] + rest, 0])
-        if self.job.parallel.activation_checkpointing_interval > 1:
-            found.append(chunk_blocks([blocks], self.chunks))
+        if blocks < self.chunks:
+            return [[int(chunk < blocks) for chunk in range(self.chunks)]]
+        first, several = self.chunks - 1, self.job.parallel.activation_checkpointing_interval > 1
+        found = [chunk_blocks([blocks], self.chunks)] if several else []
+        for size in range(1, (blocks // first if several else 1) + 1):
+            *own, last = [size] * first
+            rest = blocks - size * first
+            if rest:
+                found.append([*own, last, rest])
+            if has_head:
+                found.append([*own, last + rest, 0])
         return found
 
     def most_memory(self, stage: int, begin: int, end: int) -> float:

@@ -282,17 +282,26 @@ def test_chunks_of_unequal_sizes_are_held_as_the_dry_run_counts() -> None:
         assert model(gib).problem(layout).holds(cut) is fits
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_cut_of_unequal_chunks_is_the_best_of_those_that_fit(checkpointing: bool) -> None:
-    layout = Layout(1, 1, 2, 4, zero_stage=1, checkpointing=checkpointing, virtual_pipeline=2)
-    overrides = ["engine=native", "model.layers=9", "optimisation.global_batch_size=16", "launcher.nodes=1"]
-    if checkpointing:
-        overrides.append("parallel.activation_checkpointing=full")
+@pytest.mark.parametrize(
+    ("layers", "checkpointing"),
+    [
+        (9, {}),
+        (9, {"": "full"}),
+        (12, {"": "full", "_interval": 4, "_blocks": 5}),
+    ],
+)
+def test_the_cut_of_unequal_chunks_is_the_best_of_those_that_fit(
+    layers: int, checkpointing: dict[str, Any]
+) -> None:
+    layout = Layout(1, 1, 2, 4, zero_stage=1, checkpointing=bool(checkpointing), virtual_pipeline=2)
+    overrides = ["engine=native", f"model.layers={layers}", "optimisation.global_batch_size=16"]
+    overrides += ["launcher.nodes=1"]
+    overrides += [f"parallel.activation_checkpointing{key}={value}" for key, value in checkpointing.items()]
 
     def model(gib: float) -> TrainerModel:
         return trainer_model("gpt-1.3b", NodeKind("H100", 2, 400e9, 3600e9, gib), overrides=overrides)
 
-    every, any_memory = [cut for cut in cuts(11, 4) if cut[0] > 1], model(80)
+    every, any_memory = [cut for cut in cuts(layers + 2, 4) if cut[0] > 1], model(80)
     seconds = {cut: any_memory.problem(layout).seconds(cut) for cut in every}
     held = {cut: max(any_memory.estimate(layout, cut).stage_memory_gib) for cut in every}
     for gib in sorted(set(held.values())):
