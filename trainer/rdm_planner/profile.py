@@ -228,11 +228,10 @@ class Profile:
         """
         hint = f"measure it again: {command}"
         for key, wanted in shape_of(config).items():
-            if self.shape.get(key) != wanted:
-                raise TrainerError(
-                    f"{source} was measured for {key} {self.shape.get(key)!r}, and the job has {wanted!r}; "
-                    f"{hint}"
-                )
+            if (known := self.shape.get(key)) != wanted:
+                what = f"{source} was measured for {key} {known!r}, and the job has {wanted!r}; "
+                other = f"take engine={known}, or measure it again with engine={wanted}: {command}"
+                raise TrainerError(what + (other if key == "engine" else hint))
         kinds = {kind for kind in config.spec.layer_names() if not kind.endswith("Norm")}
         for tensor, times in self.layers.items():
             if missing := sorted(kinds - times.keys()):

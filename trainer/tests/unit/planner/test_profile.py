@@ -142,6 +142,16 @@ def test_times_that_no_gpu_can_have_are_refused(size: int, times: LayerTimes, pr
     dataclasses.replace(wrong, gpu="cpu").require(JOB, source="cpu.json", command="")
 
 
+def test_a_profile_of_the_other_engine_names_both_ways_out() -> None:
+    wanted = "engine=" + JOB.engine
+    other = {"native": "deepspeed", "deepspeed": "native"}[JOB.engine]
+    wrong = dataclasses.replace(PROFILE, shape={**PROFILE.shape, "engine": other})
+    with pytest.raises(TrainerError) as refused:
+        wrong.require(JOB, source="h100.json", command="rdm-trainer profile gpt2-xl.yaml")
+    ways = f"take engine={other}, or measure it again with {wanted}: rdm-trainer profile gpt2-xl.yaml"
+    assert str(refused.value).endswith(ways)
+
+
 def test_links_that_were_not_measured_are_the_nodes() -> None:
     node = NodeKind("H100", gpus=8, inter=4e11, intra=3.6e12, memory_gib=79.1)
     times: Times = MeasuredTimes({"H100": PROFILE}, {"H100": node})
