@@ -122,6 +122,11 @@ def _layout(config: Config) -> Iterator[str]:
             f"parallel.virtual_pipeline {parallel.virtual_pipeline}, in which the first stage also waits for "
             "the last one; take eager_forwards 0, or virtual_pipeline 1."
         )
+    if recomputed is not None and recomputed > config.spec.blocks:
+        yield (
+            f"parallel.activation_checkpointing_blocks is {recomputed}, which must be at most the model's "
+            f"number of blocks, {config.spec.blocks}; leave it out for all."
+        )
     try:
         bounds = config.stage_bounds()
     except TrainerError as error:

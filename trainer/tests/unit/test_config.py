@@ -471,6 +471,10 @@ def assert_a_sentence_has(words: str, found: list[str]) -> None:
             {"parallel__activation_checkpointing_blocks": 4},
             "activation_checkpointing_blocks is 4, but activation_checkpointing is none; set it to full",
         ),
+        (
+            {"parallel__activation_checkpointing": "full", "parallel__activation_checkpointing_blocks": 9},
+            "activation_checkpointing_blocks is 9, which must be at most the model's number of blocks, 4;",
+        ),
         (BUDGET, "activation_memory_budget 0.5 needs optimisation.compile, because the compiler"),
         (
             {**BUDGET, **COMPILED, "parallel__activation_checkpointing": "full"},
