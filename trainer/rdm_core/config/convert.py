@@ -46,7 +46,10 @@ class Converter:
         """Return a job's configuration by its workload's schema; None if that is another or unknown."""
         own = next(field.default for field in dataclasses.fields(self._schema) if field.name == "workload")
         named = value.get("workload", own)
-        if named is not UNREAD and self._choice(
+        if not self._is_open and named != own and named in ("train", "finetune"):
+            remark = f"rdm-trainer {named} runs that one"
+            self._note(("workload",), f"is {shown(named)}; it must be {own} ({remark})")
+        elif named is not UNREAD and self._choice(
             [*WORKLOADS] if self._is_open else [own], named, ("workload",)
         ):
             self._schema = WORKLOADS[named].schema if self._is_open else self._schema

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from rdm_core import config as configuration
-from rdm_core.config import Config, workload_of
+from rdm_core.config import Config, JobConfig, workload_of
+from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.config.workloads import WORKLOADS
 from rdm_core.errors import ConfigError
 from rdm_job.check import check
@@ -63,6 +64,15 @@ def test_who_trains_takes_no_other_workload(tmp_path: Path) -> None:
     # The same from the command line, whose errors have no line number.
     with pytest.raises(ConfigError, match=r"^workload is 'command'; it must be train\.$"):
         configuration.from_dict({}, ["workload=command"])
+
+
+@pytest.mark.parametrize(("named", "schema"), [("finetune", Config), ("train", FinetuneConfig)])
+def test_the_other_workload_is_named_with_the_command_that_runs_it(
+    tmp_path: Path, named: str, schema: type[JobConfig]
+) -> None:
+    (tmp_path / "job.yaml").write_text(f"workload: {named}\n")
+    with pytest.raises(ConfigError, match=rf"it must be \w+ \(rdm-trainer {named} runs that one\)\.$"):
+        configuration.load_as(schema, tmp_path / "job.yaml")
 
 
 def test_a_job_of_a_command_has_no_key_of_a_training() -> None:
