@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 @click.command(
     epilog="""\b
 Examples:
-  rdm-provision profile gpt2-xl.yaml                       a node of each kind, and all links
-  rdm-provision profile gpt2-xl.yaml --micro-batch 16
-  rdm-provision profile gpt2-xl.yaml --limit node7,node8   a kind that is new
-  rdm-provision tune gpt2-xl.yaml                          what it is for
+  rdm-provision profile trainer/configs/gpt2-xl.yaml   a node of each kind, and all links
+  rdm-provision profile gpt.yaml --micro-batch 16
+  rdm-provision profile gpt.yaml --limit node7,node8   a kind that is new
+  rdm-provision tune gpt.yaml                          what it is for
 """
 )
 @click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG.yaml")

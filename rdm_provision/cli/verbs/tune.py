@@ -27,12 +27,12 @@ _ALL = 1000
 @click.command(
     epilog="""\b
 Examples:
-  rdm-provision tune gpt2-xl.yaml
-  rdm-provision tune gpt2-xl.yaml --write               and put the winner into the file
-  rdm-provision tune gpt2-xl.yaml --limit node1,node2   on some of the nodes
-  rdm-provision tune gpt2-xl.yaml --pareto --price H100=2.5 --price A10=0.6
-  rdm-provision tune gpt2-xl.yaml --validate 3          how true is it? Runs six short jobs
-  rdm-provision tune gpt2-xl.yaml optimisation.global_batch_size=512 --json | jq '.best[0]'
+  rdm-provision tune trainer/configs/gpt2-xl.yaml
+  rdm-provision tune gpt.yaml --write               and put the winner into the file
+  rdm-provision tune gpt.yaml --limit node1,node2   on some of the nodes
+  rdm-provision tune gpt.yaml --pareto --price H100=2.5 --price A10=0.6
+  rdm-provision tune gpt.yaml --validate 3          how true is it? Runs six short jobs
+  rdm-provision tune gpt.yaml optimisation.global_batch_size=512 --json | jq '.best[0]'
 """
 )
 @click.option(

@@ -113,10 +113,10 @@ def cli() -> None:
     """Train GPT, Llama, Qwen, Mixtral, T5 and BERT over many GPUs, with DeepSpeed or torch alone.
 
     \b
-    What would it need?     rdm-trainer dry-run gpt-1.3b.yaml --world 16 --gpu H200
+    What would it need?     rdm-trainer dry-run trainer/configs/gpt-1.3b.yaml --world 16 --gpu H200
     Prepare text:           rdm-trainer preprocess --help
-    Train on this machine:  rdm-trainer train demo.yaml --job-dir /tmp/demo data.blend=[PREFIX]
-    On a cluster:           rdm-provision train demo.yaml
+    Train on this machine:  rdm-trainer train trainer/configs/demo.yaml data.blend=[PREFIX]
+    On a cluster:           rdm-provision train trainer/configs/demo.yaml
 
     Exit codes: 0 done, 1 failed, 3 bad input, 130 stopped.
     """

@@ -9,11 +9,11 @@ import click
 
 _EPILOG = """
 \b
-On this machine:  rdm-trainer finetune qwen3-8b-finetune.yaml data.train=[alpaca.parquet]
-On its 8 GPUs:    torchrun --nproc-per-node 8 -m rdm_trainer finetune qwen3-8b-finetune.yaml
-An adapter:       rdm-trainer finetune qwen3-8b-finetune.yaml lora.rank=16 lora.merge=true
-Preferences:      rdm-trainer finetune qwen3-8b-finetune.yaml method=dpo data.train=[pairs.jsonl]
-On four hosts:    rdm-trainer rendezvous -- finetune qwen3-8b-finetune.yaml
+On this machine:  rdm-trainer finetune trainer/configs/qwen3-8b-finetune.yaml data.train=[alpaca.parquet]
+On its 8 GPUs:    torchrun --nproc-per-node 8 -m rdm_trainer finetune job.yaml
+An adapter:       rdm-trainer finetune job.yaml lora.rank=16 lora.merge=true
+Preferences:      rdm-trainer finetune job.yaml method=dpo data.train=[pairs.jsonl]
+On four hosts:    rdm-trainer rendezvous -- finetune job.yaml
 """
 
 

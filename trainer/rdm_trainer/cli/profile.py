@@ -14,10 +14,10 @@ from rdm_core.errors import TrainerError
 
 _EPILOG = """
 \b
-One GPU:            rdm-trainer profile gpt2-xl.yaml --output h100.json
+One GPU:            rdm-trainer profile trainer/configs/gpt2-xl.yaml --output h100.json
 Its tensor degrees and links too:
-                    torchrun --nproc-per-node 8 -m rdm_trainer profile gpt2-xl.yaml
-What it is for:     rdm-trainer tune gpt2-xl.yaml --nodes 4xH100:8 --profile h100.json
+                    torchrun --nproc-per-node 8 -m rdm_trainer profile gpt.yaml
+What it is for:     rdm-trainer tune gpt.yaml --nodes 4xH100:8 --profile h100.json
 """
 
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 _EPILOG = """
 \b
-16 nodes with 8 H100 each:        rdm-trainer tune gpt-5b.yaml --nodes 16xH100:8
-As measured there:                rdm-trainer tune gpt-5b.yaml --nodes 16xH100:8 --profile h100.json
-An A100 node and seven of A10:    rdm-trainer tune gpt2-xl.yaml --nodes 1xA100-40:4 --nodes 7xA10:4
-The winner into the file:         rdm-trainer tune gpt2-xl.yaml --nodes 8xA10:4 --write
+16 nodes with 8 H100 each:        rdm-trainer tune trainer/configs/gpt-5b.yaml --nodes 16xH100:8
+As measured there:                rdm-trainer tune gpt.yaml --nodes 16xH100:8 --profile h100.json
+An A100 node and seven of A10:    rdm-trainer tune gpt.yaml --nodes 1xA100-40:4 --nodes 7xA10:4
+The winner into the file:         rdm-trainer tune gpt.yaml --nodes 8xA10:4 --write
 A case of FASOP's paper:          rdm-trainer tune gpt2XL --model fasop --nodes 1xA100:4 --nodes 7xA10:4
 """
 

@@ -177,8 +177,11 @@ def generate(
     """
     import sys
 
-    if top_k is not None and temperature == 0:
-        raise click.UsageError("--top-k needs --temperature above 0, with which tokens are drawn.")
+    context = click.get_current_context()
+    for name in ("top_k", "seed") if temperature == 0 else ():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} needs --temperature above 0, with which tokens are drawn.")
 
     from rdm_trainer.weights.generation import Generator
     from rdm_trainer.weights.sources import open_source

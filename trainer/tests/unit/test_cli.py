@@ -35,6 +35,15 @@ def test_every_verb_has_a_help(program: Program, verb: str) -> None:
     assert f"rdm-trainer {verb}" in out
 
 
+def test_a_configuration_in_a_help_is_named_where_it_lies(program: Program) -> None:
+    ours = {path.name for path in CONFIGS.glob("*.yaml")}
+    texts = [program(*verb, "--help")[1] for verb in [(), *((verb,) for verb in cli.VERBS)]]
+    named = re.findall(r"[\w./-]+\.yaml", " ".join(texts))
+    found = [Path(word) for word in named if Path(word).name in ours]
+    assert len(found) >= 5
+    assert all((CONFIGS.parents[1] / path).is_file() for path in found), found
+
+
 def test_an_unknown_verb_gets_the_nearest(program: Program) -> None:
     code, _, err = program("trian")
     assert code == 3
@@ -178,6 +187,7 @@ def test_problems_are_sentences_and_the_code_is_3(program: Program) -> None:
         (("export", "a", "b", "--shard-size", "nan"), "nan is not a finite number"),
         (("generate", "a", "b", "--temperature", "inf"), "inf is not a finite number"),
         (("generate", "a", "b", "--top-k", "4"), "--top-k needs --temperature above 0"),
+        (("generate", "a", "b", "--seed", "1"), "--seed needs --temperature above 0"),
         (("data", "info", "a", "--merges", "b"), "`--vocab` of `rdm-trainer preprocess` or `data info`"),
         (("data", "info", "a", "--vocab", "b", "--tokenizer-file", "c"), "--tokenizer-file is not for gpt2"),
         (
