@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rdm_core.config.layout_checks import memory_budget_problems
+from rdm_core.config.model_checks import MODEL_CHECKS
 from rdm_core.config.schema import Config
 from rdm_core.cost import flops
-from rdm_core.errors import TrainerError
+from rdm_core.errors import ConfigError, TrainerError
 from rdm_planner.nodes import NodeKind
 from rdm_planner.times import Link
 
@@ -62,12 +63,17 @@ def shape_of(config: Config) -> dict[str, Any]:
 
 
 def require_modelled(config: Config) -> None:
-    """Reject a job whose speed the cost model does not know.
+    """Reject a job whose model cannot be built, or whose speed the cost model does not know.
 
     Raises:
+        ConfigError: The keys of the model do not fit each other.
         TrainerError: It offloads to the host's memory, replays CUDA graphs, or has a memory budget that no
             layout can keep.
     """
+    # The job's own tensor degree is neither measured nor searched.
+    alone = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, tensor=1))
+    if problems := [problem for check in MODEL_CHECKS for problem in check(alone)]:
+        raise ConfigError(problems, source=f"the configuration of {config.name}")
     if config.optimisation.cuda_graphs:
         raise TrainerError(
             "optimisation.cuda_graphs is true, and the cost model knows only passes without graphs; measure "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,19 @@ class TuneOptions:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise TrainerError(f"--{name} is {value:g}; it must be a number above 0.")
-        if self.html is not None and not self.html.parent.is_dir():
-            raise TrainerError(f"--html is {self.html}, and the directory {self.html.parent} does not exist.")
+        if self.html is not None:
+            if not self.html.parent.is_dir():
+                raise TrainerError(
+                    f"--html is {self.html}, and the directory {self.html.parent} does not exist."
+                )
+            if self.html.is_dir():
+                raise TrainerError(f"--html is {self.html}, which is a directory.")
+            try:
+                tempfile.TemporaryFile(dir=self.html.parent).close()
+            except OSError as error:
+                raise TrainerError(
+                    f"--html is {self.html}, which cannot be written: {error.strerror}."
+                ) from None
 
     @property
     def of_profile(self) -> list[str]:

@@ -139,7 +139,9 @@ def _run(arguments: list[str]) -> int:
         message = " ".join(error.format_message().split())
         message = re.sub("a valid integer(?: range)?", "an integer", message)
         message = re.sub("a valid float(?: range)?", "a number", message)
-        path = error.ctx.command_path if error.ctx is not None else PROGRAM
+        # Not every error of click's has a context.
+        verb = " ".join([PROGRAM, *(word for word in arguments[:1] if word in VERBS)])
+        path = error.ctx.command_path if error.ctx is not None else verb
         _report(arguments, [message], f"{path} --help")
         return BAD_INPUT
     except click.ClickException as error:

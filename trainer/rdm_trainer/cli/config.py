@@ -58,7 +58,9 @@ def import_(settings: Path) -> None:
     """Print the job that SETTINGS describes, a _00_conf.sh of the tdpp scripts.
 
     Bash reads its variables; it can start no program there, and open no file. What the file does not decide
-    is said on standard error:
+    is said on standard error.
+
+    \b
     rdm-trainer config import _00_conf.sh > job.yaml
     """
     from rdm_core.config import shell, tdpp, yaml_text

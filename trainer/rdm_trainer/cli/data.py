@@ -110,9 +110,18 @@ def _print(report: Report) -> None:
         click.echo(f"problem: {problem}")
 
 
+def prefix_of_files(_context: click.Context, _option: click.Parameter, value: str) -> Path:
+    """Read a prefix; a path without the trailing slash of a directory would name files beside it."""
+    if value.endswith("/"):
+        raise click.BadParameter(
+            f"{value} is a directory, and no prefix of a data set; give one, as {value}corpus."
+        )
+    return Path(value)
+
+
 @data.command()
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--output-prefix", required=True, type=click.Path(path_type=Path), metavar="PREFIX")
+@click.option("--output-prefix", required=True, callback=prefix_of_files, metavar="PREFIX")
 def merge(prefixes: tuple[Path, ...], output_prefix: Path) -> None:
     """Concatenate data sets."""
     from rdm_trainer.data.indexed_dataset import IndexedDataset
@@ -135,7 +144,9 @@ def _checksum(_context: click.Context, _option: click.Parameter, values: tuple[s
 
 
 @data.command()
-@click.argument("name", type=click.Choice(["demo-corpus", "gpt2-vocab", "bookcorpus", "oscar"]))
+@click.argument(
+    "name", metavar="NAME", type=click.Choice(["demo-corpus", "gpt2-vocab", "bookcorpus", "oscar"])
+)
 @click.option("--directory", required=True, type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
 @click.option("--mirror", metavar="URL", help="Take the files from under this address.")
 @click.option(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from rdm_trainer.cli.data import prefix_of_files, require_files_of
+
 if TYPE_CHECKING:
     from rdm_trainer.tools.preprocess.run import Progress
 
@@ -26,7 +28,7 @@ LINE_EVERY = 10.0
 @click.option(
     "--output-prefix",
     required=True,
-    type=click.Path(path_type=Path),
+    callback=prefix_of_files,
     metavar="PREFIX",
     help="Write PREFIX_KEY_document.bin and .idx (PREFIX_KEY_sentence with --split-sentences).",
 )
@@ -69,7 +71,6 @@ def preprocess(
     import os
 
     from rdm_core.config import TokenizerConfig
-    from rdm_trainer.cli.data import require_files_of
     from rdm_trainer.tools.preprocess import run as work
 
     require_files_of(kind, vocab, merges, tokenizer_file)

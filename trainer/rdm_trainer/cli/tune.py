@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from rdm_core.errors import DONE, TrainerError
 from rdm_planner.tune.options import TuneOptions, tune_options
@@ -131,8 +132,13 @@ def _fasop(
     """Answer with FASOP's cost model, for its own models and nodes."""
     from rdm_planner.fasop.answer import answer, show
 
+    context = click.get_current_context()
     for name, given in (
         ("KEY.SUB=VALUE", options.overrides),
+        *(
+            (f"--{name}", context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
+            for name in ("inter", "intra", "efficiency")
+        ),
         ("--cluster", cluster),
         ("--profile", profiles),
         ("--pareto", options.pareto),

@@ -257,6 +257,7 @@ NATIVE = "engine=native parallel"
         (f"{LARGE} --intra nan", "--intra is nan"),
         (f"{LARGE} parallel.tensor=4", "leave it out"),
         (f"{LARGE} --html /no/such/page.html", "the directory /no/such does not exist"),
+        (f"{LARGE} --html /proc/page.html", "--html is /proc/page.html, which cannot be written"),
         (f"{LARGE} --html /dev/full", "/dev/full cannot be written: No space left"),
         (f"{LARGE} --nodes 1xA10:2", "as many GPUs"),
         ("gpt2-xl --nodes 7xA10:1 model.layers=3", "the nearest that one divides is 63"),
@@ -277,6 +278,7 @@ NATIVE = "engine=native parallel"
         (f"{LARGE} --model fasop", "is no model of FASOP's; write one of T5, bert, gpt2XL"),
         ("bert --model fasop --nodes 1xA10:8", "FASOP has no nodes of 8 A10"),
         ("bert --model fasop --nodes 1xA10:4 --write", "--write is not for --model fasop"),
+        ("bert --model fasop --nodes 1xA10:4 --inter 200", "--inter is not for --model fasop"),
         (
             "llama3-8b --nodes 1xH100:8 parallel.offload_optimizer=cpu",
             "search layouts with parallel.offload_optimizer=none",
