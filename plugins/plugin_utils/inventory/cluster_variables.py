@@ -23,6 +23,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.system_directories import (
+    is_system_directory,
+)
 
 # Ansible's connection variables.
 SSH_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
@@ -215,6 +218,15 @@ def _check_names(order: Sequence[str]) -> list[Problem]:
         )
         for name in order
         if not _NAME.fullmatch(name)
+    ] + [
+        Problem(
+            None,
+            f"the host name {name!r}",
+            "means in each container that container itself",
+            "give the host another name, and set ansible_host",
+        )
+        for name in order
+        if len(order) > 1 and name.lower() == "localhost"
     ]
 
 
@@ -360,6 +372,9 @@ def _check_node(host: Host, problems: list[Problem]) -> Node:
     if config_dir and not _CONFIG_DIR.fullmatch(config_dir):
         hint = "give an absolute path such as /etc/rdm, without ':' and line breaks"
         reject("rdm_config_dir", config_dir, "is not a usable directory", hint)
+    elif config_dir and is_system_directory(config_dir):
+        hint = "give the cluster a directory of its own, such as /etc/rdm"
+        reject("rdm_config_dir", config_dir, "is a directory of the operating system", hint)
 
     docker_socket = str(host.variables.get("rdm_docker_socket") or "")
     if docker_socket and not _SOCKET.fullmatch(docker_socket):

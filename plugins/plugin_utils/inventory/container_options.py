@@ -14,6 +14,9 @@ from ansible.module_utils.common.text.formatters import human_to_bytes
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, JOBS
 from ansible_collections.rdm.provision.plugins.module_utils.container.spec import SHARED_MEMORY
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.system_directories import (
+    is_system_directory,
+)
 
 OURS_IN_ENV = re.compile(r"MY_IP(_\d+)?|MASTER_ADDR")
 """Environment variables that the plan sets in the container; MY_IP_1 and so on with several rails."""
@@ -31,6 +34,7 @@ _VOLUME_MODES = (
 )
 _EXCLUSIVE = ({"ro", "rw"}, {"z", "Z"}, {"private", "rprivate", "shared", "rshared", "slave", "rslave"})
 _VOLUME_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ULIMIT = re.compile(r"[a-z]+:-?[0-9]+(:-?[0-9]+)?")
 _DEVICE = re.compile(r"/[^:]+(:/[^:]+)?(:[rwm]{1,3})?")
 _CAPABILITY = re.compile(
@@ -41,6 +45,7 @@ _CAPABILITY = re.compile(
     "SYS_TTY_CONFIG|WAKE_ALARM)",
     re.IGNORECASE,
 )
+_DIRECTORY = re.compile(r"~?/[^\0-\x1f:]+|/")
 _DEVICE_FORM = "write path on the node[:path in the container[:rwm]]"
 _VOLUME_FORM = "write path on the node:path in the container[:ro], both absolute"
 
@@ -145,6 +150,9 @@ def _hostname(value: Any) -> Iterator[Complaint]:
     if len(str(value)) > HOST_NAME_MAX:
         reason = f"has {len(str(value))} characters, and a host name {HOST_NAME_MAX} at most"
         yield str(value), reason, "set container_hostname to a shorter one"
+    elif str(value) and not _HOST_NAME.fullmatch(str(value)):
+        hint = "use letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        yield repr(value), "is not a host name", hint
 
 
 def _port(value: Any) -> Iterator[Complaint]:
@@ -220,7 +228,19 @@ def _capabilities(value: Sequence[str]) -> Iterator[Complaint]:
             yield repr(name), "is no capability of Linux", "`man capabilities` lists them, such as IPC_LOCK"
 
 
+def _job_directory(value: Any) -> Iterator[Complaint]:
+    path = str(value)
+    if path and not _DIRECTORY.fullmatch(path):
+        hint = "give an absolute path such as /data/jobs, without ':' and line breaks"
+        yield repr(path), "is not a usable directory", hint
+    elif path and is_system_directory(path):
+        hint = "give jobs a directory of their own, such as /data/jobs"
+        yield repr(path), "is a directory of the operating system", hint
+
+
 _CHECKS = {
+    "job_directory": _job_directory,
+    "container_job_directory": _job_directory,
     "container_hostname": _hostname,
     "container_shm_size": _shm_size,
     "container_ssh_port": _port,

@@ -50,9 +50,10 @@ class NodeVariables:
             return role_specs.typed_default(name)
         try:
             return role_specs.typed(name, self._evaluate(name))[0]
-        except AnsibleError:
+        except AnsibleError as error:
             if not self._early:
-                raise
+                reason = str(error.message).rstrip(". ")
+                raise AnsibleError(f"{name} cannot be evaluated: {reason}") from None
             self._unknown.add(name)
             return None
 

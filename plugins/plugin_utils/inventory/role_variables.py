@@ -79,8 +79,9 @@ def unknown_variables(variables: Iterable[str], known: set[str], prefixes: Seque
             warnings.append(f"The variable {name} means nothing here. Did you mean {prefix}{near[0]}?")
         elif prefix == "rdm_":
             warnings.append(f"The variable {name} means nothing here.")
-    # The prefix may be misspelt too. Users' own names may resemble ours, so only very close names count.
+    # The prefix may be misspelt too, or in capitals as MY_IP is in a shell. Users' own names may resemble
+    # ours, so only very close names count.
     for name in sorted(one for one in variables if not one.startswith((*prefixes, "ansible_"))):
-        if name not in known and (near := difflib.get_close_matches(name, known, n=1, cutoff=0.9)):
+        if name not in known and (near := difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.9)):
             warnings.append(f"The variable {name} means nothing here. Did you mean {near[0]}?")
     return warnings

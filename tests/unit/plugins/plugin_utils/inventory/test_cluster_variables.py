@@ -48,6 +48,11 @@ def test_sound_inventory_is_resolved() -> None:
         ("m", "m w", "m: is in both groups, master and workers"),
         ("m", "-w", "the host name '-w' has characters"),
         ("m", "w$(x)", "the host name 'w$(x)' has characters"),
+        (
+            "m",
+            "localhost",
+            "the host name 'localhost' means in each container that container itself: give the",
+        ),
     ],
 )
 def test_bad_groups_and_names(masters: str, workers: str, words: str) -> None:
@@ -57,6 +62,7 @@ def test_bad_groups_and_names(masters: str, workers: str, words: str) -> None:
 
 def test_one_node_is_a_cluster() -> None:
     assert problems("m", "") == []
+    assert problems("localhost", "") == []
 
 
 def test_same_host_under_two_names() -> None:
@@ -118,6 +124,14 @@ def test_bad_prices_and_speeds_of_gpus(variable: str, value: float, words: str) 
 def test_bad_config_dir(directory: str) -> None:
     [sentence] = problems(w1__rdm_config_dir=directory)
     assert sentence.startswith("w1: rdm_config_dir")
+
+
+@pytest.mark.parametrize("directory", ["/etc", "/home", "/var/lib", "/etc/rdm/.."])
+def test_a_config_dir_is_no_directory_of_the_operating_system(directory: str) -> None:
+    hint = "give the cluster a directory of its own, such as /etc/rdm"
+    assert problems(w1__rdm_config_dir=directory) == [
+        f"w1: rdm_config_dir {directory!r} is a directory of the operating system: {hint}"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,10 @@ def sentences(**options: Any) -> list[str]:
         {"container_capabilities": ["IPC_LOCK", "cap_sys_nice", "ALL"]},
         {"container_capabilities": "IPC_LOCK,CAP_SYS_NICE"},
         {"container_volumes": None, "container_env": None},
+        {"container_hostname": "node_1.example.org"},
+        {"job_directory": ""},
+        {"job_directory": "/mnt", "container_job_directory": "/data/a b/%n/jobs/"},
+        {"job_directory": "~/jobs"},
     ],
 )
 def test_what_the_engine_takes_is_let_through(options: dict[str, Any]) -> None:
@@ -76,6 +80,15 @@ def test_what_the_engine_takes_is_let_through(options: dict[str, Any]) -> None:
     ("name", "value", "words"),
     [
         ("container_hostname", "n" * 65, f"{'n' * 65} has 65 characters, and a host name 64 at most: set"),
+        ("container_hostname", "a b", "'a b' is not a host name"),
+        ("job_directory", "jobs", "'jobs' is not a usable directory: give an absolute path"),
+        ("job_directory", "/a:b", "'/a:b' is not a usable directory"),
+        (
+            "job_directory",
+            "/",
+            "'/' is a directory of the operating system: give jobs a directory of their own",
+        ),
+        ("container_job_directory", "/home/", "'/home/' is a directory of the operating system"),
         ("container_shm_size", "lots", "lots is not a size: write a number with K, M, G or T"),
         ("container_shm_size", "0", "is not a size"),
         ("container_shm_size", "64Gi", "is not a size"),

@@ -103,7 +103,7 @@ def test_only_what_is_set_counts() -> None:
 
 
 def test_unknown_variables_are_reported_with_the_nearest_known_one() -> None:
-    known = {"rdm_slots", "network_driver", "network_name"}
+    known = {"rdm_slots", "network_driver", "network_name", "my_ip"}
     found = unknown_variables(
         [
             "rdm_slot",
@@ -114,6 +114,7 @@ def test_unknown_variables_are_reported_with_the_nearest_known_one() -> None:
             "other",
             "netwrk_driver",
             "ansible_x",
+            "MY_IP",
         ],
         known,
         ["rdm_", "network_"],
@@ -122,5 +123,6 @@ def test_unknown_variables_are_reported_with_the_nearest_known_one() -> None:
         "The variable network_drivr means nothing here. Did you mean network_driver?",
         "The variable rdm_slot means nothing here. Did you mean rdm_slots?",
         "The variable rdm_zzz means nothing here.",
+        "The variable MY_IP means nothing here. Did you mean my_ip?",
         "The variable netwrk_driver means nothing here. Did you mean network_driver?",
     ]

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Directories of the operating system, which can be no cluster's own."""
+
+from __future__ import annotations
+
+import posixpath
+
+# Filesystem Hierarchy Standard 3.0, without those that are there for an administrator's own file systems.
+_ROOTS = (
+    *("bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "opt", "proc", "root", "run", "sbin"),
+    *("sys", "tmp", "usr", "var", "var/lib"),
+)
+_SYSTEM = frozenset({"/", "//", *(f"/{name}" for name in _ROOTS)})
+
+
+def is_system_directory(path: str) -> bool:
+    """Return whether an absolute path is a directory of the operating system itself.
+
+    In `/etc` the cluster's `ssh` would be the directory of the node's sshd, and a container that mounts `/`
+    could write to all of the node.
+    """
+    return posixpath.normpath(path) in _SYSTEM
