@@ -257,8 +257,12 @@ class Cluster(JobVerbs):
         Every part of the pattern must match something: a typo is an error, not a warning.
 
         Raises:
-            InputError: a part, or the whole, matches no node.
+            InputError: a part, or the whole, matches no node, or the pattern is no text. An empty list would
+                be all nodes.
         """
+        if limit is not None and not isinstance(limit, str):
+            hint = "write 'node2,node3', or leave it out for all nodes"
+            raise InputError(f"limit {limit!r} is not a text, as Ansible's pattern is", hint=hint)
         return select(limit, [node.name for node in self.nodes], self._groups)
 
     @property
@@ -278,12 +282,16 @@ class Cluster(JobVerbs):
         Raises:
             InventoryError: the plan cannot be made, or a node in ``release`` has no reserved address.
                 Nothing is written; ``problems`` has every reason.
+            InputError: ``release`` is a text.
             ClusterBusyError: another run is changing this cluster.
 
         >>> table = Cluster.load("inventory/lab").plan()  # doctest: +SKIP
         >>> table.nodes[0].my_ip  # doctest: +SKIP
         '192.169.16.100'
         """
+        if isinstance(release, str):
+            # list() of a string would split it into letters.
+            raise InputError(f"release {release!r} is a text, and not a list", hint=f"release=[{release!r}]")
         release = list(release)
         save = save or bool(release)
         planned, self._planned = self._planned, None
@@ -609,6 +617,9 @@ class Cluster(JobVerbs):
                 hint="put the nodes into the groups master and workers",
             )
         if tags is not None:
+            if not isinstance(tags, str):
+                hint = "write 'network,container', or leave it out for all parts"
+                raise InputError(f"tags {tags!r} is not a text", hint=hint)
             check_tags(playbook, tags)
         return Run(
             RunSpec(

@@ -138,8 +138,9 @@ def _usage_message(error: click.UsageError) -> str:
 
 
 def _help_hint(arguments: Sequence[str], error: click.UsageError) -> str:
-    if isinstance(error, click.NoSuchOption) and error.option_name == "--check" and arguments[:1] == ["up"]:
-        words = [word for word in arguments[1:] if word != "--check"]
+    dry = ("--check", "--diff")
+    if isinstance(error, click.NoSuchOption) and error.option_name in dry and arguments[:1] == ["up"]:
+        words = [word for word in arguments[1:] if word not in dry]
         return f"rdm-provision check {shlex.join(words)}".rstrip() + ", which shows what `up` would change"
     if error.ctx is not None:
         return f"{error.ctx.command_path} --help"

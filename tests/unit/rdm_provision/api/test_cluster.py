@@ -264,6 +264,22 @@ def test_a_limit_with_a_typo_is_refused_with_a_suggestion(cluster: Cluster, limi
     assert hint in caught.value.hint
 
 
+@pytest.mark.parametrize("limit", [[], ["node2"], ("node2",), 2])
+def test_a_limit_that_is_no_text_is_refused_and_never_means_all_nodes(cluster: Cluster, limit: Any) -> None:
+    with pytest.raises(InputError, match=r"limit .* is not a text") as caught:
+        cluster.down(limit=limit)
+    assert caught.value.hint == "write 'node2,node3', or leave it out for all nodes"
+
+
+def test_tags_and_released_nodes_of_another_type_are_refused(cluster: Cluster) -> None:
+    tags: Any = ["network"]
+    with pytest.raises(InputError, match=r"tags \['network'\] is not a text"):
+        cluster.up(tags=tags)
+    with pytest.raises(InputError, match="release 'node9' is a text, and not a list") as caught:
+        cluster.plan(release="node9")
+    assert caught.value.hint == "release=['node9']"
+
+
 @pytest.mark.parametrize("limit", ["workers:!workers", "ungrouped", "@missing", "~(", "workers[7]"])
 def test_a_limit_that_leaves_nothing(cluster: Cluster, limit: str) -> None:
     with pytest.raises(InputError):

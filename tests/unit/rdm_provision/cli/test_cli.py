@@ -85,6 +85,7 @@ def test_no_arguments_show_the_help(call: Call) -> None:
         (["exec", "--timeout", "long", "--", "true"], ["'long' is not a number."]),
         (["up", "stray"], ["stray"]),
         (["up", "--check"], ["--check", "rdm-provision check"]),
+        (["up", "--diff", "--check"], ["See: rdm-provision check, which"]),
         (["jobs", "--prune"], ["--prune", "rdm-provision jobs --help"]),
         (["jobs", "--yes"], ["--yes is for --prune."]),
         (["jobs", "log2/123"], ["log2/123", "--verdict or --sections", "rdm-provision jobs lists"]),
