@@ -159,7 +159,9 @@ def import_(directory: Path, config: Path) -> None:
     help="0 takes the likeliest token each time.",
 )
 @click.option("--top-k", type=click.IntRange(min=1), help="Draw from the K likeliest tokens only.")
-@click.option("--seed", type=int, default=1234, show_default=True, help="Of what is drawn.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=1234, show_default=True, help="Of what is drawn."
+)
 @click.option("--device", help="As cuda or cpu.  [default: a GPU where there is one]")
 def generate(
     checkpoint: Path,

@@ -187,6 +187,7 @@ def test_problems_are_sentences_and_the_code_is_3(program: Program) -> None:
         (("export", "a", "b", "--shard-size", "nan"), "nan is not a finite number"),
         (("generate", "a", "b", "--temperature", "inf"), "inf is not a finite number"),
         (("generate", "a", "b", "--top-k", "4"), "--top-k needs --temperature above 0"),
+        (("generate", "a", "b", "--seed", str(2**64)), "is not in the range 0<=x<=4294967295"),
         (("generate", "a", "b", "--seed", "1"), "--seed needs --temperature above 0"),
         (("data", "download", "x", "--directory", "y"), "'NAME': 'x' is not one of 'demo-corpus'"),
         (
