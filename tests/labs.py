@@ -6,7 +6,7 @@ import hashlib
 import subprocess
 from pathlib import Path
 
-from ansible_collections.rdm.provision.rdm_lab.lab import marked_processes
+from ansible_collections.rdm.provision.rdm_lab.interrupted_start import marked_processes
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -25,7 +25,6 @@ HARDWARE = ("container", "vm")
 """What a node is: a container, or a virtual machine with a network card that has virtual functions."""
 DEFAULT_NAME = "lab"
 _HOST = "localhost"
-_MARKER = "RDM_LAB_UP"
 _T = TypeVar("_T")
 
 
@@ -129,6 +128,7 @@ class Lab:
             InputError: no lab can have this number of nodes or rails, this driver, engine or kernel; this
                 machine cannot have this hardware; or there are extras without a trainer.
         """
+        from ansible_collections.rdm.provision.rdm_lab.interrupted_start import mark
         from ansible_collections.rdm.provision.rdm_lab.vm import machine, recipe
 
         if hardware not in HARDWARE:
@@ -166,7 +166,7 @@ class Lab:
                 "lab_rails": rails,
             },
             # Marks what the run starts, so that `down` can end what a killed run left behind.
-            env={_MARKER: f"{os.environ.get('DOCKER_HOST', '')}/{self.name}"},
+            env=mark(self.name),
             check=check,
             verbosity=verbosity,
         )

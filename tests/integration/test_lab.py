@@ -18,9 +18,10 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.rdm_lab import engine as lab_engine
 from ansible_collections.rdm.provision.rdm_lab import images
-from ansible_collections.rdm.provision.rdm_lab import lab as lab_module
 from ansible_collections.rdm.provision.rdm_lab import recipe as lab_recipe
 from ansible_collections.rdm.provision.rdm_lab.client import connect, image_id
+from ansible_collections.rdm.provision.rdm_lab.files import Files
+from ansible_collections.rdm.provision.rdm_lab.interrupted_start import marked_processes
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 
 from rdm_provision.api.lab import Lab as KnownLab
@@ -136,7 +137,7 @@ def assert_nothing_left(lab: Lab, ids: tuple[str, ...]) -> None:
     """No container, volume, network, link, cgroup, process or file of the lab exists."""
     assert left_over(lab.name) == []
     assert list(lab.directory.iterdir()) == []
-    assert not lab_module.Files(lab.name, lab.files).control_path.exists()
+    assert not Files(lab.name, lab.files).control_path.exists()
 
     def gone(one: str) -> bool:
         links = Path("/sys/class/net").glob(f"br-{one[:12]}")
@@ -300,7 +301,7 @@ def moments(lab: Lab) -> dict[str, Any]:
     mine = {"label": [f"rdm.provision.lab={lab.name}"]}
     api = DockerAPI()
     return {
-        "its playbook has begun": lambda: bool(lab_module.marked_processes(lab.name)),
+        "its playbook has begun": lambda: bool(marked_processes(lab.name)),
         "the first files are there": lambda: (lab.files / ".rdm/lab").exists(),
         "the network is there": lambda: bool(api.get("/networks", filters=mine)),
         "the first node is there": lambda: len(api.get("/containers/json", all=True, filters=mine)) > 1,

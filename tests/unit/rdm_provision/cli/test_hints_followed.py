@@ -569,7 +569,7 @@ ON_NODES = {
 """Tests that take a hint from its message and follow it, if that needs nodes or an engine."""
 NO_HINTS = {
     "plugins/module_utils/base/text_blocks.py: VALUE",  # the marks of a block
-    "rdm_lab/lab.py: lab up",  # who has written a file
+    "rdm_lab/files.py: lab up",  # who has written a file
     "rdm_provision/runner/lock.py: VALUE",  # what another run is
     "trainer/rdm_job/slurm/view.py: stopVALUE.VALUE",  # who did not stop a job
 }

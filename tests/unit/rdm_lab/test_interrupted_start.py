@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.rdm_lab.lab import Files, starting
+from ansible_collections.rdm.provision.rdm_lab.files import Files
+from ansible_collections.rdm.provision.rdm_lab.interrupted_start import starting
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 
 
