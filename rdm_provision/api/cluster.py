@@ -383,7 +383,7 @@ class Cluster(JobVerbs):
         0
         """
         keep = frozenset({CONTAINER_MODULE})
-        extra = {"preflight_recheck": True} if recheck else {}
+        extra = {"preflight_recheck": recheck or None}
         return self._run(
             "up", "site", run_options, tags=tags, exclusive=True, diff=True, keep=keep, extra=extra
         )
@@ -408,7 +408,7 @@ class Cluster(JobVerbs):
         >>> Cluster.load("inventory/lab").check().result().changed  # doctest: +SKIP
         ()
         """
-        extra = {"preflight_recheck": True} if recheck else {}
+        extra = {"preflight_recheck": recheck or None}
         return self._run("check", "site", run_options, tags=tags, check=True, diff=True, extra=extra)
 
     def verify(
@@ -446,10 +446,12 @@ class Cluster(JobVerbs):
             raise InputError(
                 f"{max_size!r} is no size of a tensor", hint="give one from 1M up, such as 256M or 1G"
             )
-        extra: dict[str, Any] = {"verify_all_pairs": True} if all_pairs else {}
-        extra |= {"verify_rdma": True} if rdma else {}
-        extra |= {"verify_collective": True} if collective else {}
-        extra |= {"verify_collective_max_size": max_size} if max_size else {}
+        extra = {
+            "verify_all_pairs": all_pairs or None,
+            "verify_rdma": rdma or None,
+            "verify_collective": collective or None,
+            "verify_collective_max_size": max_size or None,
+        }
         return self._run("verify", "verify", run_options, exclusive=rdma or collective, extra=extra)
 
     def down(
@@ -469,7 +471,7 @@ class Cluster(JobVerbs):
         The errors are those of :meth:`up`.
         """
         self._refuse_bare("down", "rdm-provision env down takes away what up and env up have made there")
-        extra = {"images_remove": True} if images else {}
+        extra = {"images_remove": images or None}
         keep = frozenset({FILES_MODULE})
         return self._run("down", "clean", run_options, tags=tags, exclusive=True, extra=extra, keep=keep)
 
@@ -517,7 +519,7 @@ class Cluster(JobVerbs):
             forks: how many hosts at a time.
             verbosity: ansible-playbook's number of ``-v``.
         """
-        extra = {"slurm_purge": True} if purge else {}
+        extra = {"slurm_purge": purge or None}
         return self._slurm("slurm down", "slurm_down", forks, verbosity, exclusive=True, extra=extra)
 
     def slurm_status(self, *, forks: int = 0, verbosity: int = 0) -> Run:
@@ -581,11 +583,8 @@ class Cluster(JobVerbs):
             raise InputError("there is no command to run", hint='exec(["hostname"])')
         if user and not _USER.fullmatch(user):
             raise InputError(f"{user!r} is not a user of a container", hint="give a name, or uid:gid")
-        extra: dict[str, Any] = {"exec_timeout": timeout}
-        if user:
-            extra["exec_user"] = user
-        if stdin is not None:
-            extra["exec_stdin"] = base64.b64encode(stdin).decode()
+        text = None if stdin is None else base64.b64encode(stdin).decode()
+        extra = {"exec_timeout": timeout, "exec_user": user or None, "exec_stdin": text}
         return self._run(
             "exec",
             "exec",
@@ -610,6 +609,7 @@ class Cluster(JobVerbs):
         extra: Mapping[str, Any] | None = None,
         literal: Mapping[str, list[str]] | None = None,
     ) -> Run:
+        """Return a run; a variable of `extra` that is None keeps its default."""
         if self.only_submits and playbook not in _WITHOUT_NODES:
             raise InputError(
                 f"{verb} needs nodes, and {self.inventory} has only {self.login}, which submits jobs to "
@@ -621,6 +621,7 @@ class Cluster(JobVerbs):
                 hint = "write 'network,container', or leave it out for all parts"
                 raise InputError(f"tags {tags!r} is not a text", hint=hint)
             check_tags(playbook, tags)
+        given = {name: value for name, value in (extra or {}).items() if value is not None}
         return Run(
             RunSpec(
                 verb=verb,
@@ -628,7 +629,7 @@ class Cluster(JobVerbs):
                 inventory=str(self.inventory),
                 nodes=self.select(options.get("limit", "")),
                 tags=tags or "",
-                extra_vars={**self.extra_vars, **(extra or {})},
+                extra_vars={**self.extra_vars, **given},
                 literal_vars=literal or {},
                 check=check,
                 diff=diff,

@@ -244,11 +244,8 @@ class JobVerbs:
             raise InputError(f"which job is to be {named[0]}?", hint="rdm-provision jobs lists them")
         if len(named) > 1:
             raise InputError(f"a job is {' or '.join(named)}, not both")
-        extra: dict[str, Any] = {"job_name": job} if job else {}
-        if watch:
-            extra["job_watch"] = True
-        if sections or report:
-            extra["job_verb"] = "sections" if sections else "report"
+        verb = "sections" if sections else "report" if report else None
+        extra = {"job_name": job or None, "job_watch": watch or None, "job_verb": verb}
         return self._run("jobs", "jobs", run_options, keep=frozenset({JOB_MODULE}), extra=extra)
 
     def logs(
@@ -289,9 +286,8 @@ class JobVerbs:
             "logs_stream": stream,
             "logs_tail": tail,
             "logs_follow": follow,
+            "logs_rank": rank,
         }
-        if rank is not None:
-            extra["logs_rank"] = rank
         literal: dict[str, list[str]] = {"logs_grep": [grep]} if grep else {}
         keep = frozenset({JOB_MODULE})
         return self._run("logs", "logs", run_options, keep=keep, extra=extra, literal=literal)
@@ -307,9 +303,7 @@ class JobVerbs:
         >>> Cluster.load("inventory/lab").stop("demo-1121-081512").result().changed  # doctest: +SKIP
         ('n1', 'n2')
         """
-        extra: dict[str, Any] = {"job_name": job}
-        if now:
-            extra["job_stop_now"] = True
+        extra = {"job_name": job, "job_stop_now": now or None}
         return self._run("stop", "stop", run_options, keep=frozenset({JOB_MODULE}), extra=extra)
 
     def prune(self, jobs: Sequence[str], *, check: bool = False, **run_options: Unpack[RunOptions]) -> Run:
