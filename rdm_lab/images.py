@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.rdm_lab import recipe, spec
 from ansible_collections.rdm.provision.rdm_lab import trainer as lab_trainer
@@ -24,7 +24,7 @@ from ansible_collections.rdm.provision.rdm_lab.host import (
     release,
     source_files,
 )
-from ansible_collections.rdm.provision.rdm_lab.node_layer import PodmanImage, SlurmImage
+from ansible_collections.rdm.provision.rdm_lab.node_layer import NodeLayer, PodmanImage, SlurmImage
 from ansible_collections.rdm.provision.rdm_lab.packages import Packages
 from ansible_collections.rdm.provision.rdm_lab.spec import PODMAN, LabProblem
 from ansible_collections.rdm.provision.rdm_lab.trainer_build import install_layer
@@ -69,16 +69,6 @@ def locked(cache: Path) -> Iterator[None]:
 
 
 # --- make ------------------------------------------------------------------------------------------------
-
-
-class Part(Protocol):
-    """Something that a lab is made from, such as an image."""
-
-    def present(self) -> bool:
-        """Whether nothing has to be made."""
-
-    def make(self) -> None:
-        """Make it, and remove what it supersedes."""
 
 
 class Images:
@@ -295,6 +285,10 @@ def remove(engine: APIClient, cache: Path, check: bool) -> bool:
 
 
 # --- everything that a lab needs -------------------------------------------------------------------------
+
+
+Part = Images | TrainingImage | NodeLayer | Packages | Machines
+"""Something that a lab is made from: `make` makes it, and removes what it supersedes."""
 
 
 class Wanted(NamedTuple):

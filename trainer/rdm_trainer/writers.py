@@ -14,9 +14,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rdm_core.errors import TrainerError
+
+if TYPE_CHECKING:
+    from rdm_core.config import Config
+    from rdm_core.config.finetune import FinetuneConfig
 
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 """Characters that MLflow allows in no name."""
@@ -26,17 +30,6 @@ _TIMEOUTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
 }
 """The libraries' own variables, in seconds and retries: a silent server is dropped after half a minute."""
-
-
-class Job(Protocol):
-    """A job's configuration, whatever its workload."""
-
-    @property
-    def logging(self) -> Any:
-        """Where its numbers go: ``tensorboard`` and ``trackers``."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its configuration."""
 
 
 class Writer(Protocol):
@@ -50,7 +43,7 @@ class Writer(Protocol):
 
 
 class _TensorBoard:
-    def __init__(self, config: Job, job_dir: Path) -> None:  # noqa: ARG002
+    def __init__(self, config: Config | FinetuneConfig, job_dir: Path) -> None:  # noqa: ARG002
         from torch.utils.tensorboard import SummaryWriter
 
         self._events = SummaryWriter(str(job_dir / "tensorboard"))
@@ -66,7 +59,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    def __init__(self, config: Job, job_dir: Path) -> None:
+    def __init__(self, config: Config | FinetuneConfig, job_dir: Path) -> None:
         import wandb
 
         # wandb's own variables give project, key and server. A resumed job continues its run.
@@ -87,7 +80,7 @@ class _Wandb:
 
 
 class _Mlflow:
-    def __init__(self, config: Job, job_dir: Path) -> None:
+    def __init__(self, config: Config | FinetuneConfig, job_dir: Path) -> None:
         import mlflow
 
         self._mlflow = mlflow
@@ -108,10 +101,10 @@ class _Mlflow:
         self._mlflow.end_run()
 
 
-_WRITERS: dict[str, Callable[[Job, Path], Writer]] = {"wandb": _Wandb, "mlflow": _Mlflow}
+_WRITERS: dict[str, Callable[[Any, Path], Writer]] = {"wandb": _Wandb, "mlflow": _Mlflow}
 
 
-def missing(config: Job) -> Iterator[str]:
+def missing(config: Config | FinetuneConfig) -> Iterator[str]:
     """Yield a sentence for each configured library that is not installed."""
     for name in config.logging.trackers:
         if importlib.util.find_spec(name) is None:
@@ -129,13 +122,13 @@ class Writers:
         TrainerError: A library is missing.
     """
 
-    def __init__(self, config: Job, job_dir: Path | None) -> None:
+    def __init__(self, config: Config | FinetuneConfig, job_dir: Path | None) -> None:
         self._open: dict[str, Writer] = {}
         if job_dir is None:
             return
         for problem in missing(config):
             raise TrainerError(problem)
-        wanted: dict[str, Callable[[Job, Path], Writer]] = {
+        wanted: dict[str, Callable[[Any, Path], Writer]] = {
             **({"tensorboard": _TensorBoard} if config.logging.tensorboard else {}),
             **{name: _WRITERS[name] for name in config.logging.trackers},
         }
@@ -172,7 +165,7 @@ def _kept(record: Path) -> str | None:
     return record.read_text(encoding="utf-8").strip() or None if record.exists() else None
 
 
-def _shown(config: Job) -> dict[str, Any]:
+def _shown(config: Config | FinetuneConfig) -> dict[str, Any]:
     """Return a configuration without possible secrets."""
     plain = config.to_dict()
     plain["launcher"] = {key: value for key, value in plain["launcher"].items() if key != "env"}

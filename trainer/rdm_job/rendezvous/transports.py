@@ -16,70 +16,13 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from rdm_job.control import ControlClient, ControlServer
 
 _LAUNCHER = "0"
 _EVERY_S = 0.5
 """Seconds between two reads of a worker: one file server may have to serve a thousand workers."""
-
-
-class ServerTransport(Protocol):
-    """The launcher's end. Each process of a worker has its own connection."""
-
-    @property
-    def refused(self) -> Sequence[str]:
-        """Addresses of peers with another secret."""
-        ...
-
-    def send(self, message: dict[str, Any], to: Iterable[str] | None = None) -> None:
-        """Queue a message to all, or to some connections."""
-        ...
-
-    def receive(self, timeout: float = 0.0) -> dict[str, list[dict[str, Any]]]:
-        """Return the received messages, by connection; wait at most ``timeout`` seconds for one."""
-        ...
-
-    def silent_for(self, name: str, /) -> float | None:
-        """Return the seconds since the last message; None if silence means nothing."""
-        ...
-
-    def is_connected(self, name: str, /) -> bool:
-        """Whether a connection is open, as far as this end knows."""
-        ...
-
-    def disconnect(self, name: str, /) -> None:
-        """Close a connection; a worker that still runs joins again."""
-        ...
-
-
-class ClientTransport(Protocol):
-    """A worker's end."""
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether messages reach the launcher now."""
-        ...
-
-    @property
-    def was_refused(self) -> bool:
-        """Whether the peer does not know the job and its secret."""
-        ...
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Queue a message."""
-        ...
-
-    def receive(self, timeout: float = 0.0) -> list[dict[str, Any]]:
-        """Return the received messages; wait at most ``timeout`` seconds for one."""
-        ...
-
-    def silent_for(self) -> float:
-        """Return the seconds since the last message."""
-        ...
-
-    def connect_again(self) -> None:
-        """Drop the connection, in case the other end has lost it, and connect again."""
-        ...
 
 
 class FileServer:
@@ -182,3 +125,9 @@ class _Log:
                 self._at += len(whole) + 1
                 return [json.loads(line) for line in whole.split(b"\n")]
         return []
+
+
+ServerTransport = ControlServer | FileServer
+"""The launcher's end. Each process of a worker has its own connection."""
+ClientTransport = ControlClient | FileClient
+"""A worker's end."""

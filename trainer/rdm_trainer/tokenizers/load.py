@@ -7,36 +7,26 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rdm_core.config import TokenizerConfig
 from rdm_core.errors import TrainerError
 from rdm_trainer.tokenizers.bpe import GPT2Encoder
 from rdm_trainer.tokenizers.special_tokens import (
     SpecialTokens,
-    TokenizerFiles,
     existing,
     read_wordpieces,
     special_tokens,
 )
 
 
-class Encoder(Protocol):
-    """Texts to tokens and back."""
-
-    def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Return the tokens of all texts, and the number of each text's tokens."""
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of token ids."""
-
-
 class Tokenizer:
     """An encoder and the ids of its special tokens."""
 
-    def __init__(self, encoder: Encoder, special: SpecialTokens) -> None:
+    def __init__(self, encoder: GPT2Encoder | _Library, special: SpecialTokens) -> None:
         """Combine an encoder with its special tokens."""
         self.encode = encoder.encode
         self.decode = encoder.decode
@@ -63,7 +53,7 @@ class _Library:
         return text
 
 
-def load(files: TokenizerFiles) -> Tokenizer:
+def load(files: TokenizerConfig) -> Tokenizer:
     """Load a tokenizer.
 
     Returns:

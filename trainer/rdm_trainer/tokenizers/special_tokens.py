@@ -7,36 +7,16 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rdm_core.errors import TrainerError
 
 if TYPE_CHECKING:
-    from rdm_core.config import Config
+    from rdm_core.config import Config, TokenizerConfig
 
 __all__ = ["SpecialTokens", "of_job", "read_json", "read_wordpieces", "special_tokens"]
 
 END_OF_TEXT = "<|endoftext|>"
-
-
-class TokenizerFiles(Protocol):
-    """The fields of :class:`rdm_core.config.TokenizerConfig`."""
-
-    @property
-    def kind(self) -> Literal["gpt2", "wordpiece", "huggingface"]:
-        """The kind of tokenizer."""
-
-    @property
-    def vocab(self) -> str | None:
-        """``vocab.json`` or ``vocab.txt``."""
-
-    @property
-    def merges(self) -> str | None:
-        """``merges.txt``."""
-
-    @property
-    def file(self) -> str | None:
-        """``tokenizer.json``."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +44,7 @@ class SpecialTokens:
     sentinels: tuple[int, ...] = ()
 
 
-def special_tokens(tokenizer: TokenizerFiles | None, vocab_size: int) -> SpecialTokens:
+def special_tokens(tokenizer: TokenizerConfig | None, vocab_size: int) -> SpecialTokens:
     """Find the special ids.
 
     Args:
@@ -100,7 +80,7 @@ def of_job(config: Config) -> SpecialTokens:
     return special_tokens(None if config.data.mock else config.data.tokenizer, config.model.vocab_size)
 
 
-def _gpt2(tokenizer: TokenizerFiles) -> SpecialTokens:
+def _gpt2(tokenizer: TokenizerConfig) -> SpecialTokens:
     path = existing(tokenizer.vocab, "vocab")
     vocabulary = read_json(path)
     if not isinstance(vocabulary, dict) or not all(isinstance(n, int) for n in vocabulary.values()):
@@ -111,7 +91,7 @@ def _gpt2(tokenizer: TokenizerFiles) -> SpecialTokens:
     return SpecialTokens(max(vocabulary.values()) + 1, end, end, end, end, end, None)
 
 
-def _wordpiece(tokenizer: TokenizerFiles) -> SpecialTokens:
+def _wordpiece(tokenizer: TokenizerConfig) -> SpecialTokens:
     ids = read_wordpieces(existing(tokenizer.vocab, "vocab"))
     # Megatron appends [BOS] and [EOS] to a vocabulary that lacks them. A repeated line takes a number, too,
     # so there may be fewer pieces than numbers.
@@ -140,7 +120,7 @@ def read_wordpieces(path: Path) -> dict[str, int]:
     return ids
 
 
-def _huggingface(tokenizer: TokenizerFiles) -> SpecialTokens:
+def _huggingface(tokenizer: TokenizerConfig) -> SpecialTokens:
     path = existing(tokenizer.file, "file")
     content = read_json(path)
     model = content.get("model") if isinstance(content, dict) else None

@@ -32,10 +32,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from rdm_core.atomic_file import write_atomically
+from rdm_core.config import TokenizerConfig
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.data.indexed_dataset import best_dtype, paths, write_index
 from rdm_trainer.tokenizers.load import Tokenizer, load
-from rdm_trainer.tokenizers.special_tokens import TokenizerFiles
 from rdm_trainer.tools.preprocess.encode_block import Encoded, Recipe, encode_block
 from rdm_trainer.tools.preprocess.text_input import Block, blocks
 
@@ -68,7 +68,7 @@ class Settings:
 
     inputs: tuple[Path, ...]
     output_prefix: Path
-    tokenizer: TokenizerFiles
+    tokenizer: TokenizerConfig
     keys: tuple[str, ...] = ("text",)
     append_eod: bool = False
     split_sentences: bool = False

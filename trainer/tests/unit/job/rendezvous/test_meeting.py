@@ -138,7 +138,7 @@ def test_a_worker_that_was_stopped_has_not_failed_whatever_its_command_ends_with
     assert ends == [End(143, "n1 was stopped.")] * 2
 
 
-class Scripted:
+class Scripted(ControlServer):
     """A server with scripted messages from its members.
 
     Args:
@@ -149,10 +149,9 @@ class Scripted:
         disconnected: The connections that were closed.
     """
 
-    refused: tuple[str, ...] = ()
-
     def __init__(self, *turns: dict[str, list[dict[str, Any]]]) -> None:
         self._turns = list(turns)
+        self.refused = []
         self.lists: list[list[str]] = []
         self.disconnected: list[str] = []
 
