@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 
 from tests.ansible_playbook import TIMEOUT_S
 from tests.conftest import ROOT
-from tests.integration.ssh_nodes import configure_ssh, ssh_environment
+from tests.integration.ssh_nodes import configure_ssh, own_disk, start_playbook
 from trainer.tests.waiting import wait_until
 
 NAMES = ("n1", "n2", "n3")
@@ -29,10 +28,6 @@ SHARDS = {"n1": "global_step4/__0_0.distcp", "n2": "global_step4/__1_0.distcp"}
 SIZE = 12_000_000
 TRANSFER = "rdm.provision.job : Transfer large files from node to node"
 STORE = "rdm.provision.job : Copy files that are missing or differ"
-DISK = """\
-#!/bin/sh
-exec nsenter --mount=/proc/{process}/ns/mnt ssh "$@"
-"""
 
 
 @dataclass
@@ -64,26 +59,12 @@ class Nodes:
             "job_data_from": ["n1", "n2"],
             "job_data_to": "gpt",
             "images_cache_dir": str(here / "cache"),
-            "images_network": "127.0.0.0/8",
-            "images_port": 0,
             "images_bandwidth": megabits,
-            "rdm_become": False,
             # Without a Docker Engine nobody knows where jobs have their files.
             "__job_listed": {"directory": str(here / "jobs")},
         }
-        words = ["--start-at-task", TRANSFER.partition(" : ")[2], "--extra-vars", json.dumps(given), *flags]
-        return subprocess.Popen(
-            [
-                str(Path(sys.executable).with_name("ansible-playbook")),
-                f"--inventory={self.folder}/inventory",
-                *words,
-                str(ROOT / "playbooks" / "job_data.yml"),
-            ],
-            env=ssh_environment(self.folder),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        first = f"--start-at-task={TRANSFER.partition(' : ')[2]}"
+        return start_playbook(self.folder, ROOT / "playbooks" / "job_data.yml", given, first, *flags)
 
     def run(self, *flags: str) -> dict[str, Any]:
         """Run it to its end; return the results of each task by node."""
@@ -100,14 +81,14 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     nodes = Nodes(tmp_path)
     configure_ssh(tmp_path)
     (tmp_path / "node").mkdir()
-    with contextlib.ExitStack() as holders:
-        lines = [f"{name} ansible_ssh_executable={_with_disk(nodes, name, holders)}" for name in NAMES]
+    with contextlib.ExitStack() as disks:
+        lines = [f"{name} ansible_ssh_executable={_with_disk(nodes, name, disks)}" for name in NAMES]
         (tmp_path / "inventory").write_text("[former]\n{}\n[master]\n{}\n[workers]\n{}\n".format(*lines))
         yield nodes
 
 
-def _with_disk(nodes: Nodes, name: str, holders: contextlib.ExitStack) -> Path:
-    """Give a node its disk while `holders` is open, and return the ssh that reaches the node."""
+def _with_disk(nodes: Nodes, name: str, disks: contextlib.ExitStack) -> Path:
+    """Give a node its disk while `disks` is open, and return the ssh that reaches the node."""
     disk = nodes.disk(name)
     (disk / "jobs").mkdir(parents=True)
     if name in SHARDS:
@@ -116,15 +97,8 @@ def _with_disk(nodes: Nodes, name: str, holders: contextlib.ExitStack) -> Path:
         (disk / "checkpoints" / SHARDS[name]).write_bytes(os.urandom(SIZE))
         (disk / "checkpoints" / "global_step6.partial").mkdir()
         (disk / "checkpoints" / "global_step6.partial" / "rank.distcp").write_text(name)
-    mount = f"mount --bind {disk} {nodes.folder}/node && echo mounted && exec sleep infinity"
-    holder = subprocess.Popen(["unshare", "--mount", "sh", "-c", mount], stdout=subprocess.PIPE, text=True)
-    holders.callback(holder.communicate)
-    holders.callback(holder.kill)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "mounted\n"
     ssh = nodes.folder / f"ssh-{name}"
-    ssh.write_text(DISK.format(process=holder.pid))
-    ssh.chmod(0o755)
+    disks.enter_context(own_disk(ssh, f"--bind {disk} {nodes.folder}/node"))
     return ssh
 
 

@@ -26,7 +26,7 @@ from tests.ansible_playbook import TIMEOUT_S
 from tests.image_archives import MadeImage, saved, tar
 from tests.integration.engine import Engine, private_engine
 from tests.integration.engines import ENGINES, engine_directory, inside
-from tests.integration.ssh_nodes import configure_ssh, ssh_environment
+from tests.integration.ssh_nodes import configure_ssh, own_disk, start_playbook
 from trainer.tests.waiting import Begun, Test, begin, wait_until
 
 IMAGE = "rdm-test/passed-on:1"
@@ -36,11 +36,6 @@ EACH_ONCE = 1.0
 sends less, also on a busy machine that stands still for seconds, so that some pieces are sent twice."""
 MARK = "RDM_TEST_IMAGE_PEERS"
 """Variable of all processes of a run, on the controller and on the nodes."""
-DISK = """\
-#!/bin/sh
-# A node with a small disk of its own for what arrives.
-exec nsenter --mount=/proc/{process}/ns/mnt ssh "$@"
-"""
 LATE = """\
 #!{python}
 # Until another node has all of the archive, no call reaches this one while a transfer is on.
@@ -80,29 +75,13 @@ class Nodes:
         roles = {"roles": ["rdm.provision.images"]}
         (self.folder / "play.yml").write_text(yaml.safe_dump([{**play, **roles}]))
         image = {"name": IMAGE, "source": "archive", "remote_src": self.remote_src}
-        variables = json.dumps(
-            {
-                "images_list": [{**image, "path": str(self.folder / self.archive)}],
-                "images_cache_dir": str(self.folder / "cache"),
-                "images_distribution": "peers",
-                "images_network": "127.0.0.0/8",
-                "images_port": 0,
-                "images_bandwidth": megabits,
-                "rdm_become": False,
-            }
-        )
-        return subprocess.Popen(
-            [
-                str(Path(sys.executable).with_name("ansible-playbook")),
-                f"--inventory={self.folder}/inventory",
-                f"--extra-vars={variables}",
-                f"{self.folder}/play.yml",
-            ],
-            env={**ssh_environment(self.folder), **mark},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        given = {
+            "images_list": [{**image, "path": str(self.folder / self.archive)}],
+            "images_cache_dir": str(self.folder / "cache"),
+            "images_distribution": "peers",
+            "images_bandwidth": megabits,
+        }
+        return start_playbook(self.folder, self.folder / "play.yml", given, **mark)
 
     def provision(self, **of_n3: str) -> float:
         """Run the role to its end; return what the source has sent, as a share of the archive."""
@@ -182,28 +161,15 @@ class Nodes:
 @pytest.fixture
 def disk(nodes: Nodes) -> Iterator[Callable[[int], Path]]:
     """A function that gives n3 a disk of so many bytes for the cache, and returns its path."""
-    holders = []
+    with contextlib.ExitStack() as disks:
 
-    def give(size: int) -> Path:
-        cache = nodes.folder / "cache"
-        cache.mkdir()
-        mount = (
-            f"mount -t tmpfs -o mode=700,size={size} rdm-test {cache} && echo mounted && exec sleep infinity"
-        )
-        holder = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", mount], stdout=subprocess.PIPE, text=True
-        )
-        holders.append(holder)
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "mounted\n"
-        nodes.small_disk.write_text(DISK.format(process=holder.pid))
-        nodes.small_disk.chmod(0o755)
-        return Path(f"/proc/{holder.pid}/root{cache}")
+        def give(size: int) -> Path:
+            cache = nodes.folder / "cache"
+            cache.mkdir()
+            mount = f"-t tmpfs -o mode=700,size={size} rdm-test {cache}"
+            return Path(f"/proc/{disks.enter_context(own_disk(nodes.small_disk, mount))}/root{cache}")
 
-    yield give
-    for holder in holders:
-        holder.kill()
-        holder.communicate()
+        yield give
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import yaml
 from tests.ansible_playbook import TIMEOUT_S
 from tests.image_archives import MadeImage, saved, tar
 from tests.integration.engine import Engine, private_engine
-from tests.integration.ssh_nodes import configure_ssh, ssh_environment
+from tests.integration.ssh_nodes import configure_ssh, start_playbook
 
 NODES = ("n1", "n2", "n3")
 REPOSITORY = "rdm-test/pulled-once"
@@ -50,13 +49,11 @@ class Nodes:
     def provision(self, *flags: str, **entry: str) -> tuple[list[str], list[str]]:
         """Run the role; return the nodes that it has changed, and its warnings."""
         hosts = {
-            name: {
-                "docker_host": f"unix://{engine.socket}",
-                "images_cache_dir": str(self.folder / name),
-            }
+            name: {"docker_host": f"unix://{engine.socket}", "images_cache_dir": str(self.folder / name)}
             for name, engine in self.engines.items()
         }
-        (self.folder / "inventory.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+        # An inventory in JSON is one in YAML.
+        (self.folder / "inventory").write_text(json.dumps({"all": {"hosts": hosts}}))
         # The plan is not needed; what preflight knows of the engines is.
         facts = {"rdm.provision.node_facts": {"config_dir": str(self.folder)}, "register": "preflight_facts"}
         play = {
@@ -70,20 +67,15 @@ class Nodes:
         variables = {
             "images_list": [{"name": self.image, "source": "registry", **entry}],
             "images_distribution": "peers",
-            "images_network": "127.0.0.0/8",
-            "images_port": 0,
-            "rdm_become": False,
         }
-        words = ["--inventory", f"{self.folder}/inventory.yml", "--extra-vars", json.dumps(variables)]
-        program = Path(sys.executable).with_name("ansible-playbook")
-        command = [str(program), *words, f"{self.folder}/play.yml", *flags]
-        environment = ssh_environment(self.folder)
+        run = start_playbook(self.folder, self.folder / "play.yml", variables, *flags)
         try:
-            run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+            output, errors = run.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired as hang:
-            pytest.fail(f"{hang}: {hang.stdout!r} {hang.stderr!r}")
-        assert run.returncode == 0, run.stdout + run.stderr
-        report: dict[str, Any] = json.loads(run.stdout[run.stdout.index("{") :])
+            run.kill()
+            pytest.fail(f"{hang}: {run.communicate()}")
+        assert run.returncode == 0, output + errors
+        report: dict[str, Any] = json.loads(output[output.index("{") :])
         tasks = {task["task"]["name"]: task["hosts"]["n1"] for task in report["plays"][0]["tasks"]}
         transfer = tasks["rdm.provision.images : Transfer images of registries from node to node"]
         self.sent = transfer["sent"].get(self.image, 0)
