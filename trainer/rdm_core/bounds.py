@@ -7,19 +7,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
-__all__ = [
-    "MOST",
-    "Bounds",
-    "Fraction",
-    "Layers",
-    "Natural",
-    "NotNegative",
-    "Port",
-    "Positive",
-    "PositiveFloat",
-    "Samples",
-]
-
 
 @dataclass(frozen=True)
 class Bounds:

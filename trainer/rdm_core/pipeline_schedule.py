@@ -19,8 +19,6 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-__all__ = ["Pass", "bubble", "forwards", "held", "most_held", "passes", "received_before"]
-
 
 class Pass(NamedTuple):
     """One pass of one micro-batch through one chunk of a stage's layers.

@@ -36,8 +36,6 @@ from rdm_job.part import Part
 from rdm_job.protocol import FINAL, Failure, State
 from rdm_job.root_cause import SILENCE_S
 
-__all__ = ["GATHER_S", "GOES_ON", "RETURN_S", "Agent", "after_restart", "main", "work"]
-
 GOES_ON = "goes-on"
 """The argument of an agent that continues from its predecessor's state."""
 

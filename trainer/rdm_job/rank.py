@@ -35,8 +35,6 @@ from rdm_job.network import interface_of
 from rdm_job.processes import ATTEMPT_VARIABLE, allow_files
 from rdm_job.profilers import PROFILED_VARIABLE, PROFILES, wrapped
 
-__all__ = ["main"]
-
 DIRECTORY_VARIABLE = "RDM_JOB_DIR"
 _OF_LAUNCHER = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),

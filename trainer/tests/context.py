@@ -12,8 +12,6 @@ from torch.nn import functional
 from rdm_trainer.distributed.context_attention import Kernel, context_attention
 from rdm_trainer.distributed.context_parallel import SequencePart
 
-__all__ = ["Alone", "Problem", "all_ranks", "make_problem", "one_rank"]
-
 Found = list[torch.Tensor]
 """The output, and the gradients of query, key and value."""
 

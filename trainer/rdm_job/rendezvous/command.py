@@ -19,8 +19,6 @@ from typing import IO, TextIO
 from rdm_job.processes import JOB_VARIABLE, end, of_job
 from rdm_log.printable import printable
 
-__all__ = ["Command"]
-
 _LINES = 20
 _LINE = 500
 _BLOCK = 65536

@@ -31,8 +31,6 @@ from rdm_job.slurm import commands, view
 from rdm_job.slurm.script import RUN_VARIABLE
 from rdm_job.versions import versions
 
-__all__ = ["again", "before_this_run", "refuse", "run", "time_is_up"]
-
 MEET_S = 300.0
 """How long nodes wait for each other in the job's directory, in seconds: a shared file system may be late."""
 _KILL_WAIT_S = 20.0

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rdm_trainer.tools.download.fetch import Transfer
     from rdm_trainer.tools.inspect import Report
 
-__all__ = ["data"]
-
 
 @click.group()
 def data() -> None:

@@ -15,8 +15,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-__all__ = ["run", "sleeper"]
-
 TIMEOUT_S = 180.0
 """After which a launch is given up, in seconds."""
 

@@ -15,8 +15,6 @@ import numpy.typing as npt
 from rdm_core.errors import TrainerError
 from rdm_trainer.data.index_maps.files import misfit, read, require_writable, save
 
-__all__ = ["Build", "MapMaker", "Progress"]
-
 Progress = Callable[[float], None]
 """Called from time to time with the share of a map that is done."""
 Build = Callable[[Progress], Iterator[tuple[Path, npt.NDArray[np.generic]]]]

@@ -25,17 +25,6 @@ from rdm_trainer.distributed.parameters import initialise
 from rdm_trainer.distributed.tensor_parallel.halves import parts_of, whole_of
 from rdm_trainer.distributed.topology import Topology
 
-__all__ = [
-    "BlockGroups",
-    "Fill",
-    "FlatModel",
-    "Labels",
-    "Layer",
-    "Maker",
-    "bounds",
-    "recomputed_blocks",
-]
-
 Labels = tuple[torch.Tensor, ...]
 Fill = Callable[[nn.Module, str], None]
 """Fills a layer's weights, given the layer and the prefix of their names in the whole model."""

@@ -20,8 +20,6 @@ from torch.nn import functional
 from rdm_core.cost.chunks import chunk_tokens
 from rdm_trainer.distributed.gradient_sum import GradientSum, add_product
 
-__all__ = ["linear_cross_entropy"]
-
 # Maximum elements of a gradient to convert to fp32 at once.
 _PART_ELEMENTS = 1 << 26
 

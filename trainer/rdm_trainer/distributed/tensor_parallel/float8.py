@@ -15,8 +15,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-__all__ = ["Float8Weight", "input_gradient", "output", "weight_gradient"]
-
 # Scales of zeros stay finite.
 _EPSILON = 1e-12
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["Part", "parts_of", "whole_of"]
-
 Part = Callable[[], torch.Tensor]
 """Waits for the sum of the last update of a part's states, and returns them. It is called once."""
 
