@@ -7,9 +7,7 @@ import hmac
 import os
 from pathlib import Path
 
-__all__ = ["job_key"]
-
-CLUSTER_KEY = Path("/etc/rdm/ssh/id_ed25519")
+_CLUSTER_KEY = Path("/etc/rdm/ssh/id_ed25519")
 """The key that all containers of a cluster share and nobody else has. ``RDM_CLUSTER_KEY`` names another."""
 
 
@@ -19,5 +17,5 @@ def job_key(job: str) -> bytes:
     Raises:
         OSError: This container has no such key.
     """
-    shared = Path(os.environ.get("RDM_CLUSTER_KEY") or CLUSTER_KEY).read_bytes()
+    shared = Path(os.environ.get("RDM_CLUSTER_KEY") or _CLUSTER_KEY).read_bytes()
     return hmac.digest(shared, f"rdm-job {job}".encode(), "sha256")

@@ -20,17 +20,7 @@ from rdm_job.processes import ATTEMPT_VARIABLE, JOB_VARIABLE
 from rdm_job.protocol import Node
 from rdm_job.rank import DIRECTORY_VARIABLE
 
-__all__ = [
-    "LAUNCHERS",
-    "Attempt",
-    "Launcher",
-    "environment",
-    "environment_of_launcher",
-    "exports",
-    "launcher_of",
-]
-
-RANK_MODULE = "rdm_job.rank"
+_RANK_MODULE = "rdm_job.rank"
 _DEEPSPEED_SHOWS = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
 """Prefixes of variables that DeepSpeed puts on pdsh's command line: EXPORT_ENVS and its accelerator's."""
 
@@ -139,7 +129,7 @@ def _no_ssh(attempt: Attempt, node: int) -> list[str]:
         f"--node_rank={node}",
         f"--master_addr={attempt.nodes[0].address}",
         f"--master_port={attempt.port}",
-        *("--log_level", "warning", "--module", RANK_MODULE),
+        *("--log_level", "warning", "--module", _RANK_MODULE),
     ]
 
 
@@ -155,7 +145,7 @@ def _deepspeed(attempt: Attempt, _node: int) -> list[str]:
         "--no_ssh_check",
         f"--master_addr={attempt.nodes[0].address}",
         f"--master_port={attempt.port}",
-        *("--log_level", "warning", "--module", RANK_MODULE),
+        *("--log_level", "warning", "--module", _RANK_MODULE),
     ]
 
 
@@ -175,7 +165,7 @@ def _torchrun(attempt: Attempt, node: int) -> list[str]:
         f"--local-addr={mine.address}",
         # By default each attempt leaves a directory in /tmp for ever; this one is removed with the job.
         f"--log-dir={attempt.directory}/torchrun",
-        *("--module", RANK_MODULE),
+        *("--module", _RANK_MODULE),
     ]
 
 
@@ -192,13 +182,13 @@ def _mpirun(attempt: Attempt, _node: int) -> list[str]:
         *("--mca", "orte_keep_fqdn_hostnames", "1"),
         # If mpirun is killed, its files remain; here they are removed with the job's links on each node.
         *("--mca", "orte_tmpdir_base", str(Path(attempt.directory).parent)),
-        *(attempt.python, "-m", RANK_MODULE),
+        *(attempt.python, "-m", _RANK_MODULE),
     ]
 
 
 def _srun(attempt: Attempt, _node: int) -> list[str]:
     """Slurm, with a second step next to that of the agents."""
-    rank = [attempt.python, "-m", RANK_MODULE]
+    rank = [attempt.python, "-m", _RANK_MODULE]
     parts = [word for options in attempt.srun for word in (":", *options, *rank)]
     # Unset, because each task must find the name of its own node.
     return ["env", f"--unset={NODE_VARIABLE}", "srun", *parts[1:]]

@@ -39,9 +39,7 @@ from rdm_log.runs import Run, add_record, with_engine
 from rdm_log.scan import records
 from rdm_log.summary import plain, progress
 
-__all__ = ["SAMPLE_S", "Watch"]
-
-POLL_S = 1.0
+_POLL_S = 1.0
 """How often logs and ranks are polled, in seconds."""
 SAMPLE_S = 5.0
 """How often the node is measured, and its `.gpu` log written."""
@@ -146,7 +144,7 @@ class Watch:
                 if repr(error) != last_error:
                     last_error = repr(error)
                     traceback.print_exc()
-            if over.wait(POLL_S):
+            if over.wait(_POLL_S):
                 return
 
     def report(self) -> dict[str, Any]:

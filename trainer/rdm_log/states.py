@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ENDED", "FAILED", "FINISHED", "STARTING", "STATES", "STOPPED", "WAITING", "state_of", "states_of"]
-
 FINISHED = {"finished", "completed"}
 STOPPED = {"stopped", "cancelled", "revoked"}
 FAILED = {"failed", "timeout", "node_fail", "out_of_memory", "boot_fail", "deadline", "preempted"}
@@ -14,12 +12,12 @@ WAITING = STARTING | {
     *("queued", "pending", "configuring", "requeued", "requeue_hold"),
     *("requeue_fed", "resv_del_hold", "special_exit"),
 }
-RUNNING = {"running", "stopping", "completing", "signaling", "stage_out", "resizing", "suspended"}
-STATES = ENDED | WAITING | RUNNING
+_RUNNING = {"running", "stopping", "completing", "signaling", "stage_out", "resizing", "suspended"}
+STATES = ENDED | WAITING | _RUNNING
 """All known words for a job's state."""
 
 
-_WORST_FIRST = (FAILED, RUNNING, WAITING, STOPPED, FINISHED)
+_WORST_FIRST = (FAILED, _RUNNING, WAITING, STOPPED, FINISHED)
 
 
 def state_of(reported: str) -> str:

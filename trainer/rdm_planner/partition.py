@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from rdm_planner.schedules import Chosen, Path, Schedule
 
 # Seconds by position among the layers.
-Sums = Sequence[float] | Mapping[int, float]
-
-__all__ = ["Cut", "CutSearch", "Problem", "best_cut", "ends_that_fit"]
+_Sums = Sequence[float] | Mapping[int, float]
 
 # Times this close are equal: a simulation adds and rounds in another order than sums over layers.
 _TOLERANCE = 1e-9
@@ -301,7 +299,7 @@ class CutSearch:
             before += own
         return bound + self.problem.rest(cut[0]), decides
 
-    def _least_sums(self) -> tuple[list[Sums], list[Sums]]:
+    def _least_sums(self) -> tuple[list[_Sums], list[_Sums]]:
         """Return the least total times of the stages before and after each stage, by position."""
         sums, layers, stages = self.problem.sums, self.problem.layers, self.stages
         if all(running is sums[0] for running in sums):

@@ -17,18 +17,6 @@ from typing import Annotated, Any, Literal, Self
 
 from rdm_core.bounds import Bounds, Natural, Port, Positive
 
-__all__ = [
-    "ByPartition",
-    "FilePath",
-    "JobConfig",
-    "JobLoggingConfig",
-    "LauncherConfig",
-    "OfFile",
-    "SlurmConfig",
-    "at_home",
-    "step_range",
-]
-
 
 class ByPartition:
     """Marks a key with one text for all partitions of a job, stored under the name "", or one for each."""
@@ -41,7 +29,7 @@ class OfFile:
     """Marks a key with a path of a file or directory, in which ``~`` is a home directory."""
 
 
-Each = Annotated[dict[str, str], ByPartition()]
+_Each = Annotated[dict[str, str], ByPartition()]
 FilePath = Annotated[str, OfFile()]
 
 
@@ -76,19 +64,19 @@ class SlurmConfig:
     `gres: {hgx: gpu:hgx:4}`.
     """
 
-    nodes: Each = field(default_factory=dict)
+    nodes: _Each = field(default_factory=dict)
     """Number of nodes, or of each partition (`{hgx: 1, gpu2: 7}`): one job over all of them, with rank 0 on
     the first node of the first partition. Defaults to `launcher.nodes`."""
     partition: str | None = None
     """The partition, if `nodes` names none. Defaults to Slurm's default partition."""
-    gres: Each = field(default_factory=dict)
+    gres: _Each = field(default_factory=dict)
     """Generic resources of each node, such as `gpu:a10:4`. A node gets as many processes as GPUs."""
-    gpus_per_node: Each = field(default_factory=dict)
+    gpus_per_node: _Each = field(default_factory=dict)
     """GPUs of each node, such as `4` or `a10:4`, if `gres` has none. Defaults to `launcher.devices_per_node`,
     if the inventory's `rdm_accelerator` is not `cpu` and Slurm has GPUs."""
-    cpus: Each = field(default_factory=dict)
+    cpus: _Each = field(default_factory=dict)
     """CPUs of each node."""
-    mem: Each = field(default_factory=dict)
+    mem: _Each = field(default_factory=dict)
     """Memory of each node, such as `64G`; `0` is all of it."""
     time: str | None = None
     """Time limit in quotes: minutes, `"hours:minutes:seconds"` or `"days-hours:minutes"`. Defaults to the
@@ -97,11 +85,11 @@ class SlurmConfig:
     """The account that is charged."""
     qos: str | None = None
     """Quality of service."""
-    nodelist: Each = field(default_factory=dict)
+    nodelist: _Each = field(default_factory=dict)
     """Nodes that the job must include, such as `n[060-067]`."""
-    exclude: Each = field(default_factory=dict)
+    exclude: _Each = field(default_factory=dict)
     """Nodes that the job must not use."""
-    constraint: Each = field(default_factory=dict)
+    constraint: _Each = field(default_factory=dict)
     """Features that the nodes must have, such as `ib&nvme`."""
     hint: Literal["compute_bound", "memory_bound", "multithread", "nomultithread"] | None = None
     """Slurm's `--hint`: `nomultithread` uses one hardware thread of each core."""

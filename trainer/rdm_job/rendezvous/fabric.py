@@ -12,9 +12,7 @@ from pathlib import Path
 from rdm_core.errors import TrainerError
 from rdm_job.network import address_of, interface_of, outward_address
 
-__all__ = ["Fabric", "Port", "adopt", "find_fabric", "library_settings", "missing_libraries", "rdma_ports"]
-
-SYSFS = Path("/sys")
+_SYSFS = Path("/sys")
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Fabric:
     ports: tuple[Port, ...] = ()
 
 
-def rdma_ports(sysfs: Path = SYSFS) -> list[Port]:
+def rdma_ports(sysfs: Path = _SYSFS) -> list[Port]:
     """Return the active RDMA ports of this host, by device and number."""
     ports = []
     for device in sorted((sysfs / "class/infiniband").glob("*")):
@@ -77,7 +75,7 @@ def rdma_ports(sysfs: Path = SYSFS) -> list[Port]:
     return ports
 
 
-def find_fabric(interface: str = "", launcher: str = "", sysfs: Path = SYSFS) -> Fabric:
+def find_fabric(interface: str = "", launcher: str = "", sysfs: Path = _SYSFS) -> Fabric:
     """Return the fabric on which others reach this member.
 
     Its interface is the given one, else that of an active RDMA port, else the one with the route to the
@@ -130,7 +128,7 @@ def _is_rail(port: Port, interface: str, ports: list[Port]) -> bool:
     return is_here and (port.is_ethernet, port.rate, port.is_vf) in own
 
 
-def library_settings(fabric: Fabric, sysfs: Path = SYSFS) -> dict[str, str]:
+def library_settings(fabric: Fabric, sysfs: Path = _SYSFS) -> dict[str, str]:
     """Return the variables that make NCCL, Gloo and UCX use a fabric."""
     settings = {}
     if fabric.interface:

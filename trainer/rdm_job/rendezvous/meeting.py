@@ -30,10 +30,8 @@ from rdm_job.rendezvous.transports import ClientTransport, ServerTransport
 from rdm_log.printable import printable
 from rdm_log.wording import listed
 
-__all__ = ["End", "Launcher", "Started", "Worker"]
-
 BEAT_S = 2.0
-GONE_S = 12.0
+_GONE_S = 12.0
 """Before the start, a member whose connection has been closed for this many seconds is lost."""
 _SILENT_S = 30.0
 """The same for a member that is connected but silent: its host is busy, or has died."""
@@ -318,7 +316,7 @@ class Launcher:
 
     def _drop_silent(self) -> None:
         for connection in [*self._roster.connections, *self._roster.waiting]:
-            most = _SILENT_S if self._server.is_connected(connection) else GONE_S
+            most = _SILENT_S if self._server.is_connected(connection) else _GONE_S
             if (self._server.silent_for(connection) or 0.0) > most:
                 member = self._roster.leave(connection)
                 self._server.disconnect(connection)

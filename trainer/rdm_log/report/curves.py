@@ -11,8 +11,6 @@ from rdm_log.lines import MILLISECONDS
 from rdm_log.report.drawing import BLACK, GREEN, VERMILLION, Plot, colour_of, dash_of, plot, short
 from rdm_log.report.job import Job
 
-__all__ = ["MFU", "TFLOPS", "TGS", "curve", "field", "loss", "speed", "speed_note", "step_time", "token_rate"]
-
 _MARKED = 60
 """The most checkpoints that are marked."""
 _FEW = 8
@@ -23,7 +21,7 @@ _NAMED = 3
 _VALIDATED = re.compile(r"iteration (\d+)(?: on validation set)?")
 """The step of a validation loss. Newer Megatron versions name the set, which may also be the test set."""
 TGS = "tokens per gpu per second (tgs)"
-SAMPLES = "samples per second"
+_SAMPLES = "samples per second"
 TOKENS, SAMPLE_RATE = "tokens/s", "samples/s"
 MFU = ("MFU (%)",)
 TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
@@ -226,11 +224,11 @@ def step_time(jobs: Sequence[Job]) -> Plot | None:
     )
 
 
-Choice = Callable[[Job], tuple[list[list[list[float]]], str]]
+_Choice = Callable[[Job], tuple[list[list[list[float]]], str]]
 """A job → the points of each of its runs, and their unit."""
 
 
-def field(*names: str) -> Choice:
+def field(*names: str) -> _Choice:
     """Return a choice of the first of some fields that a job has."""
 
     def choose(job: Job) -> tuple[list[list[list[float]]], str]:
@@ -253,7 +251,7 @@ def token_rate(job: Job, run: Mapping[str, Any]) -> tuple[float, str]:
     return 1.0, SAMPLE_RATE
 
 
-def speed(jobs: Sequence[Job]) -> Choice:
+def speed(jobs: Sequence[Job]) -> _Choice:
     """Return a choice of the speed, in the best unit that all jobs have."""
     per_gpu = all(any(_points(job, TGS)) for job in jobs)
     # All jobs share one axis, so they need one unit.
@@ -298,14 +296,14 @@ def _timed_batches(run: Mapping[str, Any]) -> list[list[float]]:
 def _rates(run: Mapping[str, Any]) -> list[list[float]]:
     """Return the samples per second in a run's lines."""
     series: Mapping[str, list[list[float]]] = run.get("series") or {}
-    return series.get(SAMPLES) or []
+    return series.get(_SAMPLES) or []
 
 
 def curve(
     jobs: Sequence[Job],
     id_: str,
     title: str,
-    choose: Choice,
+    choose: _Choice,
     *,
     note: str = "",
     controls: Sequence[str] = (),

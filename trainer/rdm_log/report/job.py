@@ -27,9 +27,7 @@ from rdm_log.timeline import Span, Timeline, laid_out, read_timers, read_traces,
 from rdm_log.verdict import Observed, Verdict, evaluate
 from rdm_log.wording import listed
 
-__all__ = ["PARTS", "Job", "collect", "merged"]
-
-VERSION = 2
+_VERSION = 2
 _MARK = "rdm_report"
 PARTS = "*.report.json"
 """Files with the parts of nodes, as `rdm-trainer job report` prints them."""
@@ -87,7 +85,7 @@ class Job:
         # Not asdict, which would copy a hundred thousand points.
         own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         own["seen"] = to_json(self.seen)
-        return {_MARK: VERSION, **{key: list(v) if isinstance(v, tuple) else v for key, v in own.items()}}
+        return {_MARK: _VERSION, **{key: list(v) if isinstance(v, tuple) else v for key, v in own.items()}}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Job:
@@ -220,7 +218,7 @@ def _without(missing: Sequence[str]) -> str:
 def _kept(path: Path) -> Job:
     found = read_json(path)
     found = found.get("report") or found
-    if found.get(_MARK) != VERSION:
+    if found.get(_MARK) != _VERSION:
         raise NothingToRead(f"{path} is not what `rdm-trainer job report` of this version prints.")
     return Job.of(found)
 

@@ -11,19 +11,17 @@ from rdm_log.report.gantt import gantt, shares
 from rdm_log.report.job import Job
 from rdm_log.report.machines import bandwidth, devices, fabric, memory
 
-__all__ = ["OF_ALL_JOBS", "OF_EACH_JOB", "plots"]
-
-Jobs = Sequence[Job]
+_Jobs = Sequence[Job]
 
 
-def _work(jobs: Jobs) -> Plot | None:
+def _work(jobs: _Jobs) -> Plot | None:
     """Return the plot `mfu`, the share of the devices' peak that is used, or else `tflops`."""
     return curve(jobs, "mfu", "Model FLOPs utilisation", field(*MFU), positive=True) or curve(
         jobs, "tflops", "TFLOP/s per GPU", field(*TFLOPS), positive=True
     )
 
 
-OF_ALL_JOBS: Mapping[str, Callable[[Jobs], Plot | None]] = {
+OF_ALL_JOBS: Mapping[str, Callable[[_Jobs], Plot | None]] = {
     "loss": loss,
     "steptime": step_time,
     "speed": lambda jobs: curve(jobs, "speed", "Speed", speed(jobs), note=speed_note(jobs)),
@@ -48,7 +46,7 @@ OF_EACH_JOB: Mapping[str, Callable[[Job, int, str], Plot | None]] = {
 """Plots of a single job. The job's number is appended to the id."""
 
 
-def plots(jobs: Jobs) -> list[Plot]:
+def plots(jobs: _Jobs) -> list[Plot]:
     """Return the plots of a page in its order, without those that have no data."""
     found = [draw(jobs) for draw in OF_ALL_JOBS.values()]
     for number, job in enumerate(jobs):

@@ -15,9 +15,7 @@ from rdm_log.report.job import Job, collect
 from rdm_log.report.page import page
 from rdm_log.summary import NothingToRead
 
-__all__ = ["default_output", "main", "write"]
-
-PAGE = b"<!DOCTYPE html>"
+_PAGE = b"<!DOCTYPE html>"
 """The beginning of every report."""
 
 
@@ -55,10 +53,10 @@ def _check_replaceable(output: Path) -> None:
         if not output.is_file() or not output.stat().st_size:
             return
         with output.open("rb") as file:
-            begins = file.read(len(PAGE))
+            begins = file.read(len(_PAGE))
     except OSError as error:
         raise NothingToRead(f"{output} cannot be written: {error.strerror}.") from error
-    if begins != PAGE:
+    if begins != _PAGE:
         raise NothingToRead(f"{output} is there and is no report, so it stays: give another output.")
 
 

@@ -15,10 +15,8 @@ from rdm_trainer.cli.data import prefix_of_files, require_files_of
 if TYPE_CHECKING:
     from rdm_trainer.tools.preprocess.run import Progress
 
-__all__ = ["preprocess"]
-
 # Seconds between lines where there is no terminal.
-LINE_EVERY = 10.0
+_LINE_EVERY = 10.0
 
 
 @click.command()
@@ -132,7 +130,7 @@ class _Lines:
 
     def show(self, progress: Progress) -> None:
         """Print the progress when it is time."""
-        if monotonic() - self._printed_at >= LINE_EVERY:
+        if monotonic() - self._printed_at >= _LINE_EVERY:
             self._printed_at = monotonic()
             part = progress.read / max(progress.total, 1)
             click.echo(

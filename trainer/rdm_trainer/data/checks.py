@@ -13,12 +13,10 @@ from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.splits import SPLITS, bounds
 from rdm_trainer.tokenizers.special_tokens import special_tokens
 
-__all__ = ["ADDED_TOKENS", "checks"]
-
 # A T5's samples are this much shorter than its sequence, as Megatron's are.
 ADDED_TOKENS = 2
 # The number of runs of tokens that are compared with the vocabulary.
-RUNS = 64
+_RUNS = 64
 
 
 def checks(config: Config) -> list[str]:
@@ -118,7 +116,7 @@ def _content(config: Config, dataset: IndexedDataset) -> Iterator[str]:
     if not dataset.tokens:
         yield f"{dataset.prefix} is empty: it has no token."
         return
-    lowest, highest = dataset.extremes(RUNS)
+    lowest, highest = dataset.extremes(_RUNS)
     size = config.model.vocab_size
     if lowest < 0 or highest >= size:
         yield (

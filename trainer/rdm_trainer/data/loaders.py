@@ -21,8 +21,6 @@ from rdm_trainer.data.sampler import Sampler
 from rdm_trainer.data.sources import sources
 from rdm_trainer.tokenizers import special_tokens
 
-__all__ = ["Documents", "Loaders", "MicroBatch", "MicroBatches", "build", "starts_of"]
-
 # A GPT's: (tokens [b, s], (labels [b, s], loss mask [b, s])); with documents' starts, (tokens, starts [b, s])
 # instead of the tokens.
 # A BERT's: (tokens [b, s], (labels [b, s], loss mask [b, s])).
@@ -30,7 +28,7 @@ __all__ = ["Documents", "Loaders", "MicroBatch", "MicroBatches", "build", "start
 MicroBatch = tuple[torch.Tensor | tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 # Micro-batches that each thread keeps ready.
-AHEAD = 2
+_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class MicroBatches(Iterator[MicroBatch]):
             return self._read(next(self._numbers))
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="data")
-        while len(self._ahead) < AHEAD * self._threads:
+        while len(self._ahead) < _AHEAD * self._threads:
             numbers = next(self._numbers, None)
             if numbers is None:
                 break

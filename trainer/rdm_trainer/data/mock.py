@@ -12,16 +12,14 @@ import numpy as np
 from rdm_trainer.data.datasets import Arrays
 from rdm_trainer.data.span_corruption import SpanCorruption
 
-__all__ = ["MockGPT", "MockT5"]
-
-RING = 256
+_RING = 256
 
 
 class _Ring:
     def __init__(self, samples: int, vocab_size: int, seed: int) -> None:
         self._samples = samples
         self._seed = seed
-        size = min(RING, vocab_size)
+        size = min(_RING, vocab_size)
         self._ring = np.random.RandomState(seed % 2**32).permutation(size) * (vocab_size // size)
 
     def __len__(self) -> int:

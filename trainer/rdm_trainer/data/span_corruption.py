@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SpanCorruption"]
-
-Ids = npt.NDArray[np.int64]
+_Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,8 @@ class SpanCorruption:
             masked = max(masked - surplus, 1)
 
     def __call__(
-        self, tokens: Ids, random: np.random.RandomState
-    ) -> tuple[Ids, Ids, Ids, npt.NDArray[np.float32]]:
+        self, tokens: _Ids, random: np.random.RandomState
+    ) -> tuple[_Ids, _Ids, _Ids, npt.NDArray[np.float32]]:
         """Make a sample.
 
         Args:
@@ -108,7 +106,7 @@ class SpanCorruption:
         )
 
 
-def _parts(total: int, parts: int, random: np.random.RandomState) -> Ids:
+def _parts(total: int, parts: int, random: np.random.RandomState) -> _Ids:
     """Cut a length into this many parts of at least 1, every way equally likely."""
     if not parts:
         return np.empty(0, np.int64)
@@ -117,7 +115,7 @@ def _parts(total: int, parts: int, random: np.random.RandomState) -> Ids:
     return bounds[1:] - bounds[:-1]
 
 
-def _padded(ids: Ids, length: int, padding: int) -> Ids:
+def _padded(ids: _Ids, length: int, padding: int) -> _Ids:
     """The ids filled up to a length."""
     result = np.full(length, padding, np.int64)
     result[: len(ids)] = ids

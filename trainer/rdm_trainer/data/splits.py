@@ -11,12 +11,10 @@ from collections.abc import Sequence
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["SPLITS", "bounds", "evaluations", "share"]
-
 SPLITS = ("train", "valid", "test")
 
 # A blend reserves a little more than each data set's share, so that rounding never exhausts one.
-HEADROOM = 1.005
+_HEADROOM = 1.005
 
 
 def bounds(split: str, size: int) -> tuple[int, int, int, int]:
@@ -62,7 +60,7 @@ def share(samples: int, weights: Sequence[float]) -> list[int]:
     Returns:
         Each one's share plus half a percent, rounded up.
     """
-    return [math.ceil(samples * weight * HEADROOM) for weight in weights]
+    return [math.ceil(samples * weight * _HEADROOM) for weight in weights]
 
 
 def evaluations(train_iterations: int, interval: int, iterations: int) -> tuple[int, int]:

@@ -13,13 +13,11 @@ import torch.distributed as dist
 
 from rdm_trainer.distributed.collective import Collective
 
-__all__ = ["compare", "host_identity", "offset"]
-
 _EXCHANGES = 16
 """Number of round trips to rank 0; the fastest counts."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
-Clock = Callable[[], int]
+_Clock = Callable[[], int]
 
 
 def offset(exchanges: Sequence[tuple[int, int, int, int]]) -> tuple[float, float]:
@@ -36,7 +34,7 @@ def offset(exchanges: Sequence[tuple[int, int, int, int]]) -> tuple[float, float
 
 
 def compare(
-    collective: Collective, host: str = "", clock: Clock = time.perf_counter_ns
+    collective: Collective, host: str = "", clock: _Clock = time.perf_counter_ns
 ) -> tuple[float, float]:
     """Return the offset from this rank's clock to rank 0's, and its error bound, in nanoseconds.
 
@@ -63,7 +61,7 @@ def compare(
     return found
 
 
-def _query(collective: Collective, clock: Clock) -> tuple[int, int, int, int]:
+def _query(collective: Collective, clock: _Clock) -> tuple[int, int, int, int]:
     question, answer = torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     left = clock()
     dist.send(question, 0, group=collective.group)
@@ -73,7 +71,7 @@ def _query(collective: Collective, clock: Clock) -> tuple[int, int, int, int]:
     return left, came, answered, back
 
 
-def _answer(collective: Collective, leader: int, clock: Clock) -> None:
+def _answer(collective: Collective, leader: int, clock: _Clock) -> None:
     question = torch.zeros(1, dtype=torch.int64)
     for _ in range(_EXCHANGES):
         dist.recv(question, leader, group=collective.group)

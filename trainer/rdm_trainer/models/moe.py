@@ -35,21 +35,7 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.transformer import Block, Norm, activated, residual_std
 
-__all__ = [
-    "DocumentMoEBlock",
-    "DocumentMoEEmbedding",
-    "DocumentMoENorm",
-    "Experts",
-    "MoE",
-    "MoEBlock",
-    "MoEEmbedding",
-    "MoENorm",
-    "Router",
-    "load_balancing_loss",
-    "within_capacity",
-]
-
-States = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+_States = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """Hidden states and, after the first block, the sum of the blocks' load-balancing losses, float32 scalar."""
 
 
@@ -318,7 +304,7 @@ class MoEBlock(Block):
     def __init__(self, spec: ModelSpec, topology: Topology, **options: Any) -> None:
         super().__init__(spec, topology, feed_forward=MoE, **options)
 
-    def forward(self, states: States) -> States:  # type: ignore[override]
+    def forward(self, states: _States) -> _States:  # type: ignore[override]
         """Map the hidden states [batch, sequence, hidden] and the loss."""
         hidden_states, before = states if isinstance(states, tuple) else (states, None)
         return self.with_loss(hidden_states, before)
@@ -351,7 +337,7 @@ class DocumentMoEBlock(MoEBlock):
 class MoENorm(Norm):
     """The last norm; the load-balancing loss passes through."""
 
-    def forward(self, states: States) -> States:  # type: ignore[override]
+    def forward(self, states: _States) -> _States:  # type: ignore[override]
         """Normalise the hidden states."""
         hidden_states, loss = states
         return super().forward(hidden_states), loss
@@ -360,7 +346,7 @@ class MoENorm(Norm):
 class DocumentMoENorm(MoENorm):
     """The last norm; it drops the documents' starts."""
 
-    def forward(self, inputs: tuple[torch.Tensor, ...]) -> States:  # type: ignore[override]
+    def forward(self, inputs: tuple[torch.Tensor, ...]) -> _States:  # type: ignore[override]
         """Normalise the hidden states and return them with the loss."""
         states, _, loss = inputs
         return super().forward((states, loss))
@@ -380,7 +366,7 @@ class MoEEmbedding(VocabParallelEmbedding):
         self.balance: torch.Tensor | None = None
 
     def forward(  # type: ignore[override]
-        self, inputs: States, labels: tuple[torch.Tensor, ...] | None = None
+        self, inputs: _States, labels: tuple[torch.Tensor, ...] | None = None
     ) -> torch.Tensor:
         """Embed tokens, or return the loss or the logits of the last states."""
         if not isinstance(inputs, tuple):
@@ -402,7 +388,7 @@ class DocumentMoEEmbedding(MoEEmbedding):
     """The embedding of tokens paired with the starts of their documents."""
 
     def forward(  # type: ignore[override]
-        self, inputs: States, labels: tuple[torch.Tensor, ...] | None = None
+        self, inputs: _States, labels: tuple[torch.Tensor, ...] | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Embed the tokens of a pair; given states and their loss, return the loss or the logits."""
         if isinstance(inputs, torch.Tensor) or inputs[0].is_floating_point():

@@ -16,10 +16,8 @@ import numpy.typing as npt
 from rdm_core.errors import TrainerError
 from rdm_trainer.tokenizers.pretokens import cut, word_begin
 
-__all__ = ["GPT2Encoder"]
-
 # A word of up to this many bytes is its own key: two 64-bit numbers, the length in the last byte.
-SHORT = 15
+_SHORT = 15
 SLOT_BITS = 20
 # The most slots that are used, so that most words are found at the first probe.
 MOST_WORDS = 1 << (SLOT_BITS - 1)
@@ -28,14 +26,14 @@ MOST_POOLED = 1 << 24
 # Characters of one lookup: their arrays stay in the processor's cache.
 BLOCK = 1 << 18
 # GPT-2 writes each byte as a visible character; invisible ones become characters from 256 on, in order.
-SEEN = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-BYTE_CHARACTERS = {
-    byte: 0x100 + number for number, byte in enumerate(byte for byte in range(0x100) if byte not in SEEN)
+_SEEN = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_BYTE_CHARACTERS = {
+    byte: 0x100 + number for number, byte in enumerate(byte for byte in range(0x100) if byte not in _SEEN)
 }
 
-U64 = npt.NDArray[np.uint64]
-MULTIPLIERS = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)))
-BYTE_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(9)], np.uint64)
+_U64 = npt.NDArray[np.uint64]
+_MULTIPLIERS = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)))
+_BYTE_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(9)], np.uint64)
 
 
 class GPT2Encoder:
@@ -129,7 +127,7 @@ class GPT2Encoder:
         count = self._count[slots]
         first = self._first[slots]
 
-        long = lengths > SHORT
+        long = lengths > _SHORT
         missing = np.flatnonzero(~found | long)
         if len(missing):
             data = words.data
@@ -150,8 +148,8 @@ class GPT2Encoder:
         self,
         texts: list[bytes],
         missing: npt.NDArray[np.int64],
-        low: U64,
-        high: U64,
+        low: _U64,
+        high: _U64,
         long: npt.NDArray[np.bool_],
     ) -> tuple[list[int], list[int]]:
         """Encode words that the table lacks; return the number of each word's tokens, and where they begin.
@@ -174,7 +172,7 @@ class GPT2Encoder:
         if unknown:
             keep: list[int] = []
             for text, number in unknown.items():
-                pairs = self._byte_pairs(text.decode("latin-1").translate(BYTE_CHARACTERS))
+                pairs = self._byte_pairs(text.decode("latin-1").translate(_BYTE_CHARACTERS))
                 place = known[text] = self._store([token.id for token in pairs])
                 if long[missing[number]]:
                     self._long[text] = place
@@ -198,7 +196,7 @@ class GPT2Encoder:
         self._pooled = end
         return place
 
-    def _find(self, low: U64, high: U64) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def _find(self, low: _U64, high: _U64) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Look words up.
 
         Returns:
@@ -218,7 +216,7 @@ class GPT2Encoder:
         found &= self._count[slots] > 0
         return slots, found
 
-    def _insert(self, low: U64, high: U64, counts: list[int], firsts: list[int]) -> None:
+    def _insert(self, low: _U64, high: _U64, counts: list[int], firsts: list[int]) -> None:
         """Put new words, all different, into the first free slots from their hashes on."""
         slots = _hash(low, high)
         pending = np.arange(len(slots))
@@ -245,7 +243,7 @@ def _pieces(text: str) -> list[str]:
     return [*pieces, text[begin:]]
 
 
-def _keys(data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> tuple[U64, U64]:
+def _keys(data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> tuple[_U64, _U64]:
     """Return the keys of words.
 
     Args:
@@ -265,15 +263,15 @@ def _keys(data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.in
     first, second, third = words[at], words[at + 1], words[at + 2]
     low = (first >> shift) | ((second << one) << back)
     high = (second >> shift) | ((third << one) << back)
-    low &= BYTE_MASKS[np.minimum(lengths, 8)]
-    high &= BYTE_MASKS[np.clip(lengths - 8, 0, 7)]
+    low &= _BYTE_MASKS[np.minimum(lengths, 8)]
+    high &= _BYTE_MASKS[np.clip(lengths - 8, 0, 7)]
     high |= np.minimum(lengths, 255).astype(np.uint64) << np.uint64(56)
     return low, high
 
 
-def _hash(low: U64, high: U64) -> npt.NDArray[np.int64]:
+def _hash(low: _U64, high: _U64) -> npt.NDArray[np.int64]:
     """Return the slot at which the search for a word begins."""
-    mixed = (low * MULTIPLIERS[0]) ^ (high * MULTIPLIERS[1])
+    mixed = (low * _MULTIPLIERS[0]) ^ (high * _MULTIPLIERS[1])
     mixed ^= mixed >> np.uint64(32)
-    mixed *= MULTIPLIERS[2]
+    mixed *= _MULTIPLIERS[2]
     return (mixed >> np.uint64(64 - SLOT_BITS)).astype(np.int64)

@@ -17,17 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Pretokens", "cut", "word_begin"]
-
 # Classes of characters. END follows each document.
 OTHER, LETTER, NUMBER, SPACE, END = range(5)
-CODE_POINTS = 0x110000
-UNKNOWN = 255
+_CODE_POINTS = 0x110000
+_UNKNOWN = 255
 # Code points are classified in parts of this size. The surrogates, which no text has, fill whole parts.
-PART = 0x800
-SEPARATOR = "\n"
+_PART = 0x800
+_SEPARATOR = "\n"
 # Characters that are searched at a time for a place to cut.
-WINDOW = 1 << 12
+_WINDOW = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class _Classes:
     """
 
     def __init__(self) -> None:
-        self._table = np.full(CODE_POINTS, UNKNOWN, np.uint8)
+        self._table = np.full(_CODE_POINTS, _UNKNOWN, np.uint8)
         self._ascii = b""
 
     def of_ascii(self, data: bytes) -> npt.NDArray[np.uint8]:
@@ -65,10 +63,10 @@ class _Classes:
     def of(self, points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
         """Return the classes of code points, [characters]."""
         kinds = self._table[points]
-        unknown = kinds == UNKNOWN
+        unknown = kinds == _UNKNOWN
         if unknown.any():
-            for part in np.unique(points[unknown] // PART).tolist():
-                self._learn(part * PART)
+            for part in np.unique(points[unknown] // _PART).tolist():
+                self._learn(part * _PART)
             kinds = self._table[points]
         return kinds
 
@@ -77,14 +75,14 @@ class _Classes:
         from tokenizers import Regex
         from tokenizers.pre_tokenizers import Split
 
-        text = "".join(map(chr, range(begin, begin + PART)))
-        self._table[begin : begin + PART] = OTHER
+        text = "".join(map(chr, range(begin, begin + _PART)))
+        self._table[begin : begin + _PART] = OTHER
         for kind, pattern in ((LETTER, r"\p{L}+"), (NUMBER, r"\p{N}+"), (SPACE, r"\s+")):
             # Only what does not match is returned.
-            matches = np.ones(PART, bool)
+            matches = np.ones(_PART, bool)
             for _, (first, last) in Split(Regex(pattern), "removed").pre_tokenize_str(text):
                 matches[first:last] = False
-            self._table[begin : begin + PART][matches] = kind
+            self._table[begin : begin + _PART][matches] = kind
 
 
 _classes = _Classes()
@@ -96,7 +94,7 @@ def cut(texts: list[str]) -> Pretokens:
     Raises:
         UnicodeEncodeError: A text has half of a surrogate pair, which is no character.
     """
-    joined = SEPARATOR.join(texts) + SEPARATOR
+    joined = _SEPARATOR.join(texts) + _SEPARATOR
     data = joined.encode()
     ends_at = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1) - 1
     points: npt.NDArray[np.integer]
@@ -135,8 +133,8 @@ def word_begin(text: str, after: int) -> int | None:
     Returns:
         The first such place; None if there is none.
     """
-    for begin in range(after, len(text), WINDOW):
-        window = text[begin - 1 : begin + WINDOW]
+    for begin in range(after, len(text), _WINDOW):
+        window = text[begin - 1 : begin + _WINDOW]
         points: npt.NDArray[np.uint32] = np.frombuffer(window.encode("utf-32-le"), "<u4")
         kinds = _classes.of(points)
         found = (kinds[:-1] < SPACE) & (kinds[1:] != kinds[:-1]) & (points[:-1] != ord("'"))

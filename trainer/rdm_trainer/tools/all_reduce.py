@@ -34,18 +34,16 @@ import torch.distributed as dist
 from rdm_core.atomic_file import write_atomically
 from rdm_trainer import process
 
-__all__ = ["join", "main", "parse_size", "partner", "sizes", "this_node"]
-
-STEP = 4
+_STEP = 4
 LEAST = 1024**2
-PAIR_SIZE = 64 * 1024**2
-PAIR_ROUNDS = 8
-PAIR_TIMES = 3
+_PAIR_SIZE = 64 * 1024**2
+_PAIR_ROUNDS = 8
+_PAIR_TIMES = 3
 """The best of this many exchanges counts: a busy processor is no slow link."""
-TIMED_S = 0.5
+_TIMED_S = 0.5
 """How long one size is repeated, in seconds."""
-MOST_TIMES = 20
-COPIES = 3
+_MOST_TIMES = 20
+_COPIES = 3
 """How many times a tensor is in memory, the backend's copies included."""
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
@@ -71,8 +69,8 @@ def this_node() -> str:
 def sizes(most: int) -> list[int]:
     """Return the sizes to reduce, in bytes: from 1 MiB on, each four times the one before."""
     found = [LEAST]
-    while found[-1] * STEP <= most:
-        found.append(found[-1] * STEP)
+    while found[-1] * _STEP <= most:
+        found.append(found[-1] * _STEP)
     return found if found[-1] == most else [*found, most]
 
 
@@ -121,7 +119,7 @@ class Bench:
             free = torch.cuda.mem_get_info(self.device)[0]
         else:
             free = psutil.virtual_memory().available // len(self.ranks[self.node])
-        return min(most, int(-self._most(-float(free // COPIES))))
+        return min(most, int(-self._most(-float(free // _COPIES))))
 
     def reduce(self, size: int) -> dict[str, Any]:
         """Reduce over all ranks several times; return the times and bandwidths.
@@ -137,7 +135,7 @@ class Bench:
         if not bool((tensor == self.world).all()):
             raise ValueError(f"The sum of {size} bytes over {self.world} ranks is wrong on rank {self.rank}.")
         tensor.zero_()  # sums of sums would soon be infinite
-        times = max(1, min(MOST_TIMES, int(TIMED_S / first)))
+        times = max(1, min(_MOST_TIMES, int(_TIMED_S / first)))
         seconds = self._timed(lambda: dist.all_reduce(tensor), times) / times
         algorithm = size / seconds / 1e9
         return {
@@ -161,7 +159,7 @@ class Bench:
         """
         count = len(self.nodes)
         rounds = count - 1 + count % 2
-        some = min(rounds, PAIR_ROUNDS)
+        some = min(rounds, _PAIR_ROUNDS)
         sent, received = (torch.ones(size // 4, device=self.device) for _ in range(2))
         found = []
         for number in sorted({index * rounds // some for index in range(some)}):
@@ -171,7 +169,7 @@ class Bench:
             dist.barrier()
             if peer is not None:
                 self._exchange(sent[:1], received[:1], peer)  # connects the two
-                best = min(self._exchange(sent, received, peer) for _ in range(PAIR_TIMES))
+                best = min(self._exchange(sent, received, peer) for _ in range(_PAIR_TIMES))
                 found.append((self.rank, peer, 8 * size / best / 1e9))
         every: list[Any] = [None] * self.world
         dist.all_gather_object(every, found)
@@ -284,7 +282,7 @@ def measure(bench: Bench, most: int, seconds: float) -> Iterator[dict[str, Any]]
         done.append(bench.reduce(size))
     yield {"iteration": len(wanted), "phase": "pairs", "collective": result}
     if len(bench.nodes) > 1:
-        result["links_gbit"] = bench.pairs(min(most, allowed, PAIR_SIZE) if result["sizes"] else LEAST)
+        result["links_gbit"] = bench.pairs(min(most, allowed, _PAIR_SIZE) if result["sizes"] else LEAST)
     yield {"iteration": len(wanted) + 1, "phase": "done", "collective": result}
 
 

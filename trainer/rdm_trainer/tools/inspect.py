@@ -12,12 +12,10 @@ from rdm_trainer.data.index_maps.t5 import LONG_SENTENCE
 from rdm_trainer.data.indexed_dataset import IndexedDataset, paths
 from rdm_trainer.tokenizers.load import Tokenizer
 
-__all__ = ["Report", "inspect"]
-
-PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
+_PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
 # The number of runs of tokens that are searched for the highest and the lowest.
-RUNS = 256
-FIRST = 32
+_RUNS = 256
+_FIRST = 32
 
 
 @dataclass
@@ -84,8 +82,8 @@ def inspect(prefix: Path, tokenizer: Tokenizer | None = None) -> Report:
     if not data.tokens:
         report.problems.append("it has no token.")
         return report
-    report.lowest, report.highest = data.extremes(RUNS)
-    report.first_tokens = [int(token) for token in data.get(int(np.argmax(data.sizes > 0)), 0, FIRST)]
+    report.lowest, report.highest = data.extremes(_RUNS)
+    report.first_tokens = [int(token) for token in data.get(int(np.argmax(data.sizes > 0)), 0, _FIRST)]
     _evaluate(report, data, per_document)
     if tokenizer is not None:
         _compare(report, data, tokenizer)
@@ -135,5 +133,5 @@ def _percentiles(lengths: np.ndarray[tuple[int], np.dtype[np.integer]]) -> dict[
     """Return tokens by percentile."""
     if not len(lengths):
         return {}
-    values = np.percentile(lengths, PERCENTILES, method="nearest")
-    return {str(p): int(value) for p, value in zip(PERCENTILES, values, strict=True)}
+    values = np.percentile(lengths, _PERCENTILES, method="nearest")
+    return {str(p): int(value) for p, value in zip(_PERCENTILES, values, strict=True)}

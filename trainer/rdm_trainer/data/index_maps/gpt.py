@@ -23,11 +23,9 @@ from rdm_core.errors import TrainerError
 from rdm_trainer.data.index_maps.files import misfit, read
 from rdm_trainer.data.index_maps.maker import MapMaker, Progress
 
-__all__ = ["GPTIndex", "build", "epochs_needed", "load", "load_or_build", "map_paths"]
-
 # If less than this share of the last epoch is used, it is shuffled separately.
-LAST_EPOCH_PART = 0.80
-NAMES = ("doc_idx", "sample_idx", "shuffle_idx")
+_LAST_EPOCH_PART = 0.80
+_NAMES = ("doc_idx", "sample_idx", "shuffle_idx")
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def _arrays(
     separate = False
     if epochs > 1:
         before_last = ((epochs - 1) * tokens - 1) // seq_length
-        separate = samples - before_last < int(LAST_EPOCH_PART * ((tokens - 1) // seq_length))
+        separate = samples - before_last < int(_LAST_EPOCH_PART * ((tokens - 1) // seq_length))
 
     # The order of the draws matters: documents first, then samples.
     random = np.random.RandomState(seed)
@@ -192,7 +190,7 @@ def map_paths(
     """
     stem = f"{prefix.name}_{split}_indexmap_{samples}ns_{seq_length}sl_{seed}s"
     folder = prefix.parent if directory is None else directory
-    doc, sample, shuffle = (folder / f"{stem}_{name}.npy" for name in NAMES)
+    doc, sample, shuffle = (folder / f"{stem}_{name}.npy" for name in _NAMES)
     return doc, sample, shuffle
 
 

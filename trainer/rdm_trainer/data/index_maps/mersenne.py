@@ -12,14 +12,12 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["blocks", "mt19937", "mt19937_64"]
-
-WORDS = 312
-MULTIPLIER = 6364136223846793005
-MASK = (1 << 64) - 1
+_WORDS = 312
+_MULTIPLIER = 6364136223846793005
+_MASK = (1 << 64) - 1
 
 # Numbers that are drawn at a time.
-DRAWS = 1 << 18
+_DRAWS = 1 << 18
 
 
 def mt19937(seed: int) -> np.random.RandomState:
@@ -41,13 +39,13 @@ def blocks(seed: int, count: int) -> Iterator[npt.NDArray[np.uint64]]:
     """
     from rdm_trainer.data.index_maps import kernels
 
-    value = seed & MASK
+    value = seed & _MASK
     words = [value]
-    for i in range(1, WORDS):
-        value = (MULTIPLIER * (value ^ (value >> 62)) + i) & MASK
+    for i in range(1, _WORDS):
+        value = (_MULTIPLIER * (value ^ (value >> 62)) + i) & _MASK
         words.append(value)
     state = np.array(words, np.uint64)
-    for begin in range(0, count, DRAWS):
-        numbers = np.empty(min(DRAWS, count - begin), np.uint64)
+    for begin in range(0, count, _DRAWS):
+        numbers = np.empty(min(_DRAWS, count - begin), np.uint64)
         kernels.mt19937_64(state, begin, numbers)
         yield numbers

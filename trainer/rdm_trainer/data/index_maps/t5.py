@@ -21,16 +21,14 @@ from rdm_core.errors import TrainerError
 from rdm_trainer.data.index_maps.maker import Progress
 from rdm_trainer.data.index_maps.mersenne import blocks, mt19937
 
-__all__ = ["build", "fits", "map_path"]
-
 # A document with a sentence of more tokens is left out.
 LONG_SENTENCE = 512
 
 # Draws taken from a generator at a time.
-DRAWS = 1 << 16
+_DRAWS = 1 << 16
 
 # Sentences of the documents that are cut at a time.
-SENTENCES = 1 << 20
+_SENTENCES = 1 << 20
 
 
 def build(
@@ -89,8 +87,8 @@ def build(
 
 
 def _blocks(sentences: npt.NDArray[np.int64]) -> Iterator[slice]:
-    """Cut documents into runs of about ``SENTENCES`` sentences."""
-    before = np.cumsum(sentences) // SENTENCES
+    """Cut documents into runs of about ``_SENTENCES`` sentences."""
+    before = np.cumsum(sentences) // _SENTENCES
     bounds = [0, *(np.flatnonzero(np.diff(before)) + 1).tolist(), len(sentences)]
     for begin, end in itertools.pairwise(bounds):
         yield slice(begin, end)
@@ -125,7 +123,7 @@ class _Targets:
             return np.full(count, self._length, np.int64)
         missing = count - len(self._ahead)
         if missing > 0:
-            size = -(-missing // DRAWS) * DRAWS
+            size = -(-missing // _DRAWS) * _DRAWS
             drawn = self._generator.randint(0, 2**32, size=size, dtype=np.uint32).astype(np.int64)
             short = np.where(drawn % self._ratio == 0, 2 + drawn % (self._length - 1), self._length)
             self._ahead = np.concatenate((self._ahead, short))

@@ -15,9 +15,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from rdm_trainer.engines.deepspeed.distributed_optimizer import DistributedOptimizer
 from rdm_trainer.engines.engine import Observer
 
-__all__ = ["adopt"]
-
-INSTRUCTIONS = {
+_INSTRUCTIONS = {
     schedule.LoadMicroBatch: "load",
     schedule.ForwardPass: "forward",
     schedule.BackwardPass: "backward",
@@ -78,7 +76,7 @@ class _Whole(_Common, deepspeed.DeepSpeedEngine):
 
 
 def _in_span(instruction: type, execute: Callable[..., None]) -> Callable[..., None]:
-    kind, name = INSTRUCTIONS.get(instruction, "other"), instruction.__name__
+    kind, name = _INSTRUCTIONS.get(instruction, "other"), instruction.__name__
 
     def executed(engine: _Stage, *arguments: Any, **options: Any) -> None:
         with engine.span(kind, name):

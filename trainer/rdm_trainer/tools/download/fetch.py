@@ -18,13 +18,11 @@ from typing import Any
 
 from rdm_core.errors import FAILED, TrainerError
 
-__all__ = ["FRUITLESS", "Transfer", "digest", "fetch"]
-
-READ = 1 << 20
-TIMEOUT = 30.0
+_READ = 1 << 20
+_TIMEOUT = 30.0
 # How many attempts in a row may fetch nothing, and the seconds before the second of them, doubled each time.
 FRUITLESS = 5
-PAUSE = 0.5
+_PAUSE = 0.5
 
 
 @dataclass
@@ -49,7 +47,7 @@ def fetch(
     sha256: str | None = None,
     report: Callable[[Transfer], None] = lambda _: None,
     attempts: int = FRUITLESS,
-    pause: float = PAUSE,
+    pause: float = _PAUSE,
 ) -> bool:
     """Fetch a file.
 
@@ -140,7 +138,7 @@ def _continue(
         request.add_header("Range", f"bytes={size}-")
         request.add_header("If-Range", begun)
     try:
-        response = urllib.request.urlopen(request, timeout=TIMEOUT)  # noqa: S310  # checked above
+        response = urllib.request.urlopen(request, timeout=_TIMEOUT)  # noqa: S310  # checked above
     except urllib.error.HTTPError as error:
         if error.code == 416 and size:
             # Nothing is left, or the file has become shorter; only its length shows which.
@@ -161,7 +159,7 @@ def _continue(
             return False
         file = stack.enter_context(part.open("ab" if resumed else "wb"))
         transfer.done, transfer.total = size, whole
-        while data := response.read(READ):
+        while data := response.read(_READ):
             file.write(data)
             transfer.done += len(data)
             report(transfer)

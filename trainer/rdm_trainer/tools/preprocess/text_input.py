@@ -14,19 +14,17 @@ from typing import BinaryIO
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["BLOCK", "Block", "blocks"]
-
 # Bytes of text in a block: enough that passing it to a process costs little compared with the work on it.
 BLOCK = 1 << 21
-READ = 1 << 20
+_READ = 1 << 20
 GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
 # A zstd file may begin with a skippable frame.
-ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes((byte,)) + b"\x2a\x4d\x18" for byte in range(0x50, 0x60)))
-COMPRESSED = (GZIP, BZIP2, XZ, *ZSTD)
+_ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes((byte,)) + b"\x2a\x4d\x18" for byte in range(0x50, 0x60)))
+_COMPRESSED = (GZIP, BZIP2, XZ, *_ZSTD)
 # The window of `zstd --long=31`; the library's own limit is that of --long=27.
-ZSTD_WINDOW = 1 << 31
+_ZSTD_WINDOW = 1 << 31
 # Files that are often mistaken for JSON lines, and are not read.
-FOREIGN = {
+_FOREIGN = {
     b"PK\x03\x04": "a zip archive",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
     b"\x04\x22\x4d\x18": "compressed with lz4",
@@ -73,7 +71,7 @@ def blocks(paths: Sequence[Path]) -> Iterator[Block]:
                 magic = raw.read(6)
                 raw.seek(0)
                 _refuse_foreign(path, magic)
-                plain = not magic.startswith(COMPRESSED)
+                plain = not magic.startswith(_COMPRESSED)
                 try:
                     for data in _decompressed(raw, magic):
                         carry += data
@@ -103,18 +101,18 @@ class _DamagedError(Exception):
 
 def _refuse_foreign(path: Path, magic: bytes) -> None:
     """Raise a TrainerError if a file's first bytes show that it has no lines of JSON."""
-    for begin, what in FOREIGN.items():
+    for begin, what in _FOREIGN.items():
         if magic.startswith(begin):
             raise TrainerError(
                 f"{path} is {what}; give JSON lines, plain or compressed with gzip, bzip2, xz or zstd."
             )
-    if magic and any(begin.startswith(magic) for begin in COMPRESSED if begin != magic):
+    if magic and any(begin.startswith(magic) for begin in _COMPRESSED if begin != magic):
         raise TrainerError(f"{path} is damaged: it ends within the first bytes of compressed data.")
 
 
 def _decompressed(raw: BinaryIO, magic: bytes) -> Iterator[bytes]:
     """Yield the content of a file in parts; its first bytes show how it is compressed."""
-    if magic.startswith(ZSTD):
+    if magic.startswith(_ZSTD):
         yield from _zstd(raw)
     elif magic.startswith(XZ):
         # The format allows zeros after a stream, in multiples of four.
@@ -123,7 +121,7 @@ def _decompressed(raw: BinaryIO, magic: bytes) -> Iterator[bytes]:
         yield from _streams(raw, bz2.BZ2Decompressor, padding=1)
     else:
         stream = gzip.GzipFile(fileobj=raw) if magic.startswith(GZIP) else raw
-        while data := stream.read(READ):
+        while data := stream.read(_READ):
             yield data
 
 
@@ -134,20 +132,20 @@ def _streams(
 
     LZMAFile and BZ2File treat unreadable data after a stream as the end of the file.
     """
-    data = raw.read(READ)
+    data = raw.read(_READ)
     while data:
         stream = new()
         while not stream.eof:
-            if stream.needs_input and not data and not (data := raw.read(READ)):
+            if stream.needs_input and not data and not (data := raw.read(_READ)):
                 raise _DamagedError("the compressed data ends before its end marker was reached")
-            yield stream.decompress(data, READ)
+            yield stream.decompress(data, _READ)
             data = b""
-        data = stream.unused_data or raw.read(READ)
+        data = stream.unused_data or raw.read(_READ)
         zeros = 0
         while data and data[0] == 0:
             rest = data.lstrip(b"\0")
             zeros += len(data) - len(rest)
-            data = rest or raw.read(READ)
+            data = rest or raw.read(_READ)
         if zeros % padding:
             raise _DamagedError(f"{zeros} zeros follow a stream, which is no multiple of {padding}")
 
@@ -156,10 +154,10 @@ def _zstd(raw: BinaryIO) -> Iterator[bytes]:
     """Yield the content of a zstd file, one frame or several."""
     import zstandard
 
-    decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
     frame = decompressor.decompressobj()
     begun = False
-    while data := raw.read(READ):
+    while data := raw.read(_READ):
         while data:
             begun = True
             try:

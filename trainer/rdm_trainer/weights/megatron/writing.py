@@ -24,8 +24,6 @@ from rdm_trainer.weights.megatron import tensors
 from rdm_trainer.weights.megatron.arguments import arguments_of, refuse, tokenizer_type_of
 from rdm_trainer.weights.megatron.reading import FILE, LATEST, RELEASE, load
 
-__all__ = ["write"]
-
 
 def write(
     source: Any,
@@ -74,7 +72,7 @@ def write(
         try:
             for stage in range(pipeline):
                 for rank in range(tensor):
-                    parts: dict[str, Part] = {}
+                    parts: dict[str, _Part] = {}
                     for chunk in range(virtual):
                         key = f"model{chunk}" if virtual > 1 else "model"
                         number, count = chunk * pipeline + stage, virtual * pipeline
@@ -91,7 +89,7 @@ def write(
     return total
 
 
-Part = Callable[[Callable[[str], torch.Tensor]], Iterator[tuple[str, torch.Tensor]]]
+_Part = Callable[[Callable[[str], torch.Tensor]], Iterator[tuple[str, torch.Tensor]]]
 """Takes a function from our names to whole weights; yields one rank's weights by Megatron's names."""
 
 
@@ -100,7 +98,7 @@ def _write_rank(
     content: Mapping[str, Any],
     whole: Callable[[str], torch.Tensor],
     shapes: Mapping[str, tuple[int, ...]],
-    parts: Mapping[str, Part],
+    parts: Mapping[str, _Part],
 ) -> int:
     """Write one rank's file, a weight at a time into the mapped file.
 
