@@ -10,7 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.images import peer_server
+from ansible_collections.rdm.provision.plugins.module_utils.images import peer_limits, peer_server
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer
 
 from tests.unit.plugins.module_utils.images.peers import HANGS_S, HOME, LONG_S, MIB, TOKEN, running
@@ -75,7 +75,7 @@ def test_a_request_that_drips_gives_its_place_to_others(
 def test_a_bound_on_bandwidth_keeps_all_who_share_it_in_touch() -> None:
     for megabits in (0.5, 10, 1000):
         uploads = peer_server.Uploads(megabits * 1e6 / 8)
-        assert peer_server._UPLOADS * uploads.chunk / (megabits * 1e6 / 8) < peer_server.QUIET_S
+        assert peer_server._UPLOADS * uploads.chunk / (megabits * 1e6 / 8) < peer_limits.QUIET_S
 
 
 def test_a_node_sends_no_more_than_its_bound_on_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
