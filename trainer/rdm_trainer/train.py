@@ -363,6 +363,10 @@ class Training:
             raise TrainerError(
                 "There is no training data: data.split or data.train leaves none; give it a part above 0."
             )
+        samples, batch = len(opened.valid or ()), self.config.optimisation.global_batch_size
+        logging = self.config.logging
+        if logging.eval_interval and logging.eval_iterations and samples < batch:
+            self._announce(f"no validation: the data has {samples} samples for it, and a batch takes {batch}")
         return opened
 
     def _leads_in(self, directory: Path) -> bool:

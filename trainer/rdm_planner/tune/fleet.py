@@ -129,8 +129,18 @@ class Fleet:
         return {name: peak for name, peak in known.items() if peak is not None}
 
     def prices(self, options: TuneOptions) -> dict[str, float]:
-        """Return the prices of a GPU-hour by the kind's name; kinds without one are left out."""
+        """Return the prices of a GPU-hour by the kind's name; kinds without one are left out.
+
+        Raises:
+            TrainerError: No node has the GPU of a price, or an amount is not a price.
+        """
         given = options.price_by_gpu()
+        gpus = list(dict.fromkeys(gpu for _group, gpu, _name in self._kinds))
+        for gpu in given:
+            if gpu not in gpus:
+                raise TrainerError(
+                    f"No node has the GPU {gpu[:60]!r} of --price; they have {', '.join(gpus)}."
+                )
         known = {name: given.get(gpu, group.price) for group, gpu, name in self._kinds}
         return {name: price for name, price in known.items() if price}
 

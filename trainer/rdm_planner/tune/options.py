@@ -75,24 +75,23 @@ class TuneOptions:
         """Return the prices of a GPU-hour by the GPU's name.
 
         Raises:
-            TrainerError: A GPU is not known, or the amount is not a price.
+            TrainerError: An amount is not a price.
         """
         from rdm_core.cost import flops
 
         prices = {}
         for one in self.prices:
             name, _, amount = one.partition("=")
-            accelerator = flops.find_accelerator(name)
-            if accelerator is None:
-                raise TrainerError(f"The GPU {name[:60]!r} of --price is not known; write it as in H100=2.5.")
             try:
-                prices[accelerator.name] = float(amount)
+                price = float(amount)
             except ValueError:
-                prices[accelerator.name] = math.nan
-            if not (math.isfinite(prices[accelerator.name]) and prices[accelerator.name] > 0):
+                price = math.nan
+            if not (math.isfinite(price) and price > 0):
                 raise TrainerError(
                     f"--price {name} is {amount[:60]!r}; write an amount above 0, as {name}=2.5."
                 )
+            accelerator = flops.find_accelerator(name)
+            prices[accelerator.name if accelerator else name] = price
         return prices
 
 

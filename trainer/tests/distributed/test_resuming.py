@@ -241,10 +241,11 @@ def more_iterations(root: str) -> dict[str, Any]:
     )
     for iterations in (6, 60):
         log = resuming.Log()
-        changed = training.configure(job, {"optimisation.train_iterations": iterations})
+        evaluated = {"logging.eval_interval": iterations // 60, "logging.eval_iterations": 1}
+        changed = training.configure(job, {"optimisation.train_iterations": iterations, **evaluated})
         opened = Training(changed, Path(root) / "job", write=log)
         found[f"next of {iterations}"] = next(opened._loaders.train)[0].tolist()  # type: ignore[arg-type, union-attr]
-        found[f"lines of {iterations}"] = log.find("drawn again")
+        found[f"lines of {iterations}"] = log.find("drawn again") + log.find("no validation")
         opened.close()
     return found
 
@@ -256,7 +257,8 @@ def test_more_iterations_continue_the_order_of_the_data(tmp_path: Path) -> None:
     # 1,800 tokens make 112 samples of 16, and 60 steps take 480.
     assert found["lines of 60"] == [
         f"{tmp_path / 'd'}: the order of the first 112 samples stays, and the 368 behind them are drawn "
-        "again from all of its training data"
+        "again from all of its training data",
+        "no validation: the data has 0 samples for it, and a batch takes 8",
     ]
 
 
