@@ -53,7 +53,7 @@ class NodeVariables:
         except AnsibleError as error:
             if not self._early:
                 reason = str(error.message).rstrip(". ")
-                raise AnsibleError(f"{name} cannot be evaluated: {reason}") from None
+                raise AnsibleError(f"{name} cannot be evaluated: {reason}", obj=error.obj) from None
             self._unknown.add(name)
             return None
 
