@@ -23,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_va
     outside,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.container_options import (
+    HOST_NAME,
     container_problems,
     missing_over_ssh,
 )
@@ -98,7 +99,9 @@ def validate(reader: HostVariables) -> Validated:
         ready = _IMAGE_VARIABLES.intersection(present) <= set(given) and accelerator in ACCELERATORS
         images[host] = _images(host, accelerator, given) if ready else _NO_IMAGES
         wrong, typed = _typed(host, given)
-        wrong += container_problems(host, {"container_hostname": host, **typed})
+        # Another problem names a host whose own name is not usable.
+        default = {"container_hostname": host} if HOST_NAME.fullmatch(host) else {}
+        wrong += container_problems(host, {**default, **typed})
         wrong += distribution_problems(host, typed)
         if "images_mirror" in typed or "images_mirror" not in present:
             wrong += mirror_problems(host, typed)

@@ -23,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.container_options import HOST_NAME
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.system_directories import (
     is_system_directory,
 )
@@ -39,7 +40,6 @@ OTHER_GROUPS = ("login", "slurm_controller")
 
 # The largest rdm_gpu_speed: 90 is a mistake for 0.9.
 _FASTEST = 2.0
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CLUSTER = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _CONFIG_DIR = re.compile(r"/[^\0-\x1f:]*[^\0-\x1f:/]")
 _SOCKET = re.compile(r"/[^\0-\x20:]*[^\0-\x20:/]")
@@ -217,12 +217,12 @@ def _check_names(order: Sequence[str]) -> list[Problem]:
             None, f"the host name {name!r}", "has characters that are not safe in files and commands", hint
         )
         for name in order
-        if not _NAME.fullmatch(name)
+        if not HOST_NAME.fullmatch(name)
     ] + [
         Problem(
             None,
             f"the host name {name!r}",
-            "means in each container that container itself",
+            "refers to whichever host or container uses it",
             "give the host another name, and set ansible_host",
         )
         for name in order

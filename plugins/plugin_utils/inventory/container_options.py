@@ -24,6 +24,9 @@ OURS_IN_ENV = re.compile(r"MY_IP(_\d+)?|MASTER_ADDR")
 HOST_NAME_MAX = 64
 """Characters (linux/utsname.h); an engine accepts more, but then cannot start the container."""
 
+HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""A host's name that is safe in files and commands."""
+
 OUR_MOUNTS = (CONFIG_DIR, "/job", JOBS)
 """Mount points of the cluster's own directories in the container."""
 
@@ -34,7 +37,6 @@ _VOLUME_MODES = (
 )
 _EXCLUSIVE = ({"ro", "rw"}, {"z", "Z"}, {"private", "rprivate", "shared", "rshared", "slave", "rslave"})
 _VOLUME_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ULIMIT = re.compile(r"[a-z]+:-?[0-9]+(:-?[0-9]+)?")
 _DEVICE = re.compile(r"/[^:]+(:/[^:]+)?(:[rwm]{1,3})?")
 _CAPABILITY = re.compile(
@@ -45,7 +47,7 @@ _CAPABILITY = re.compile(
     "SYS_TTY_CONFIG|WAKE_ALARM)",
     re.IGNORECASE,
 )
-_DIRECTORY = re.compile(r"~?/[^\0-\x1f:]+|/")
+_DIRECTORY = re.compile(r"(~[A-Za-z0-9._-]*)?/[^\0-\x1f:]+|/")
 _DEVICE_FORM = "write path on the node[:path in the container[:rwm]]"
 _VOLUME_FORM = "write path on the node:path in the container[:ro], both absolute"
 
@@ -150,7 +152,7 @@ def _hostname(value: Any) -> Iterator[Complaint]:
     if len(str(value)) > HOST_NAME_MAX:
         reason = f"has {len(str(value))} characters, and a host name {HOST_NAME_MAX} at most"
         yield str(value), reason, "set container_hostname to a shorter one"
-    elif str(value) and not _HOST_NAME.fullmatch(str(value)):
+    elif str(value) and not HOST_NAME.fullmatch(str(value)):
         hint = "use letters, digits, '.', '_' and '-', beginning with a letter or digit"
         yield repr(value), "is not a host name", hint
 

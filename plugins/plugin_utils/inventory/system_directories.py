@@ -9,8 +9,10 @@ import posixpath
 _ROOTS = (
     *("bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "opt", "proc", "root", "run", "sbin"),
     *("sys", "tmp", "usr", "var", "var/lib"),
+    # What some of these are links to, or what links to them.
+    *("usr/bin", "usr/lib", "usr/lib32", "usr/lib64", "usr/sbin", "var/run"),
 )
-_SYSTEM = frozenset({"/", "//", *(f"/{name}" for name in _ROOTS)})
+_SYSTEM = frozenset({"/", *(f"/{name}" for name in _ROOTS)})
 
 
 def is_system_directory(path: str) -> bool:
@@ -19,4 +21,5 @@ def is_system_directory(path: str) -> bool:
     In `/etc` the cluster's `ssh` would be the directory of the node's sshd, and a container that mounts `/`
     could write to all of the node.
     """
-    return posixpath.normpath(path) in _SYSTEM
+    # POSIX keeps two slashes at the beginning apart from one; Linux does not.
+    return posixpath.normpath(f"/{path.lstrip('/')}") in _SYSTEM

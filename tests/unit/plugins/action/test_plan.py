@@ -120,6 +120,7 @@ def test_every_problem_of_the_inventory_is_in_one_report_and_nothing_is_written(
             },
             "e": {"container_env": {"MY_IP": "x", "A=B": ""}, "container_volumes": ["/a:/jobs", "/b"]},
             "f": {"images_list": [{"name": "a:1", "source": "archive"}], "verify_patience": "soon"},
+            "g(x)": {},
         },
         {**CPU, "network_nmae": "x", "rdm_gateway": "{{ not_there }}"},
     )
@@ -145,6 +146,7 @@ def test_every_problem_of_the_inventory_is_in_one_report_and_nothing_is_written(
         "f: a:1 in images_list",
         "f: verify_timeout",
     } <= set(found)
+    assert {one for one in found if "g(x)" in one} == {"None: the host name 'g(x)'", "g(x): rdm_gateway"}
     assert any("network_vlan 5000" in problem["reason"] for problem in result["problems"])
     head, *lines = result["msg"].splitlines()
     assert head == f"Refused before anything was changed, because of {len(lines)} problems:"

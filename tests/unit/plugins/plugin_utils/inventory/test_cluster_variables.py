@@ -51,7 +51,7 @@ def test_sound_inventory_is_resolved() -> None:
         (
             "m",
             "localhost",
-            "the host name 'localhost' means in each container that container itself: give the",
+            "the host name 'localhost' refers to whichever host or container uses it: give the host",
         ),
     ],
 )
@@ -126,7 +126,7 @@ def test_bad_config_dir(directory: str) -> None:
     assert sentence.startswith("w1: rdm_config_dir")
 
 
-@pytest.mark.parametrize("directory", ["/etc", "/home", "/var/lib", "/etc/rdm/.."])
+@pytest.mark.parametrize("directory", ["/etc", "/home", "/var/lib", "/etc/rdm/..", "//etc", "/usr/bin"])
 def test_a_config_dir_is_no_directory_of_the_operating_system(directory: str) -> None:
     hint = "give the cluster a directory of its own, such as /etc/rdm"
     assert problems(w1__rdm_config_dir=directory) == [

@@ -70,6 +70,7 @@ def sentences(**options: Any) -> list[str]:
         {"job_directory": ""},
         {"job_directory": "/mnt", "container_job_directory": "/data/a b/%n/jobs/"},
         {"job_directory": "~/jobs"},
+        {"job_directory": "~ops/jobs"},
     ],
 )
 def test_what_the_engine_takes_is_let_through(options: dict[str, Any]) -> None:
