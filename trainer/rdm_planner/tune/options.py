@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,7 +61,11 @@ class TuneOptions:
             if self.html.is_dir():
                 raise TrainerError(f"--html is {self.html}, which is a directory.")
             try:
-                tempfile.TemporaryFile(dir=self.html.parent).close()
+                # What exists is written in place: the directory of a pipe takes no file.
+                if not self.html.exists():
+                    tempfile.TemporaryFile(dir=self.html.parent).close()
+                elif not os.access(self.html, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             except OSError as error:
                 raise TrainerError(
                     f"--html is {self.html}, which cannot be written: {error.strerror}."

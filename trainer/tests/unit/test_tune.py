@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -426,6 +427,14 @@ def test_the_page_needs_no_network_and_has_it_all(tmp_path: Path) -> None:
     size = best[0]["data"] * best[0]["micro_batch"]
     assert drawn == 2 * best[0]["pipeline"] * min(24, job.optimisation.global_batch_size // size)
     assert "<polyline" in text
+
+
+def test_the_page_goes_to_a_pipe_too() -> None:
+    reading, writing = os.pipe()
+    _answer("gpt2-xl", f"--nodes 1xH100:4 --html /dev/fd/{writing}")
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as pipe:
+        assert pipe.read().startswith("<!DOCTYPE html>")
 
 
 def test_a_file_that_cannot_be_changed_is_said_and_stays(tmp_path: Path) -> None:
