@@ -70,8 +70,10 @@ def require_modelled(config: Config) -> None:
         TrainerError: It offloads to the host's memory, replays CUDA graphs, or has a memory budget that no
             layout can keep.
     """
-    # The job's own tensor degree is neither measured nor searched.
-    alone = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, tensor=1))
+    # The job's own tensor degree is neither measured nor searched, and no tokenizer is read.
+    data = config.data if config.data.tokenizer is not None else dataclasses.replace(config.data, mock=True)
+    parallel = dataclasses.replace(config.parallel, tensor=1)
+    alone = dataclasses.replace(config, parallel=parallel, data=data)
     if problems := [problem for check in MODEL_CHECKS for problem in check(alone)]:
         raise ConfigError(problems, source=f"the configuration of {config.name}")
     if config.optimisation.cuda_graphs:

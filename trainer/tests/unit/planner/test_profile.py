@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rdm_core import config as configuration
 from rdm_core.errors import TrainerError
 from rdm_planner.nodes import NodeKind
-from rdm_planner.profile import LayerTimes, MeasuredTimes, Profile, interpolate, shape_of
+from rdm_planner.profile import LayerTimes, MeasuredTimes, Profile, interpolate, require_modelled, shape_of
 from rdm_planner.times import Link, Times
 from rdm_trainer.cli import cli
 
@@ -258,6 +258,11 @@ def test_a_budget_that_no_layout_can_keep_is_refused_before_anything_is_measured
     result = CliRunner().invoke(cli, [verb, str(CONFIG), *options, *keys])
     assert isinstance(result.exception, TrainerError)
     assert problem in str(result.exception)
+
+
+@pytest.mark.parametrize("name", ["bert-large", "t5-11b"])
+def test_what_is_measured_needs_no_tokenizer(name: str) -> None:
+    require_modelled(configuration.load(CONFIG.with_name(f"{name}.yaml"), ["data.tokenizer=null"]))
 
 
 def _scaled(factor: float) -> Profile:
