@@ -109,7 +109,13 @@ def _print(report: Report) -> None:
 
 
 def prefix_of_files(_context: click.Context, _option: click.Parameter, value: str) -> Path:
-    """Read a prefix; a path without the trailing slash of a directory would name files beside it."""
+    """Return a prefix as a path.
+
+    A path drops the slash at the end of a directory's name, and files would be written beside that directory.
+
+    Raises:
+        click.BadParameter: It ends in a slash.
+    """
     if value.endswith("/"):
         raise click.BadParameter(
             f"{value} is a directory, and no prefix of a data set; give one, as {value}corpus."
