@@ -122,11 +122,6 @@ def _layout(config: Config) -> Iterator[str]:
             f"parallel.virtual_pipeline {parallel.virtual_pipeline}, in which the first stage also waits for "
             "the last one; take eager_forwards 0, or virtual_pipeline 1."
         )
-    if recomputed is not None and recomputed > config.spec.blocks:
-        yield (
-            f"parallel.activation_checkpointing_blocks is {recomputed}, which must be at most the model's "
-            f"number of blocks, {config.spec.blocks}; leave it out for all."
-        )
     try:
         bounds = config.stage_bounds()
     except TrainerError as error:
@@ -186,6 +181,16 @@ def _offloading(config: Config) -> Iterator[str]:
             f"parallel.offload_optimizer {parallel.offload_optimizer} is not combined with parallel.pipeline "
             f"{parallel.pipeline}: in bf16, DeepSpeed would lose gradients; use offload_optimizer none, or "
             "pipeline 1."
+        )
+
+
+def recomputed_blocks_problems(config: Config) -> Iterator[str]:
+    """Yield a problem if more blocks would compute their activations again than the model has."""
+    recomputed = config.parallel.activation_checkpointing_blocks
+    if recomputed is not None and recomputed > config.spec.blocks:
+        yield (
+            f"parallel.activation_checkpointing_blocks is {recomputed}, which must be at most the model's "
+            f"number of blocks, {config.spec.blocks}; leave it out for all."
         )
 
 
@@ -306,6 +311,7 @@ LAYOUT_CHECKS = (
     _context,
     _sequence_parallel,
     _layout,
+    recomputed_blocks_problems,
     memory_budget_problems,
     _offloading,
     unsupported,

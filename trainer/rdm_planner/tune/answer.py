@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rdm_core import config as configuration
-from rdm_core.config.layout_checks import unsupported
+from rdm_core.config.layout_checks import recomputed_blocks_problems, unsupported
 from rdm_core.config.schema import Config
 from rdm_core.cost import flops
 from rdm_core.errors import FAILED, TrainerError
@@ -166,7 +166,10 @@ def read_job(options: TuneOptions) -> Config:
         eager_forwards=job.parallel.eager_forwards if "parallel.eager_forwards" in held else 0,
         context=job.parallel.context if "parallel.context" in held else 1,
     )
-    for problem in unsupported(dataclasses.replace(job, parallel=parallel)):
+    for problem in (
+        *unsupported(dataclasses.replace(job, parallel=parallel)),
+        *recomputed_blocks_problems(job),
+    ):
         raise TrainerError(problem)
     return job
 

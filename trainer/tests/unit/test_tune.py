@@ -275,6 +275,7 @@ NATIVE = "engine=native parallel"
         (f"{LARGE} {NATIVE}.zero_stage=3", "zero_stage 3 needs DeepSpeed"),
         (f"{LARGE} engine=native optimisation.precision=fp16", "fp16 needs DeepSpeed"),
         (f"{LARGE} --pareto --price A11=2", "No node has the GPU 'A11' of --price; they have A10."),
+        (f"{LARGE} parallel.activation_checkpointing_blocks=49", "at most the model's number of blocks, 48"),
         (f"{LARGE} --pareto --price A10=0", "write an amount above 0"),
         (f"{LARGE} --model fasop", "is no model of FASOP's; write one of T5, bert, gpt2XL"),
         ("bert --model fasop --nodes 1xA10:8", "FASOP has no nodes of 8 A10"),
