@@ -472,7 +472,8 @@ def _block_activations(config: Config, name: str) -> int:
     output with one fp32 number per head, and both sides of the activation function; with dropout also a byte
     per element. With sequence parallelism, tensor ranks shard the first two and dropout's bytes as well.
     Values are a view of the product that has queries and keys, too, so that these exist twice if they are
-    rotated or normalised.
+    rotated or normalised. Context ranks gather copies of keys and values, so that only the norms of queries
+    and keys, whose input it is, keep the product.
     """
     spec, tensor = config.spec, config.parallel.tensor
     width = _width(config)
@@ -491,6 +492,8 @@ def _block_activations(config: Config, name: str) -> int:
     is_rotary = not spec.positions and not spec.relative_buckets
     if (is_rotary or spec.qk_norm) and config.parallel.context == 1:
         block += tokens * (inner + shared) // tensor
+    elif spec.qk_norm:
+        block += tokens * (inner + 2 * shared) // tensor
     # The gathered keys and values of the other ranks' tokens.
     length = tokens * config.parallel.context
     block += (length - tokens) * 2 * shared // tensor

@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from rdm_core.config import Config
+from rdm_core.cost.dry_run import dry_run
+from rdm_trainer import models
+from rdm_trainer.distributed.context_parallel import SequencePart
+from rdm_trainer.engines import create
 from tests.distributed import processes, training
-from tests.distributed.training import GPT, T5, configure
+from tests.distributed.training import GPT, QWEN, T5, configure
 
 # Two blocks, compiled as one graph as more would be, but in half the time. T5 has two of each kind.
 BLOCKS = configure(GPT, {"model.layers": 2})
@@ -187,3 +191,25 @@ def test_a_budget_changes_no_loss_and_repeats_no_sum_of_tensor_ranks() -> None:
     expected = processes.run(2, training.losses, plain, 2)
     for engine, steps in expected[0].items():
         assert found[0]["losses"][engine] == [pytest.approx(step, abs=1e-4) for step in steps], engine
+
+
+def kept_of_a_part(jobs: Mapping[str, Config]) -> dict[str, int]:
+    """Return the bytes that a forward pass of a context rank's tokens keeps for the backward pass."""
+    found = {}
+    with training.without_code("aot_eager_decomp_partition"):
+        for name, job in jobs.items():
+            topology = create.create_topology(job)
+            part = SequencePart.of(topology)
+            assert part is not None
+            inputs, labels = next(training.batches(job, topology, 1))
+            own = tuple(part.own(label) for label in labels)
+            found[name] = training.kept(models.build(job, topology), part.own(inputs), own)
+    return found
+
+
+def test_context_ranks_keep_the_product_that_gave_normed_queries_and_keys() -> None:
+    normed = configure(QWEN, {**CONTEXT, "optimisation.compile": True})
+    jobs = {"normed": normed, "plain": configure(normed, {"model.qk_norm": False})}
+    said = {name: dry_run(job, 2).peak.memory.activations for name, job in jobs.items()}
+    for rank in processes.run(2, kept_of_a_part, jobs):
+        assert rank["normed"] - rank["plain"] == pytest.approx(said["normed"] - said["plain"], rel=0.15)
