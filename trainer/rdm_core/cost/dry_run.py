@@ -405,8 +405,9 @@ def _activation_gradients(config: Config, layers: Sequence[LayerSize]) -> int:
     gating, there are two inputs.
 
     With several chunks, a stage also keeps the gradients that it has sent until a message proves that they
-    have arrived, see :func:`rdm_core.pipeline_schedule.received_before`. Their number is the first stage's.
-    Other stages may keep more of them, but hold fewer activations.
+    have arrived, see :func:`rdm_core.pipeline_schedule.received_before`. As many are counted as the first of
+    several stages with two chunks ever keeps. When a stage holds the most activations, it keeps two at most;
+    later it keeps one more for each forward pass that it no longer holds.
     """
     spec, parallel = config.spec, config.parallel
     width = _width(config)
