@@ -7,6 +7,7 @@ imported at start. A verb's file, and with it Ansible and rich, is loaded when i
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from rdm_provision.cli.verb_list import GROUPS, VERBS
 from rdm_provision.errors import BAD_INPUT, CANCELLED, FAILED
@@ -130,7 +132,20 @@ def _run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _stray_path(error: click.UsageError) -> str:
+    """Return the path that was given to a verb with an inventory and without arguments; empty if none was."""
+    found = re.fullmatch(r"Got unexpected extra argument \((.+)\)", error.message)
+    if found is None or error.ctx is None or not ("/" in found[1] or os.access(found[1], os.F_OK)):
+        return ""
+    has_arguments = any(isinstance(one, click.Argument) for one in error.ctx.command.params)
+    inventory = error.ctx.get_parameter_source("inventory")
+    return "" if has_arguments or inventory in (None, ParameterSource.COMMANDLINE) else found[1]
+
+
 def _usage_message(error: click.UsageError) -> str:
+    if error.ctx is not None and (path := _stray_path(error)):
+        verb = error.ctx.command_path.removeprefix(f"{PROGRAM} ")
+        return f"{verb} takes no arguments, but got {path}; an inventory goes with -i"
     # click's names of its types.
     message = re.sub("a valid integer(?: range)?", "an integer", error.format_message())
     message = re.sub("a valid float(?: range)?", "a number", message)
@@ -142,6 +157,9 @@ def _help_hint(arguments: Sequence[str], error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption) and error.option_name in dry and arguments[:1] == ["up"]:
         words = [word for word in arguments[1:] if word not in dry]
         return f"rdm-provision check {shlex.join(words)}".rstrip() + ", which shows what `up` would change"
+    if path := _stray_path(error):
+        at = arguments.index(path)
+        return shlex.join([PROGRAM, *arguments[:at], "-i", *arguments[at:]])
     if error.ctx is not None:
         return f"{error.ctx.command_path} --help"
     # click's error for an option without a value does not name the command.

@@ -118,6 +118,49 @@ def test_bad_command_lines_are_bad_input_with_a_way_out(
         assert word in result.err
 
 
+def _verbs_with_an_inventory_and_no_arguments() -> list[str]:
+    found = []
+    for verb in VERBS:
+        command = _command(verb)
+        commands = command.commands if isinstance(command, click.Group) else {"": command}
+        for name, one in commands.items():
+            options = {option for param in one.params for option in param.opts}
+            if "-i" in options and not any(isinstance(param, click.Argument) for param in one.params):
+                found.append(f"{verb} {name}".strip())
+    return found
+
+
+@pytest.mark.parametrize("verb", _verbs_with_an_inventory_and_no_arguments())
+def test_an_inventory_without_its_option_is_answered_with_the_option(call: Call, verb: str) -> None:
+    result = call(*verb.split(), "inventory/mine", "--json")
+    answer = json.loads(result.out)
+    assert result.code == answer["exit_code"] == 3
+    assert answer["error"] == f"{verb} takes no arguments, but got inventory/mine; an inventory goes with -i"
+    assert answer["hint"] == f"rdm-provision {verb} -i inventory/mine --json"
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["up", "--limit", "n1", "my cluster"], "rdm-provision up --limit n1 -i 'my cluster'"),
+        (["up", "nosuch"], "rdm-provision up --help"),
+        (["up", 300 * "x"], "rdm-provision up --help"),
+        (["up", "-i", "my cluster", "other/cluster"], "rdm-provision up --help"),
+        (["up", "a/b", "c/d"], "rdm-provision up --help"),
+        (["lab", "up", "inventory/mine"], "rdm-provision lab up --help"),
+        (["stop", "job", "inventory/mine"], "rdm-provision stop --help"),
+    ],
+)
+def test_only_a_path_that_may_be_the_inventory_is_taken_for_it(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my cluster").mkdir()
+    result = call(*argv)
+    assert result.code == 3
+    assert result.err.endswith(f"See: {hint}\n")
+
+
 def test_the_state_of_a_lab_that_is_not_there_is_bad_input(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
