@@ -58,8 +58,6 @@ class TuneOptions:
                 raise TrainerError(
                     f"--html is {self.html}, and the directory {self.html.parent} does not exist."
                 )
-            if self.html.is_dir():
-                raise TrainerError(f"--html is {self.html}, which is a directory.")
             try:
                 # What exists is written in place: the directory of a pipe takes no file.
                 if not self.html.exists():

@@ -18,6 +18,7 @@ from rdm_core import config as configuration
 from rdm_core.errors import TrainerError
 from rdm_planner.search import Found, search
 from rdm_planner.trainer_model import TrainerModel
+from rdm_planner.tune.options import TuneOptions
 from rdm_trainer.cli import cli
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -281,6 +282,8 @@ NATIVE = "engine=native parallel"
         ("bert --model fasop --nodes 1xA10:8", "FASOP has no nodes of 8 A10"),
         ("bert --model fasop --nodes 1xA10:4 --write", "--write is not for --model fasop"),
         ("bert --model fasop --nodes 1xA10:4 --inter 200", "--inter is not for --model fasop"),
+        ("bert --model fasop --nodes 1xA10:4 --intra 200", "--intra is not for --model fasop"),
+        ("bert --model fasop --nodes 1xA10:4 --efficiency 0.5", "--efficiency is not for --model fasop"),
         (
             "llama3-8b --nodes 1xH100:8 parallel.offload_optimizer=cpu",
             "search layouts with parallel.offload_optimizer=none",
@@ -316,6 +319,10 @@ def test_bad_input_is_one_sentence(words: str, problem: str) -> None:
     code, message = _tune(*words.split())
     assert code == 3
     assert problem in message
+
+
+def test_a_page_may_replace_a_file_in_a_directory_that_takes_no_other() -> None:
+    TuneOptions(Path("gpt.yaml"), html=Path("/proc/self/comm"))
 
 
 @pytest.mark.parametrize(
