@@ -256,16 +256,45 @@ def test_a_backward_pass_has_gradients_where_no_logits_took_more() -> None:
         assert [stage.memory.backward for stage in stages] == [own * line, 0]
 
 
-def test_rotated_queries_and_keys_exist_beside_the_product_of_which_values_are_a_view() -> None:
+def test_the_gradients_of_a_backward_pass_count_each_expert_that_a_token_has() -> None:
+    layout = ("engine=native", "parallel.pipeline=2", "parallel.expert=1", "parallel.data=1")
+    first = report("mixtral-8x7b", *layout, "optimisation.global_batch_size=8", world=2).stages[0]
+    # Of the block's output, and of both inputs of the gated layers of two experts.
+    assert first.memory.backward == 2 * 4096 * (4096 + 2 * 2 * 14336)
+
+
+def test_a_decoders_stage_also_receives_the_states_of_the_encoder() -> None:
+    def kept(cut: str) -> int:
+        overrides = (f"parallel.partition={cut}", "parallel.activation_checkpointing=none")
+        return report("t5-23b", *overrides).stages[3].memory.activations
+
+    block = kept("15-15-14-16-12") - kept("15-15-15-15-12")
+    # Two micro-batches of 5, with the tokens of the encoder and of the decoder.
+    assert kept("15-15-15-15-12") - 15 * block == 2 * 5 * (512 + 512) * 5120 * 2
+
+
+@pytest.mark.parametrize(
+    ("other", "context", "copies"),
+    [
+        (("model.position_embedding=rope",), 1, 1),
+        (("model.qk_norm=true",), 1, 1),
+        (("model.position_embedding=rope", "model.qk_norm=true"), 1, 1),
+        # Context parallelism copies values, too.
+        (("model.position_embedding=rope",), 2, 0),
+    ],
+)
+def test_changed_queries_and_keys_exist_beside_the_product_of_which_values_are_a_view(
+    other: tuple[str, ...], context: int, copies: int
+) -> None:
     one = ("parallel.data=1", "parallel.activation_checkpointing=none", "optimisation.global_batch_size=1")
     for tensor in (1, 2):
-        axes = (*one, f"parallel.tensor={tensor}")
-        learned, rotary = (
-            report("llama3-8b", *axes, f"model.position_embedding={kind}", world=tensor).stages[0]
-            for kind in ("learned", "rope")
+        axes = (*one, "engine=native", f"parallel.tensor={tensor}", f"parallel.context={context}")
+        plain, changed = (
+            report("llama3-8b", *axes, "model.position_embedding=learned", *more, world=tensor * context)
+            for more in ((), other)
         )
-        more = rotary.memory.activations - learned.memory.activations
-        assert more == 32 * 8192 * (4096 + 1024) * 2 // tensor
+        more = changed.stages[0].memory.activations - plain.stages[0].memory.activations
+        assert more == copies * 32 * 8192 * (4096 + 1024) * 2 // tensor
 
 
 def test_eager_forwards_keep_more_micro_batches() -> None:
