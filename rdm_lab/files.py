@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The inventory directory of a lab: its files, its keys, and who makes it just now."""
+"""The inventory directory of a lab: its files, its keys, and its lock."""
 
 from __future__ import annotations
 

@@ -257,12 +257,12 @@ class Cluster(JobVerbs):
         Every part of the pattern must match something: a typo is an error, not a warning.
 
         Raises:
-            InputError: a part, or the whole, matches no node, or the pattern is no text. An empty list would
-                be all nodes.
+            InputError: a part, or the whole, matches no node, or the pattern is not a string. An empty list
+                would be all nodes.
         """
         if limit is not None and not isinstance(limit, str):
             hint = "write 'node2,node3', or leave it out for all nodes"
-            raise InputError(f"limit {limit!r} is not a text, as Ansible's pattern is", hint=hint)
+            raise InputError(f"limit {limit!r} is not a string, as Ansible's patterns are", hint=hint)
         return select(limit, [node.name for node in self.nodes], self._groups)
 
     @property
@@ -282,7 +282,7 @@ class Cluster(JobVerbs):
         Raises:
             InventoryError: the plan cannot be made, or a node in ``release`` has no reserved address.
                 Nothing is written; ``problems`` has every reason.
-            InputError: ``release`` is a text.
+            InputError: ``release`` is a string.
             ClusterBusyError: another run is changing this cluster.
 
         >>> table = Cluster.load("inventory/lab").plan()  # doctest: +SKIP
@@ -291,7 +291,7 @@ class Cluster(JobVerbs):
         """
         if isinstance(release, str):
             # list() of a string would split it into letters.
-            raise InputError(f"release {release!r} is a text, and not a list", hint=f"release=[{release!r}]")
+            raise InputError(f"release {release!r} is a string, not a list", hint=f"release=[{release!r}]")
         release = list(release)
         save = save or bool(release)
         planned, self._planned = self._planned, None
@@ -578,7 +578,7 @@ class Cluster(JobVerbs):
         if isinstance(argv, str):
             # list() of a string would split it into letters.
             words = f"exec({argv.split()!r})"
-            raise InputError(f"the command {argv!r} is a text, and exec takes a list of words", hint=words)
+            raise InputError(f"the command {argv!r} is a string, and exec takes a list of words", hint=words)
         if not argv:
             raise InputError("there is no command to run", hint='exec(["hostname"])')
         if user and not _USER.fullmatch(user):
@@ -619,7 +619,7 @@ class Cluster(JobVerbs):
         if tags is not None:
             if not isinstance(tags, str):
                 hint = "write 'network,container', or leave it out for all parts"
-                raise InputError(f"tags {tags!r} is not a text", hint=hint)
+                raise InputError(f"tags {tags!r} is not a string", hint=hint)
             check_tags(playbook, tags)
         given = {name: value for name, value in (extra or {}).items() if value is not None}
         return Run(

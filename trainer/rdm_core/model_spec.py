@@ -18,7 +18,7 @@ class RopeScaling:
     """How rotary positions reach longer sequences than those that the model was first trained on."""
 
     kind: Literal["linear", "llama3", "yarn"]
-    """All frequencies are divided (`linear`), Llama 3.1's way, or YaRN."""
+    """Divide all frequencies (`linear`), scale as Llama 3.1 (`llama3`), or with YaRN (`yarn`)."""
     factor: PositiveFloat
     """By how much sequences become longer."""
     original_max_position_embeddings: Positive

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Directories of the operating system, which can be no cluster's own."""
+"""Directories of the operating system, which a cluster cannot have for itself."""
 
 from __future__ import annotations
 
 import posixpath
 
-# Filesystem Hierarchy Standard 3.0, without those that are there for an administrator's own file systems.
+# Filesystem Hierarchy Standard 3.0, without /media, /mnt and /srv, which hold an administrator's own files.
 _ROOTS = (
     *("bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "opt", "proc", "root", "run", "sbin"),
     *("sys", "tmp", "usr", "var", "var/lib"),

@@ -181,7 +181,7 @@ def test_memory_that_was_measured_on_h200_is_predicted() -> None:
     assert len(errors) == 23
     for name, found in errors.items():
         for error in found:
-            # The first stage of short passes kept up to nine messages that had arrived. It no longer does.
+            # The first stage of short passes kept messages that had arrived, which it no longer does.
             is_short = name.startswith("Llama-3 8B x 6") and "PP 2" in name
             assert (-0.016 if is_short else -0.002) < error < 0.008, name
 

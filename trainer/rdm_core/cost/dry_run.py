@@ -400,9 +400,8 @@ def _activations(
 def _activation_gradients(config: Config, layers: Sequence[LayerSize]) -> int:
     """Return the most bytes of gradients that a backward pass has at once besides those of weights.
 
-    That is in a feed-forward layer: the gradient of the block's output, and those of both sides of the
-    activation function. Of its input and its result, that of the result replaces the result itself. With
-    gating, there are two inputs.
+    That is in a feed-forward layer: the gradients of the block's output and of the activation function's
+    input, with gating of both inputs. The gradient of the function's result replaces the result itself.
 
     With several chunks, a stage also keeps the gradients that it has sent until a message proves that they
     have arrived, see :func:`rdm_core.pipeline_schedule.received_before`. As many are counted as the first of

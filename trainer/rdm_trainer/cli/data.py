@@ -111,21 +111,21 @@ def _print(report: Report) -> None:
 def prefix_of_files(_context: click.Context, _option: click.Parameter, value: str) -> Path:
     """Return a prefix as a path.
 
-    A path drops the slash at the end of a directory's name, and files would be written beside that directory.
+    A path drops the slash at the end of a directory's name, so that files would be written beside that directory.
 
     Raises:
         click.BadParameter: It ends in a slash.
     """
     if value.endswith("/"):
         raise click.BadParameter(
-            f"{value} is a directory, and no prefix of a data set; give one, as {value}corpus."
+            f"{value} is a directory, not the prefix of a data set; give one such as {value}corpus."
         )
     return Path(value)
 
 
 @data.command()
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--output-prefix", required=True, callback=prefix_of_files, metavar="PREFIX")
+@click.option("--output-prefix", required=True, type=click.Path(), callback=prefix_of_files, metavar="PREFIX")
 def merge(prefixes: tuple[Path, ...], output_prefix: Path) -> None:
     """Concatenate data sets."""
     from rdm_trainer.data.indexed_dataset import IndexedDataset

@@ -26,6 +26,7 @@ _LINE_EVERY = 10.0
 @click.option(
     "--output-prefix",
     required=True,
+    type=click.Path(),
     callback=prefix_of_files,
     metavar="PREFIX",
     help="Write PREFIX_KEY_document.bin and .idx (PREFIX_KEY_sentence with --split-sentences).",

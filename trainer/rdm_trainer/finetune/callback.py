@@ -107,7 +107,7 @@ class Reporter(TrainerCallback):
         if is_over:
             control.should_evaluate = args.eval_strategy != "no"
         elif stopped:
-            # There may be little time.
+            # After a signal there may be little time.
             control.should_evaluate = False
 
     def on_train_end(

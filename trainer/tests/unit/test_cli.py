@@ -192,9 +192,9 @@ def test_problems_are_sentences_and_the_code_is_3(program: Program) -> None:
         (("data", "download", "x", "--directory", "y"), "'NAME': 'x' is not one of 'demo-corpus'"),
         (
             ("data", "merge", "a", "--output-prefix", "b/"),
-            "b/ is a directory, and no prefix of a data set",
+            "b/ is a directory, not the prefix of a data set",
         ),
-        (("preprocess", "a", "--output-prefix", "b/"), "b/ is a directory, and no prefix of a data set"),
+        (("preprocess", "a", "--output-prefix", "b/"), "b/ is a directory, not the prefix of a data set"),
         (("profile", XL, "--blocks", "4"), "See: rdm-trainer profile --help"),
         (("profile", XL, "model.attention_heads=7"), "1600 is not divisible by model.attention_heads 7"),
         (("data", "info", "a", "--merges", "b"), "`--vocab` of `rdm-trainer preprocess` or `data info`"),

@@ -265,17 +265,17 @@ def test_a_limit_with_a_typo_is_refused_with_a_suggestion(cluster: Cluster, limi
 
 
 @pytest.mark.parametrize("limit", [[], ["node2"], ("node2",), 2])
-def test_a_limit_that_is_no_text_is_refused_and_never_means_all_nodes(cluster: Cluster, limit: Any) -> None:
-    with pytest.raises(InputError, match=r"limit .* is not a text") as caught:
+def test_a_limit_that_is_no_string_is_refused_and_never_means_all_nodes(cluster: Cluster, limit: Any) -> None:
+    with pytest.raises(InputError, match=r"limit .* is not a string") as caught:
         cluster.down(limit=limit)
     assert caught.value.hint == "write 'node2,node3', or leave it out for all nodes"
 
 
 def test_tags_and_released_nodes_of_another_type_are_refused(cluster: Cluster) -> None:
     tags: Any = ["network"]
-    with pytest.raises(InputError, match=r"tags \['network'\] is not a text"):
+    with pytest.raises(InputError, match=r"tags \['network'\] is not a string"):
         cluster.up(tags=tags)
-    with pytest.raises(InputError, match="release 'node9' is a text, and not a list") as caught:
+    with pytest.raises(InputError, match="release 'node9' is a string, not a list") as caught:
         cluster.plan(release="node9")
     assert caught.value.hint == "release=['node9']"
 
@@ -468,7 +468,7 @@ def test_exec_wants_a_command_and_a_sound_user(cluster: Cluster) -> None:
         cluster.exec([])
     with pytest.raises(InputError, match="user"):
         cluster.exec(["id"], user="{{ x }}")
-    with pytest.raises(InputError, match="'id -u' is a text, and exec takes a list") as caught:
+    with pytest.raises(InputError, match="'id -u' is a string, and exec takes a list") as caught:
         cluster.exec("id -u")
     assert caught.value.hint == "exec(['id', '-u'])"
     assert cluster.exec(["id"], user="1000:100").spec.literal_vars == {"exec_argv": ["id"]}
