@@ -111,7 +111,7 @@ def _print(report: Report) -> None:
 def prefix_of_files(_context: click.Context, _option: click.Parameter, value: str) -> Path:
     """Return a prefix as a path.
 
-    A path drops the slash at the end of a directory's name, so that files would be written beside that directory.
+    A path drops the slash at the end of a directory's name, so that files would be written beside it.
 
     Raises:
         click.BadParameter: It ends in a slash.
