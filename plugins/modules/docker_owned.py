@@ -83,7 +83,7 @@ removed:
 import contextlib
 import os
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import as_module
@@ -101,6 +101,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership imp
     no_engine_here,
     plugin_answers,
     refuse_while_needed,
+    remove_container,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.unit import NAME
@@ -209,13 +210,13 @@ def _end(api: DockerAPI, containers: List[Dict[str, Any]], stop_timeout: int) ->
     for container in containers:
         _gone(api.post, "/containers/{0}/stop".format(container["Id"]), t=stop_timeout)
         # v: with anonymous volumes of the image, which nobody else uses.
-        _gone(api.delete, "/containers/{0}".format(container["Id"]), force=True, v=True)
+        _gone(remove_container, api, container["Id"], volumes=True)
 
 
-def _gone(request: Any, path: str, **query: Any) -> None:
+def _gone(request: Callable[..., object], *arguments: Any, **query: Any) -> None:
     """Make a request that also succeeds if its object is gone already."""
     try:
-        request(path, **query)
+        request(*arguments, **query)
     except DockerError as error:
         # 304: stopped already; 404: gone; 409: its removal is under way.
         if error.status not in (304, 404) and "already in progress" not in error.message:

@@ -16,6 +16,7 @@ from signal import SIGKILL, SIGTERM
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import remove_container
 
 from tests.labs import lab_name
 from trainer.tests.waiting import wait_until
@@ -147,7 +148,7 @@ class Engine:
         """Remove every container and network of an engine that runs."""
         if self._answers():
             for container in self.api.get("/containers/json", all=True):
-                self.api.delete(f"/containers/{container['Id']}", force=True, v=True)
+                remove_container(self.api, container["Id"], volumes=True)
             self.api.post("/networks/prune")
 
     def remove(self) -> None:

@@ -41,9 +41,7 @@ def api(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
     network = {"Name": "fabric", "IPAM": {"Config": [{"Subnet": f"{NET}.0/24"}]}}
     engine.api.post("/networks/create", network)
     yield engine.api
-    for one in engine.api.get("/containers/json", all=True):
-        engine.api.delete(f"/containers/{one['Id']}", force=True, v=True)
-    engine.api.post("/networks/prune")
+    engine.clear()
 
 
 @pytest.fixture

@@ -21,9 +21,7 @@ def bare(engine: Engine) -> Iterator[Engine]:
     """An engine with a network for the container; both are empty again afterwards."""
     engine.api.post("/networks/create", {"Name": "fabric", "IPAM": {"Config": [{"Subnet": SUBNET}]}})
     yield engine
-    for container in engine.api.get("/containers/json", all=True):
-        engine.api.delete(f"/containers/{container['Id']}", force=True, v=True)
-    engine.api.delete("/networks/fabric")
+    engine.clear()
 
 
 def play(

@@ -56,11 +56,8 @@ class Node:
 @pytest.fixture
 def node(engine: Engine, busybox_image: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
-    node = Node(engine, busybox_image)
-    yield node
-    for container in node.api.get("/containers/json", all=True):
-        node.api.delete(f"/containers/{container['Id']}", force=True, v=True)
-    node.api.post("/networks/prune")
+    yield Node(engine, busybox_image)
+    engine.clear()
 
 
 SLEEP = ["sleep", "1000"]

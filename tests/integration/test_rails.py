@@ -35,9 +35,7 @@ def parents() -> Iterator[list[str]]:
 def bare(engine: Engine) -> Iterator[Engine]:
     """An engine without containers and networks of these tests."""
     yield engine
-    for container in engine.api.get("/containers/json", all=True):
-        engine.api.delete(f"/containers/{container['Id']}", force=True, v=True)
-    engine.api.post("/networks/prune")
+    engine.clear()
 
 
 def tasks(*roles: tuple[str, str]) -> list[dict[str, Any]]:

@@ -27,7 +27,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.request im
 from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import ContainerVfs
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
-    DockerError,
     DockerProblem,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import (
@@ -40,6 +39,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership imp
     inspect,
     is_ours,
     label_filter,
+    remove_container,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.running_jobs import running_jobs
 
@@ -80,7 +80,7 @@ def leftovers_of(
     gone = [_leftover(api, name + NEXT, cluster), now if comes_back else old, *_nameless(api, cluster)]
     for one in gone if not check else ():
         if one is not None:
-            _remove(api, one["Id"])
+            remove_container(api, one["Id"])
     if comes_back and not check:
         _rename(api, str((old or {})["Id"]), name)
     return (old if comes_back else now), [
@@ -208,7 +208,7 @@ class Change:
             # The last check for jobs may be minutes old.
             self._protect_jobs(old, _FATES["replace"])
         except NodeError:
-            _remove(self._api, successor, volumes=True)
+            remove_container(self._api, successor, volumes=True)
             raise
         try:
             if old["State"]["Paused"]:
@@ -230,11 +230,11 @@ class Change:
                     str(problem).rstrip(". "), "runs again" if was_running else "is there again"
                 )
             ) from problem
-        _remove(self._api, old["Id"])
+        remove_container(self._api, old["Id"])
 
     def _undo(self, old: Container, successor: str) -> None:
         """Restore the old container."""
-        _remove(self._api, successor, volumes=True)
+        remove_container(self._api, successor, volumes=True)
         now = inspect(self._api, "containers", old["Id"])
         if now is not None and now["Name"] != "/" + self._name:
             _rename(self._api, old["Id"], self._name)
@@ -254,7 +254,7 @@ class Change:
                 end = {"Container": made, "EndpointConfig": endpoint(self._wanted, network, version)}
                 self._api.post("/networks/{0}/connect".format(network), end)
         except DockerProblem:
-            _remove(self._api, made, volumes=True)
+            remove_container(self._api, made, volumes=True)
             raise
         return made
 
@@ -304,12 +304,3 @@ def _nameless(api: DockerAPI, cluster: str) -> List[Container]:
 
 def _rename(api: DockerAPI, container: str, name: str) -> None:
     api.post("/containers/{0}/rename".format(container), name=name)
-
-
-def _remove(api: DockerAPI, container: str, volumes: bool = False) -> None:
-    """Remove a container. Its volumes stay by default: they may hold a user's data."""
-    try:
-        api.delete("/containers/{0}".format(container), force=True, v=volumes)
-    except DockerError as error:
-        if error.status != 404:  # already removed
-            raise

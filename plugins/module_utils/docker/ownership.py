@@ -74,6 +74,28 @@ def inspect(api: DockerAPI, kind: str, name: str) -> dict[str, Any] | None:
     return found if name in (found["Name"].lstrip("/"), found["Id"]) else None
 
 
+def remove_container(api: DockerAPI, container: str, volumes: bool = False) -> None:
+    """Stop and remove a container, which may be gone already.
+
+    Args:
+        api: the engine.
+        container: its id.
+        volumes: with its anonymous volumes; they may hold a user's data.
+    """
+    for is_last in (False, True):
+        try:
+            api.delete("/containers/{0}".format(container), force=True, v=volumes)
+        except DockerError as error:
+            if error.status == 404:
+                return
+            # The engine writes the state of a container that ends into the directory it is removing. The
+            # container stays, and a second request removes it (https://github.com/moby/moby/issues/52161).
+            if is_last or "directory not empty" not in error.message:
+                raise
+        else:
+            return
+
+
 def last_words(api: DockerAPI, container: dict[str, Any], lines: int = 200, ever: bool = False) -> str:
     """Return the last lines of a container's output, standard output and error interleaved.
 
