@@ -74,7 +74,7 @@ def paths(prefix: Path) -> tuple[Path, Path]:
     """
     if prefix.name in ("", ".."):
         raise TrainerError(
-            f"{prefix} is a directory, and no prefix of a data set: give the path with the beginning of the "
+            f"{prefix} is a directory, not the prefix of a data set: give the path with the beginning of the "
             f"files' names, as {prefix / 'corpus'}."
         )
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
