@@ -6,6 +6,9 @@ VF whose interface is in another namespace is in use, whoever moved it. A killed
 endpoints, and the plugin misses deletions while it is down. So an endpoint that is older than the engine's or
 the plugin's start counts only while its VF is away.
 
+The kernel returns a VF some time after its namespace has ended: on a busy node, an engine that was killed
+restarts the container earlier. So a container that had a VF, or was made with one's devices, waits for it.
+
 Two calls are not Docker's. RdmSriov.Reserve reserves, before a container is created, a VF for its
 address, so that the container can be given the devices of this VF. RdmSriov.Info returns the digest of
 the running program and the networks that it knows.
@@ -52,6 +55,10 @@ Recover = Callable[[], Dict[str, Dict[str, str]]]
 
 RESERVED_S = 600.0
 """Seconds that a reservation is valid; containers are created within seconds."""
+RETURN_S = 10.0
+"""How long a container waits for the VF that it had, in seconds."""
+_POLL_S = 0.1
+_CREATE_ENDPOINT = "NetworkDriver.CreateEndpoint"
 # These calls succeed even if the state cannot be written: after a restart the kernel shows the same.
 _RELEASES = ("NetworkDriver.DeleteEndpoint", "NetworkDriver.DeleteNetwork")
 
@@ -68,6 +75,7 @@ class Driver:
         program: digest of the running program.
         warn: writes a line to the log.
         rdma: the RDMA devices of these VFs; None: those in sysfs.
+        sleep: waits a number of seconds.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class Driver:
         program: str = "",
         warn: Callable[[str], None] = lambda _: None,
         rdma: Optional[RdmaNamespaces] = None,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._vfs = vfs
         self._state = state
@@ -87,13 +96,14 @@ class Driver:
         self._program = program
         self._warn = warn
         self._rdma = rdma or RdmaNamespaces(warn=warn)
+        self._sleep = sleep
         self._lock = threading.Lock()
         self._calls: Dict[str, Callable[[Answer], Answer]] = {
             "Plugin.Activate": self._activate,
             "NetworkDriver.GetCapabilities": lambda _: {"Scope": "local", "ConnectivityScope": "local"},
             CREATE_NETWORK: self._create_network,
             "NetworkDriver.DeleteNetwork": self._delete_network,
-            "NetworkDriver.CreateEndpoint": self._create_endpoint,
+            _CREATE_ENDPOINT: self._create_endpoint,
             "NetworkDriver.DeleteEndpoint": self._delete_endpoint,
             "NetworkDriver.EndpointOperInfo": self._info,
             "NetworkDriver.Join": self._join,
@@ -120,8 +130,18 @@ class Driver:
         Raises:
             VfProblem: it failed; the state is unchanged.
         """
+        if call == _CREATE_ENDPOINT:
+            self._wait_for_return(request)
         with self._lock, self._state.change(written=call not in _RELEASES):
             return self._calls[call](request)
+
+    def _wait_for_return(self, request: Answer) -> None:
+        """Wait until the kernel has returned the VF that a container had; other calls go on meanwhile."""
+        for _ in range(round(RETURN_S / _POLL_S)):
+            with self._lock:
+                if not self._is_returning(request):
+                    return
+            self._sleep(_POLL_S)
 
     def _describe(self, _request: Answer) -> Answer:
         return {
@@ -202,8 +222,7 @@ class Driver:
             str(wanted.get("Address") or ""),
             str(wanted.get("MacAddress") or "").lower(),
         )
-        options = _dict(request, "Options")
-        bound = str(options.get(VF) or options.get(FORMER_VF) or "")
+        bound = _bound(request)
         vf = self._choose((network_id, address), network, hardware, bound)
         interface = self._vfs.interface(vf)
         ethernet = self._vfs.is_ethernet(interface)
@@ -291,6 +310,20 @@ class Driver:
             if not 0 <= now - reservation.since < RESERVED_S:
                 del state.reserved[owner]
         return list(free.values())
+
+    def _is_returning(self, request: Answer) -> bool:
+        """Return whether the VF that a container needs or had last is away, and no other endpoint has it."""
+        state, network_id = self._state, _text(request, "NetworkID")
+        network = state.networks.get(network_id)
+        owner = network_id, str(_dict(request, "Interface").get("Address") or "")
+        key = _bound(request) or state.last.get(owner)
+        if network is None or any(
+            one.vf == key and (name in state.confirmed or one.owner != owner)
+            for name, one in state.endpoints.items()
+        ):
+            return False
+        vf = next((one for one in self._pool(network) if one.key == key), None)
+        return vf is not None and not self._vfs.is_idle(vf) and not self._vfs.interface(vf)
 
     def _choose(self, owner: Owner, network: Network, hardware: str = "", bound: str = "") -> Vf:
         """Return the VF for an owner.
@@ -381,6 +414,12 @@ class Driver:
             # For a controller before 0.6.0.
             "Function": {**reserved, "parent": vf.pf},
         }
+
+
+def _bound(request: Answer) -> str:
+    """Return the key of the VF whose devices a container was created with; "" for none."""
+    options = _dict(request, "Options")
+    return str(options.get(VF) or options.get(FORMER_VF) or "")
 
 
 def _text(request: Answer, name: str) -> str:

@@ -32,7 +32,6 @@ from ansible_collections.rdm.provision.rdm_sriov.vfs import (
     printed,
 )
 
-"""The command that leaves the mode exclusive."""
 _CLASS = "class/infiniband"
 _TIMEOUT_S = 60.0
 _POLL_S = 0.01

@@ -164,13 +164,13 @@ class Node:
     def wait_back(self, name: str, address: str) -> None:
         """Wait until a container has this hardware address again, after its engine was down."""
 
-        def there() -> bool:
+        def seen() -> str:
             try:
-                return self.address(name) == address
-            except RuntimeError:  # it does not run, or not yet, even if the engine reports so
-                return False
+                return self.address(name)
+            except RuntimeError as error:  # it does not run, or not yet, even if the engine reports so
+                return str(error)
 
-        wait_until(f"{name} has {address} again", there)
+        wait_until(f"{name} has {address} again", seen, lambda seen: seen == address, why=self.log.read_text)
 
     def promised(self) -> dict[str, Any]:
         """Return the endpoints that the plugin keeps."""

@@ -76,12 +76,20 @@ class Plugin:
         self.known: dict[str, dict[str, str]] = {}
         self.given: dict[str, str] = {}
         self.now = 1e9
+        self.waits = 0
+        self.back: dict[int, str] = {}
         self.start()
 
     def start(self) -> None:
         """Begin with what the plugin before has kept."""
         self.state = State(str(self.directory))
-        self.driver = Driver(self.machine, self.state, lambda: self.known, lambda: self.now)
+        clock, sleep = (lambda: self.now), self.wait
+        self.driver = Driver(self.machine, self.state, lambda: self.known, clock, sleep=sleep)
+
+    def wait(self, seconds: float) -> None:
+        """Let the kernel return the VF that is due after so many waits."""
+        self.waits += 1
+        self.machine.away.discard(self.back.get(self.waits, ""))
 
     def call(self, name: str, **request: Any) -> dict[str, Any]:
         return self.driver.answer(f"NetworkDriver.{name}", request)
@@ -169,6 +177,42 @@ def test_an_engine_that_was_killed_leaves_nothing_taken(plugin: Plugin) -> None:
     plugin.activate()
     assert {plugin.container("a2"), plugin.container("b2")} == {"ib0.0", "ib0.1"}
     assert set(plugin.state.endpoints) == {"a2", "b2"}
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_container_waits_for_the_vf_that_the_kernel_has_not_returned_yet(
+    plugin: Plugin, bound: bool
+) -> None:
+    mine = plugin.container("a", "192.169.16.100/24")
+    plugin.activate()  # the engine was killed
+    plugin.back = {3: mine}
+    assert plugin.container("a2", "192.169.16.100/24", bound=mine if bound else "") == mine
+    assert plugin.waits == 3
+
+
+def test_a_container_does_not_wait_longer_than_some_seconds(plugin: Plugin) -> None:
+    mine = plugin.container("a", "192.169.16.100/24")
+    plugin.activate()
+    with pytest.raises(VfProblem, match="whose RDMA devices"):
+        plugin.container("a2", "192.169.16.100/24", bound=mine)
+    assert plugin.waits == 100
+    assert plugin.container("a3", "192.169.16.100/24") != mine
+    assert plugin.waits == 200
+
+
+def test_a_container_does_not_wait_for_a_vf_that_another_one_has(plugin: Plugin) -> None:
+    mine = plugin.container("a", "192.169.16.100/24")
+    plugin.end("a")
+    plugin.container("b", "192.169.16.101/24", bound=mine)
+    for restart in (plugin.activate, plugin.start):
+        restart()
+        with pytest.raises(VfProblem, match="whose RDMA devices"):
+            plugin.container("a2", "192.169.16.100/24", bound=mine)
+    plugin.machine.idle.add(plugin.container("a3", "192.169.16.100/24"))
+    plugin.end("a3")
+    with pytest.raises(VfProblem, match="no driver"):
+        plugin.container("a4", "192.169.16.100/24")
+    assert plugin.waits == 0
 
 
 def test_what_lived_on_without_its_engine_is_not_given_to_another(plugin: Plugin) -> None:

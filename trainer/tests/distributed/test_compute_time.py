@@ -113,7 +113,8 @@ def test_the_culprit_s_own_time_is_long_and_its_victim_s_is_not(
 
 def save_beside_steps(folder: str) -> list[float]:
     """Return the compute times of steps of which this rank saves the second one, and rank 1 late."""
-    rank, path = dist.get_rank(), Path(folder) / "job.json"
+    rank = dist.get_rank()
+    path = Path(folder) / f"{rank}.json"
     checkpoint = {"interval": 2, "asynchronous": True}
     path.write_text(json.dumps({**TINY, "checkpoint": checkpoint}))
     os.environ[heartbeat.HEARTBEAT_VARIABLE] = str(Path(folder) / f"{rank}.heartbeat")
