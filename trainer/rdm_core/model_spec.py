@@ -32,7 +32,7 @@ class RopeScaling:
     beta_slow: PositiveFloat = 1.0
     """`yarn`: frequencies with fewer turns than this within the original length are divided by `factor`."""
     attention_factor: PositiveFloat | None = None
-    """`yarn`: factor on queries and keys. `0.1 ln(factor) + 1` when not given."""
+    """`yarn`: factor on queries and keys. `0.1 ln(factor) + 1`, and 1 at least, when not given."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,5 +73,5 @@ def frequencies(size: int, theta: float, scaling: RopeScaling | None) -> tuple[t
     last = min(math.ceil(pair_with(scaling.beta_slow)), size - 1)
     pairs = torch.arange(size // 2, dtype=torch.float32)
     divided = ((pairs - first) / max(last - first, 1e-3)).clamp(0.0, 1.0)
-    factor = scaling.attention_factor or 0.1 * math.log(scaling.factor) + 1.0
+    factor = scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0
     return divided * turns / scaling.factor + (1.0 - divided) * turns, factor

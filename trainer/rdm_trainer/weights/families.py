@@ -49,7 +49,15 @@ def model_config(found: Mapping[str, Any], source: str) -> ModelConfig:
     kind = found.get("model_type")
     try:
         if kind == "gpt2":
-            _refuse_others(found, source, {"activation_function": _ACTIVATIONS})
+            _refuse_others(
+                found,
+                source,
+                {
+                    "activation_function": _ACTIVATIONS,
+                    "scale_attn_weights": {True},
+                    "scale_attn_by_inverse_layer_idx": {False},
+                },
+            )
             shape = _gpt2(found)
         elif kind in _LLAMA_LIKE:
             _refuse_others(found, source, {"hidden_act": {"silu"}})
@@ -83,12 +91,11 @@ def quantization(found: Mapping[str, Any]) -> str:
     return "a quantization_config" + (f" of quant_method {method}" if isinstance(method, str) else "")
 
 
-def _refuse_others(found: Mapping[str, Any], source: str, allowed: Mapping[str, set[str]]) -> None:
+def _refuse_others(found: Mapping[str, Any], source: str, allowed: Mapping[str, set[Any]]) -> None:
     for key, values in allowed.items():
         if key in found and found[key] not in values:
-            raise TrainerError(
-                f"{source} has {key} {found[key]!r}, and our models have {' or '.join(sorted(values))}."
-            )
+            known = " or ".join(sorted(map(str, values)))
+            raise TrainerError(f"{source} has {key} {found[key]!r}, and our models have {known}.")
 
 
 def _gpt2(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,12 +117,8 @@ _LONGEST = 4096
 
 
 def _llama(found: Mapping[str, Any], source: str) -> dict[str, Any]:
-    # Before its fifth release, transformers had the base outside the scaling.
-    rope = found.get("rope_parameters") or {
-        "rope_theta": found.get("rope_theta", 10000.0),
-        **(found.get("rope_scaling") or {}),
-    }
     kind, positions = found["model_type"], found["max_position_embeddings"]
+    rope = _rope(found, source)
     biases = "qkv" if kind == "qwen2" else "all" if found.get("attention_bias") else "none"
     if (kind in _WITHOUT_BIASES and biases != "none") or (kind == "llama" and _other_biases(found)):
         raise TrainerError(f"{source} has biases in some of its products; ours have all, or none.")
@@ -133,7 +136,7 @@ def _llama(found: Mapping[str, Any], source: str) -> dict[str, Any]:
         "tied_embeddings": found.get("tie_word_embeddings", False),
         "layernorm_epsilon": found["rms_norm_eps"],
         "position_embedding": "rope",
-        "rope_theta": float(rope.get("rope_theta", 10000.0)),
+        "rope_theta": float(rope["rope_theta"]),
         "rope_scaling": _scaling(rope, positions, source),
         "norm": "rmsnorm",
         "activation": "swiglu",
@@ -162,6 +165,17 @@ def _other_biases(found: Mapping[str, Any]) -> bool:
     return bool(found.get("attention_bias")) != bool(found.get("mlp_bias"))
 
 
+def _rope(found: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the rotary positions as transformers has them since its fifth release, in one object."""
+    before, now = found.get("rope_scaling") or {}, found.get("rope_parameters") or {}
+    # Of both, transformers takes rope_scaling, and loses the other one's base.
+    if now and not before.items() <= now.items():
+        raise TrainerError(f"{source} has rope_scaling beside other rope_parameters; leave one of them out.")
+    rope = {"rope_theta": 1e6 if found["model_type"] == "mixtral" else 1e4}
+    outside = ("rope_theta", "original_max_position_embeddings")
+    return rope | {key: found[key] for key in outside if found.get(key)} | (now or before)
+
+
 def _scaling(rope: Mapping[str, Any], positions: int, source: str) -> dict[str, Any] | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
@@ -171,6 +185,7 @@ def _scaling(rope: Mapping[str, Any], positions: int, source: str) -> dict[str, 
     for key in ("mscale", "mscale_all_dim"):
         if rope.get(key):
             raise TrainerError(f"{source} has {key}, which YaRN here has not.")
+    _refuse_others(rope, source, {"truncate": {True}})
     known = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
     return {
         "kind": kind,

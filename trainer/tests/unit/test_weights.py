@@ -21,6 +21,7 @@ from rdm_trainer.cli import main
 from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.models.rope import frequencies
 from rdm_trainer.weights import directory, families
 from rdm_trainer.weights.generation import Generator
 from rdm_trainer.weights.importing import configuration
@@ -172,6 +173,29 @@ def test_an_exported_model_is_the_same_there_and_back(name: str, tmp_path: Path)
     wide = "2.mlp.experts.fc1" if model.experts else "2.mlp.fc1.weight"
     assert torch.equal(open_source(tmp_path / "theirs").whole(wide), source.whole(wide))
     assert families.model_config(json.loads((tmp_path / "theirs/config.json").read_text()), "") == back.model
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+        {"rope_theta": 500.0, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        {"original_max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 0.5, "original_max_position_embeddings": 6}},
+    ],
+)
+def test_rotary_positions_are_those_of_transformers(changes: dict[str, Any]) -> None:
+    from transformers import AutoConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = families.config_json(LLAMA, dtype="float32")
+    config = {key: value for key, value in config.items() if not key.startswith("rope_")} | changes
+    model = families.model_config(config, "config.json")
+    # It completes the objects in the configuration.
+    theirs = LlamaRotaryEmbedding(AutoConfig.for_model(**config))
+    turns, factor = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
+    torch.testing.assert_close(turns, theirs.inv_freq)
+    assert factor == pytest.approx(theirs.attention_scaling)
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
@@ -492,6 +516,16 @@ def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
     config = families.config_json(LLAMA, dtype="float32")
     with pytest.raises(TrainerError, match="hidden_act 'gelu'"):
         families.model_config({**config, "hidden_act": "gelu"}, "config.json")
+    yarn = {"rope_type": "yarn", "factor": 2.0, "truncate": False}
+    for change, words in (
+        ({"rope_scaling": yarn}, "has truncate False, and our models have True"),
+        ({"rope_scaling": {"factor": 2.0}, "rope_parameters": {"factor": 4.0}}, "leave one of them out"),
+    ):
+        with pytest.raises(TrainerError, match=words):
+            families.model_config({**config, **change}, "config.json")
+    gpt2 = families.config_json(GPT2, dtype="float32")
+    with pytest.raises(TrainerError, match="has scale_attn_by_inverse_layer_idx True, and our models have F"):
+        families.model_config({**gpt2, "scale_attn_by_inverse_layer_idx": True}, "config.json")
     del config["rms_norm_eps"]
     with pytest.raises(TrainerError, match="lacks 'rms_norm_eps'"):
         families.model_config(config, "config.json")
