@@ -378,7 +378,7 @@ def log_directory_options(which: str) -> Callable[[Command], Command]:
         "--state",
         default="",
         metavar="WORD",
-        help=f"{which}: the scheduler's word, such as `sacct -nXo state -j JOBID`.",
+        help=f"{which}: the scheduler's state of the job, as `sacct -nXo state -j JOBID` prints it.",
     )
     conf = click.option(
         "--conf",

@@ -1,4 +1,4 @@
-"""Cluster: take away what `up` made, and nothing else."""
+"""Cluster: remove what `up` made, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Examples:
 @click.option("--images", is_flag=True, help="Remove the images as well.")
 @run_options
 def down(options: Options, images: bool) -> int:
-    """Take away what `up` made, in the reverse order, and nothing else.
+    """Remove what `up` made, in the reverse order, and nothing else.
 
-    Only what carries this cluster's label goes. Other containers, networks and images stay, and so do the
-    address plan and what training jobs have left on the nodes. Refused while a training job runs.
+    It removes only what carries this cluster's label. Images stay without --images, and so do the address
+    plan and the files of training jobs. Refused while a training job runs.
     """
     cluster = options.cluster()
     run = cluster.down(images=images, tags=options.tags, **options.run)

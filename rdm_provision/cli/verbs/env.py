@@ -1,4 +1,4 @@
-"""Bare hosts: make the Python environment of bare hosts, or take it away."""
+"""Bare hosts: make the Python environment of bare hosts, or remove it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Examples:
 """
 )
 def env() -> None:
-    """Make the Python environment of bare hosts, or take it away.
+    """Make the Python environment of bare hosts, or remove it.
 
     For an inventory with `rdm_runtime: host`, whose nodes train without containers.
     """
@@ -26,11 +26,11 @@ def env() -> None:
 @env.command()
 @run_options
 def up(options: Options) -> int:
-    """Make bare hosts ready to train: environment, MY_IP, hostfile, ssh between them.
+    """Prepare bare hosts for training.
 
-    The environment is made from a lock file with hashes beside the inventory, the same on every node. A
-    second run changes nothing. Nothing needs Docker on the nodes, and root only what is to be installed
-    (pdsh_install, openmpi_install).
+    Makes the Python environment, MY_IP, the hostfile, and ssh between the hosts. The environment is the same
+    on every node, from a lock file with hashes beside the inventory. A second run changes nothing. The nodes
+    need no Docker, and root only where packages are to be installed (pdsh_install, openmpi_install).
     """
     cluster = options.cluster()
     flag = inventory_flag()
@@ -46,10 +46,10 @@ def up(options: Options) -> int:
 @env.command()
 @run_options
 def down(options: Options) -> int:
-    """Take away what `env up` made, and nothing else.
+    """Remove what `env up` made, and nothing else.
 
-    What training jobs have left stays. Refused while a job uses the environment,
-    or a node does not say whether one does.
+    The files of training jobs stay. Refused while a job uses the environment, or a node that may have
+    such a job does not answer.
     """
     cluster = options.cluster()
     return options.carry_out_to_recap(cluster, cluster.env_down(tags=options.tags, **options.run), [])

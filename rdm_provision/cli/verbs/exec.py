@@ -30,7 +30,7 @@ _FOR_A_SHELL = re.compile(r"[\s;|&<>$*`]")
 Examples:
   rdm-provision exec -- hostname
   rdm-provision exec --limit node2 -- cat /etc/hosts
-  rdm-provision exec -- sh -c 'echo $MY_IP'       a shell only on request
+  rdm-provision exec -- sh -c 'echo $MY_IP'       a shell, where you need one
   rdm-provision exec --json -- nvidia-smi -L
   rdm-provision exec --stdin -- tee /tmp/note < note
 """,
@@ -52,10 +52,10 @@ Examples:
 def exec_(options: Options, argv: tuple[str, ...], user: str, timeout: float, stdin: bool) -> int:
     """Run COMMAND in the training container of every node, or of those that --limit selects.
 
-    No shell sees the command, and without --stdin it has no standard input. Lines come back with the node's
-    name in front, in the order of ranks; from a single node they come back without. Control characters, such
-    as those of colours, are left out; --json has them. Exits with 1 when the command failed on any node; with
-    a single node, with the command's own exit code.
+    The command runs without a shell, and without standard input unless --stdin gives it one. Lines are
+    printed in the order of ranks, each after its node's name if there are several nodes. Control characters,
+    such as colours, are left out; --json has them. Exits with 1 if the command failed on any node; with a
+    single node, with the command's own exit code.
     """
     cluster = options.cluster()
     given = sys.stdin.buffer.read() if stdin else None

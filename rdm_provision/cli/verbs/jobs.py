@@ -46,14 +46,14 @@ Examples:
   rdm-provision jobs gpt-1121-081512 --verdict || mail -s "check it" me@example.org < /dev/null
   rdm-provision jobs gpt-1121-081512 --sections  the ends of its logs, as get_result shows them
   rdm-provision jobs log2/10932251 --sections    those of a directory here, of anybody's job
-  rdm-provision jobs log2/10932251 --verdict     likewise, whether that job is well; or of one log
+  rdm-provision jobs log2/10932251 --verdict     whether that job is healthy; also of a single log
   rdm-provision jobs --prune 30d                 remove those that ended a month ago
   rdm-provision jobs --json | jq -r '.jobs[] | select(.state == "running").job'
 """
 )
 @click.argument("job", required=False, default="", metavar="[JOB]")
 @click.option("-w", "--watch", is_flag=True, help="Watch the job until it has ended.")
-@click.option("--verdict", is_flag=True, help="Say only whether it is well, and exit with 0, 1 or 4.")
+@click.option("--verdict", is_flag=True, help="Print only whether it is healthy; exit with 0, 1 or 4.")
 @log_directory_options("With --verdict of a directory or log")
 @click.option("--sections", is_flag=True, help="Show the ends of its logs, and the times of its steps.")
 @click.option(
@@ -78,8 +78,8 @@ def jobs(
 ) -> int:
     """Show the jobs of the cluster, or all about JOB. The nodes know them: nothing is kept here.
 
-    JOB's state comes from the cluster's master, whose agent hears the job's nodes, and from the host that
-    submits jobs to Slurm; the others are queried only when these do not answer or do not have the job.
+    JOB's state comes from the cluster's master, or from the host that submits jobs to Slurm. Other nodes are
+    queried only when these do not answer or do not have the job.
 
     With --watch it exits with 1 when the job failed or was stopped, and says when the verdict changes. Ctrl-C
     ends the watching, not the job.
@@ -88,13 +88,13 @@ def jobs(
     with 4 when it stalls or is suspect.
 
     --prune shows the jobs that ended longer ago than AGE, prompts, and removes their directories from all
-    nodes, with their checkpoints. With --json it removes only with --yes. A job that runs, or whose master
-    does not answer, stays.
+    nodes, with their checkpoints. With --json it removes only with --yes. A running job stays, and so
+    does one whose master does not answer.
 
     With --sections and --verdict, JOB may be a directory on this machine: a job's, or one with NODE.out,
     NODE.err and NODE.gpu; with --verdict also a single log. That needs neither a cluster nor a trainer. A
-    name with a `/`, or the name of a file or directory here, is taken as such a path. --state and --conf tell
-    the verdict what no log has: the scheduler's word, and what was requested.
+    name with a `/`, or the name of a file or directory here, is taken as such a path. --state and --conf add
+    what no log has: the scheduler's state of the job, and what was requested.
     """
     # An empty name means this directory.
     is_path = "/" in job or bool(job and is_here(job))

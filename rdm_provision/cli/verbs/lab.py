@@ -195,7 +195,7 @@ Examples:
 @verbose_option
 @json_option
 def down(options: Options, name: str, purge: bool, check: bool) -> int:
-    """Take the lab away, whatever state it is in, with its inventory. Nothing stays behind."""
+    """Remove the lab and its inventory, whatever state it is in. Nothing stays behind."""
     from rdm_provision.api.lab import Lab
 
     gone = Lab(name)

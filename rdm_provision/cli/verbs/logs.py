@@ -44,17 +44,15 @@ Examples:
     metavar="N",
     help="Begin with the last N lines of each node; 0 for all.",
 )
-@click.option(
-    "--grep", default="", metavar="REGEX", help="Only lines in which this is found, of the whole log."
-)
+@click.option("--grep", default="", metavar="REGEX", help="Only lines that match, of the whole log.")
 @click.option(
     "--rank",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Only lines that this rank wrote: those with its mark, of the program or of its launcher, the rest "
-    "of a traceback that begins with one, and all of a node that has no other rank.",
+    help="Only lines of this rank: those with its mark, the rest of a traceback that begins with one, and "
+    "all lines of a node that has no other rank.",
 )
-@click.option("--fold", is_flag=True, help="Show a line once, with how often it came and on which nodes.")
+@click.option("--fold", is_flag=True, help="Show equal lines once, with their number and nodes.")
 @limited_run_options
 def logs(
     options: Options,

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Examples:
   rdm-provision profile trainer/configs/gpt2-xl.yaml   a node of each kind, and all links
   rdm-provision profile gpt.yaml --micro-batch 16
-  rdm-provision profile gpt.yaml --limit node7,node8   a kind that is new
-  rdm-provision tune gpt.yaml                          what it is for
+  rdm-provision profile gpt.yaml --limit node7,node8   a new kind of node
+  rdm-provision tune gpt.yaml                          uses the profile
 """
 )
 @click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG.yaml")
@@ -58,12 +58,11 @@ def profile(
     and precision. How many layers it has, its layout and its batch do not matter, so one profile is for all
     jobs whose layers are alike.
 
-    On one node of each kind: forward and backward pass of each kind of layer by micro-batch and tensor
-    degree, with and without activation checkpointing, the optimiser, the links within the node. Then the
-    links between nodes, and how fast each node of the kind computes. Each is a job as a training is, through
-    the job's launcher and over the same fabric.
-    The results lie beside the inventory, in profile.cfg (YAML), with versions, image, GPUs and date; those of
-    other layers stay.
+    On one node of each kind it measures the forward and backward pass of each kind of layer by micro-batch
+    and tensor degree, with and without activation checkpointing, the optimiser, and the links within the
+    node. Then it measures the links between nodes, and the speed of each node of the kind. Each is a job like
+    a training, with the same launcher and fabric. The results are in profile.cfg beside the inventory; those
+    of other layers stay.
     """
     cluster = options.cluster()
     if cluster.only_submits:

@@ -50,8 +50,8 @@ def report(
 
     Several are compared. The nodes read their own logs, and only what is shown comes here. A name with a `/`,
     or the name of a file or directory here, is a PATH: a job's directory, one with NODE.out, NODE.err and
-    NODE.gpu, or a single log. The page needs no network. --state and --conf tell the verdict what no log has,
-    as those of `rdm-provision jobs PATH --verdict`.
+    NODE.gpu, or a single log. The page needs no network. --state and --conf add what no log has, as
+    in `rdm-provision jobs PATH --verdict`.
     """
     from rdm_provision.api import report as reports
 

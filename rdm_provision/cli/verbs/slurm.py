@@ -1,4 +1,4 @@
-"""Bare hosts: make a Slurm cluster of the hosts, show it, or take it away."""
+"""Bare hosts: make a Slurm cluster of the hosts, show it, or remove it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Examples:
   rdm-provision lab up --slurm         three nodes to try it on
   rdm-provision slurm up               make them a Slurm cluster
   rdm-provision slurm status           its nodes and its queue
-  rdm-provision slurm down             take it away
+  rdm-provision slurm down             remove it
 """
 )
 def slurm() -> None:
-    """Make a Slurm cluster of the hosts, show it, or take it away.
+    """Make a Slurm cluster of the hosts, show it, or remove it.
 
-    For hosts that have no Slurm. One that is there already, and is not ours, is never touched.
+    For hosts that have no Slurm. A Slurm that `slurm up` did not install is never touched.
     """
 
 
@@ -79,9 +79,9 @@ Examples:
 @click.option("--purge", is_flag=True, help="Also remove the accounting database and slurmctld's state.")
 @whole_run_options
 def down(options: Options, purge: bool) -> int:
-    """Take away what `slurm up` made, and nothing else.
+    """Remove what `slurm up` made, and nothing else.
 
-    Packages stay, and so do the records of past jobs without --purge. Refused while jobs are in the queue.
+    Packages stay; without --purge, the records of past jobs stay too. Refused while jobs are in the queue.
     """
     cluster = options.cluster()
     run = cluster.slurm_down(purge=purge, **_settings(options))

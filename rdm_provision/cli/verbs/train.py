@@ -69,8 +69,8 @@ def train(
     """Train with CONFIG.yaml on the cluster, with KEY.SUB=VALUE over it.
 
     Checks every node first, and refuses with all problems at once before anything is started. The job then
-    needs this program no more: Ctrl-C ends the watching, `rdm-provision jobs JOB --watch` takes it up again,
-    and `rdm-provision stop JOB` stops the job.
+    does not need this program: Ctrl-C ends the watching, `rdm-provision jobs JOB --watch` watches it again,
+    and `rdm-provision stop JOB` stops it.
     """
     if config is not None and "=" in config and not Path(config).is_file():
         # With --resume, values may come without a configuration before them.

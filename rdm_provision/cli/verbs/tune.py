@@ -31,7 +31,7 @@ Examples:
   rdm-provision tune gpt.yaml --write               and put the winner into the file
   rdm-provision tune gpt.yaml --limit node1,node2   on some of the nodes
   rdm-provision tune gpt.yaml --pareto --price H100=2.5 --price A10=0.6
-  rdm-provision tune gpt.yaml --validate 3          how true is it? Runs six short jobs
+  rdm-provision tune gpt.yaml --validate 3          compare with six short jobs
   rdm-provision tune gpt.yaml optimisation.global_batch_size=512 --json | jq '.best[0]'
 """
 )
@@ -42,17 +42,17 @@ Examples:
     metavar="N",
     help="Run the N best layouts and N others for a few steps each, and compare.",
 )
-@click.option("--guess", is_flag=True, help="Leave out what was measured; use published peaks.")
+@click.option("--guess", is_flag=True, help="Ignore the profile; use published peaks.")
 @search_options
 @tuning.user_errors()
 @tune_options  # type: ignore[untyped-decorator]  # it is the trainer's
 def tune(options: Options, wanted: TuneOptions, best: int | None, guess: bool) -> int:
-    """Find the fastest layout of CONFIG.yaml on the cluster. Touches no node, but for --validate.
+    """Find the fastest layout of CONFIG.yaml on the cluster. Touches no node, except with --validate.
 
-    That is the tensor, data and pipeline degree, the micro-batch, which blocks are on which stage, and which
-    node is at which rank. The inventory says which GPUs a node has (rdm_gpu, rdm_slots, rdm_gpu_price), or
-    `rdm-provision profile` has found them. Times are those that it measured, beside the inventory; without
-    them they are guesses from published peaks.
+    A layout is the degree of each parallelism, the micro-batch, which blocks are on which stage, and which
+    node is at which rank. Times come from `rdm-provision profile`, which measures them; without a profile
+    they are guesses from published peaks, for the GPUs that the inventory names (rdm_gpu, rdm_slots,
+    rdm_gpu_price).
     """
     cluster = options.cluster()
     wanted = replace(wanted, as_json=options.as_json)

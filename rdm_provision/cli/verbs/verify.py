@@ -40,15 +40,14 @@ def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_
     """Measure reachability and round-trip times between the containers.
 
     Up to 256 nodes, every pair is measured. In a larger cluster every node measures a few others and is
-    measured by as many, which finds every bad node and every bad link to the switch.
+    measured by as many, which finds every faulty node and every faulty link to the switch.
 
     With --rdma, pairs of nodes measure bandwidth and latency with perftest, in rounds in which no node is in
-    two pairs; above 128 nodes, 16 rounds. Of several rails, only the first is measured. With --collective,
-    all nodes reduce tensors as a training does, over NCCL, RCCL or Gloo; it needs an image with the trainer,
-    as a training does. Run both while no job runs.
+    two pairs; above 128 nodes, 16 rounds. With --collective, all nodes reduce tensors as a training does,
+    over NCCL, RCCL or Gloo; it needs an image with the trainer. Run both while no job runs.
 
-    Bounded in time. Every node gets a verdict, with the reason when it is a bad one. A pair that does not
-    talk fails the run; with --rdma and --collective so does a node or link slower than the others.
+    Each faulty node is named with the reason. A pair without a connection fails the run; with --rdma and
+    --collective so does a node or link slower than the others.
     """
     if max_size and not collective:
         raise click.UsageError("--max-size needs --collective.")

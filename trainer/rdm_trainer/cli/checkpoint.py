@@ -89,7 +89,7 @@ def _newest(inventory: Inventory, directory: Path, iteration: int | None) -> int
 @checkpoint.command("list")
 @_verb
 def list_(directory: Path, as_json: bool) -> int:
-    """List the checkpoints: which are complete, where the pointers point."""
+    """List the checkpoints, complete or not, and the pointers."""
     directory = _directory(directory)
     inventory = files.scan(directory)
     steps = [_describe(step, inventory) for step in inventory.steps.values()]
@@ -169,10 +169,10 @@ def verify(directory: Path, as_json: bool, iteration: int | None) -> int:
 @_verb
 @_iteration
 def repair(directory: Path, as_json: bool, iteration: int | None) -> int:
-    """Point to a complete checkpoint, and remove what unfinished writes left.
+    """Point to a complete checkpoint.
 
-    With --iteration, later checkpoints are set aside (renamed to end in .aside, not removed), so that the
-    training goes on from that one.
+    Also removes what unfinished writes left. With --iteration, later checkpoints are set aside (renamed to
+    end in .aside, not removed), so that the training goes on from that one.
     """
     directory = _directory(directory)
     with _writing(directory):

@@ -32,9 +32,10 @@ def config() -> None:
 @click.option("--world", type=click.IntRange(min=1), metavar="N", help="Check against N processes too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(config: Path, overrides: tuple[str, ...], world: int | None, as_json: bool) -> None:
-    """Check CONFIG, with KEY.SUB=VALUE over it, and print it with every key.
+    """Check CONFIG and print it with every key.
 
-    Keys that follow from others are filled in. The word check may be left out.
+    KEY.SUB=VALUE goes over the file. Keys that follow from others are filled in. `rdm-trainer config
+    CONFIG` is the same.
     """
     from rdm_core import config as configuration
     from rdm_core.errors import ConfigError
@@ -55,10 +56,10 @@ def check(config: Path, overrides: tuple[str, ...], world: int | None, as_json: 
 @config.command("import")
 @click.argument("settings", type=click.Path(path_type=Path))
 def import_(settings: Path) -> None:
-    """Print the job that SETTINGS describes, a _00_conf.sh of the tdpp scripts.
+    """Convert a _00_conf.sh of the tdpp scripts into a job.
 
-    Bash reads its variables; it can start no program there, and open no file. What the file does not decide
-    is said on standard error.
+    Bash reads its variables; it can start no program there, and open no file. What SETTINGS does not decide
+    is printed on standard error.
 
     \b
     rdm-trainer config import _00_conf.sh > job.yaml

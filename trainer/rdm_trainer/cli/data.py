@@ -39,7 +39,7 @@ def info(
     tokenizer_file: str | None,
     as_json: bool,
 ) -> None:
-    """Print what the data set PREFIX.bin and PREFIX.idx contains, and what is unusual."""
+    """Print what a data set (PREFIX.bin, PREFIX.idx) contains, and warnings."""
     import dataclasses
     import json
 

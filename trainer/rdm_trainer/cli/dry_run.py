@@ -36,7 +36,7 @@ _COMPONENTS = (
 _COLOURS = ("blue", "cyan", "magenta", "yellow", "green", "bright_black")
 
 
-@click.command("dry-run")
+@click.command("dry-run", epilog="Example:  rdm-trainer dry-run gpt.yaml --world 16 --gpu H200")
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE]...")
 @click.option(
@@ -50,9 +50,10 @@ _COLOURS = ("blue", "cyan", "magenta", "yellow", "green", "bright_black")
 def dry_run(
     config: Path, overrides: tuple[str, ...], world: int | None, gpu: str | None, as_json: bool
 ) -> int:
-    """Check CONFIG, with KEY.SUB=VALUE over it, and say what it needs on N processes.
+    """Check CONFIG, with KEY.SUB=VALUE over it, and print what it needs on N processes.
 
-    Exits with 1 when it does not fit the named GPU.
+    That is the memory of each GPU, and the FLOPs and the time of a step. Exits with 1 when it does not fit
+    the named GPU.
     """
     from rdm_core import config as configuration
     from rdm_core.cost import dry_run as estimate

@@ -32,7 +32,7 @@ def log() -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with every timer and the loss curve.")
 def summary(files: tuple[Path, ...], as_json: bool) -> int:
-    """Show each run in the FILEs of one job: steps, loss, time of a step, speed, memory, timers.
+    """Show the runs of one job: steps, loss, speed, memory, timers.
 
     A FILE may be a directory: a job's, or one with .out files. Pieces such as n1.out.1 and n1.out are read as
     one.
@@ -57,9 +57,10 @@ def summary(files: tuple[Path, ...], as_json: bool) -> int:
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def sections(directory: Path, as_json: bool) -> int:
-    """Show the ends of the logs in DIRECTORY, with get_result's sections: output, errors, GPUs, job, times.
+    """Show the ends of the logs in DIRECTORY.
 
-    DIRECTORY has NODE.out, NODE.err and NODE.gpu of each node, as log2/JOBID of FASOP's scripts has.
+    The sections are those of get_result: output, errors, GPUs, job, times. DIRECTORY has NODE.out, NODE.err
+    and NODE.gpu of each node, as log2/JOBID of FASOP's scripts has.
     """
     from rdm_log.printable import printable
     from rdm_log.sections import sections as sections_of
@@ -80,7 +81,9 @@ def sections(directory: Path, as_json: bool) -> int:
 
 @log.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--state", default="", help="The scheduler's word, such as `sacct -nXo state -j JOBID`.")
+@click.option(
+    "--state", default="", help="The scheduler's state of the job, as `sacct -nXo state -j JOBID` prints it."
+)
 @click.option(
     "--conf",
     type=click.Path(path_type=Path),
@@ -88,9 +91,10 @@ def sections(directory: Path, as_json: bool) -> int:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verdict(path: Path, state: str, conf: Path | None, as_json: bool) -> int:
-    """Evaluate the job whose logs are in PATH: healthy, starting, stalled, suspect, failed or finished.
+    """Evaluate the job whose logs are in PATH.
 
-    PATH is a job's directory, one with NODE.out, NODE.err and NODE.gpu, or one log.
+    The result is healthy, starting, stalled, suspect, failed or finished. PATH is a job's directory, one with
+    NODE.out, NODE.err and NODE.gpu, or one log.
 
     Exits with 0 when it is healthy, starting or finished, with 1 when it failed, with 3 when nothing of a
     training is there, with 4 when it stalls or is suspect.
@@ -124,7 +128,7 @@ def verdict(path: Path, state: str, conf: Path | None, as_json: bool) -> int:
     help="The file, in Chrome's trace format: ui.perfetto.dev opens it.",
 )
 def trace(paths: tuple[Path, ...], output: Path) -> int:
-    """Put what all ranks did when into one file, and say the pipeline's bubble.
+    """Write one timeline of all ranks, and print the pipeline's bubble.
 
     A PATH is a job's directory with a step trace (logging.trace_steps), of each node where they share none,
     or a log with the timers of all ranks that have their moments.

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 _LINE_EVERY = 10.0
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+For GPT-2's vocabulary (rdm-trainer data download gpt2-vocab --directory .):
+  rdm-trainer preprocess corpus.jsonl --output-prefix corpus --append-eod \\
+    --vocab gpt2-vocab.json --merges gpt2-merges.txt
+Then in the job: data.blend=[corpus_text_document]
+"""
+)
 @click.argument(
     "inputs", metavar="INPUT...", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False)
 )
@@ -65,7 +72,7 @@ def preprocess(
     """Turn text into the tokens that training reads.
 
     INPUT has a JSON object on each line, {"text": "..."}, plain or compressed with gzip, bzip2, xz or zstd.
-    Killed, it goes on where it was when the same command is given again.
+    After an interruption, the same command resumes.
     """
     import os
 

@@ -30,7 +30,7 @@ Examples:
     "--state",
     default="",
     metavar="WORD",
-    help="Of one PATH: the scheduler's word, such as `sacct -nXo state -j JOBID`.",
+    help="Of one PATH: the scheduler's state of the job, as `sacct -nXo state -j JOBID` prints it.",
 )
 @click.option(
     "--conf",
@@ -44,7 +44,7 @@ def report(paths: tuple[Path, ...], output: Path | None, state: str, conf: Path 
 
     A PATH is a job's directory, one with NODE.out, NODE.err and NODE.gpu, or a single log: ours,
     Megatron-LM's, Megatron-DeepSpeed's or DeepSpeed's. Several are compared. The page needs no network.
-    With --state and --conf the verdict knows what stands in no log, as that of `rdm-trainer log verdict`.
+    --state and --conf add what no log has.
     """
     from rdm_log.printable import printable
     from rdm_log.report.write import default_output, write

@@ -8,7 +8,13 @@ from pathlib import Path
 import click
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+On this machine:  rdm-trainer train trainer/configs/demo.yaml data.mock=true data.blend=[]
+On its 8 GPUs:    torchrun --nproc-per-node 8 -m rdm_trainer train job.yaml
+On a cluster:     rdm-provision train job.yaml
+"""
+)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE]...")
 @click.option(

@@ -32,7 +32,7 @@ class _Finite(click.FloatRange):
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-@click.command()
+@click.command(epilog="Example:  rdm-trainer export /jobs/gpt-1121-081512 gpt-hf")
 @click.argument("checkpoint", type=_path)
 @click.argument("directory", type=_path)
 @_iteration
@@ -121,7 +121,7 @@ def export(
     click.echo(f"{directory} has the weights of {source.where}, {size_text(size)}.")
 
 
-@click.command("import")
+@click.command("import", epilog="Example:  rdm-trainer import Qwen3-8B qwen3.yaml")
 @click.argument("directory", type=_path)
 @click.argument("config", type=_path)
 def import_(directory: Path, config: Path) -> None:
@@ -146,7 +146,7 @@ def import_(directory: Path, config: Path) -> None:
     click.echo(f"{config} begins with the weights of {directory}; add data, batch and layout to it.")
 
 
-@click.command()
+@click.command(epilog="Example:  rdm-trainer generate Qwen3-8B 'Once upon a time' --tokens 32")
 @click.argument("checkpoint", type=_path)
 @click.argument("prompt")
 @_iteration
