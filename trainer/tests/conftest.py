@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What all tests share."""
+"""Hooks and settings of all tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.temporary import pytest_configure, pytest_sessionfinish, pytest_termi
 
 __all__ = ["pytest_collection_finish", "pytest_configure", "pytest_sessionfinish", "pytest_terminal_summary"]
 
-# A busy machine is no finding. Each run draws other examples.
+# A slow machine is no failure. Each run draws other examples.
 settings.register_profile(
     "any-machine", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -20,6 +20,6 @@ settings.load_profile("any-machine")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Spare the search for garbage in what stays until the end: the tests, and what they import."""
+    """Exclude tests and their imports, which stay until the end, from garbage collection."""
     gc.freeze()
     gc.set_threshold(10_000)

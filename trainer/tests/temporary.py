@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A temporary directory for all that a suite starts, in which nothing may be left.
+"""A temporary directory for a suite and its processes, in which nothing may be left.
 
 Both suites' ``conftest.py`` take the hooks from here. Pytest's own directories stay where they were: it keeps
 those of the last three runs.
@@ -19,10 +19,10 @@ import pytest
 
 __all__ = ["pytest_configure", "pytest_sessionfinish", "pytest_terminal_summary"]
 
-_OURS = ("ompi.*", "rdm-*", "torchelastic_*")
-"""What we make, or have others make; not what, say, a module of Ansible leaves that a test kills."""
-_NEXT_RUNS = "rdm-provision-[0-9]*"
-"""Of a run that a test killed: the next one takes its folder away."""
+_CHECKED_NAMES = ("ompi.*", "rdm-*", "torchelastic_*")
+"""Files that our programs make; a module of Ansible that a test kills may leave others."""
+_NEXT_CLEANS = "rdm-provision-[0-9]*"
+"""Of a run that a test killed: the next run removes it."""
 _SUITE = pytest.StashKey[Path]()
 _LEFT = pytest.StashKey[list[str]]()
 
@@ -48,7 +48,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.config.stash[_LEFT] += [
             name
             for name in names
-            if any(fnmatch.fnmatch(name, ours) for ours in _OURS) and not fnmatch.fnmatch(name, _NEXT_RUNS)
+            if any(fnmatch.fnmatch(name, ours) for ours in _CHECKED_NAMES)
+            and not fnmatch.fnmatch(name, _NEXT_CLEANS)
         ]
     if session.config.stash[_LEFT] and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The training that is the same everywhere, and its losses. The end-to-end tests read the same file."""
+"""The tiny GPT that many tests train, and its losses. The end-to-end tests read the same file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Waiting for what processes do, however slow the machine is at the moment."""
+"""Waiting for conditions, however slow the machine is."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 __all__ = ["DEADLINE_S", "Begun", "Test", "begin", "wait_until"]
 
 Test = Callable[[Any], Iterator[None]]
-"""A test whose processes wait for a limit of the product at the ``yield``, and need nobody meanwhile."""
+"""A test whose processes wait for a timeout of the product at its ``yield``."""
 Begun = dict[Test, Iterator[None]]
 
 DEADLINE_S = 600.0
-"""Longer than anything takes on a busy machine; only what hangs is waited for so long."""
+"""Longer than anything takes on a busy machine; only a hang reaches it."""
 _RESTS = 3.0
 """A pause is this many times as long as the check before it. Checks that start programs would otherwise take
 a processor from what they wait for."""
@@ -32,18 +32,18 @@ def wait_until(
     pause: Callable[[], object] | None = None,
     why: Callable[[], object] | None = None,
 ) -> Seen:
-    """Observe again and again until what is seen is accepted.
+    """Observe repeatedly until the observation is accepted.
 
     Args:
         what: The condition, for the message.
-        observe: Returns what is seen.
-        accept: Whether that is it.
+        observe: Returns the observation.
+        accept: Whether the condition is met.
         timeout: Seconds to wait at most.
-        pause: What to do between two checks; default: rest, the longer the more a check takes.
-        why: Returns what may be the reason, such as a log, for the message; called only when the time is up.
+        pause: What to do between two checks; by default, sleep in proportion to the check's time.
+        why: Returns a possible reason, such as a log, for the message; called only on a timeout.
 
     Raises:
-        AssertionError: The time is up; the message has what was seen last.
+        AssertionError: It timed out; the message has the last observation.
     """
     deadline = time.monotonic() + timeout
     while True:

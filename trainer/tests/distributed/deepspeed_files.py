@@ -52,7 +52,7 @@ class _States(DeepSpeedStates):
 
 
 @contextlib.contextmanager
-def written() -> Iterator[None]:
+def saving() -> Iterator[None]:
     """Let the engines that are created in this context save DeepSpeed's files, if DeepSpeed trains."""
     with mock.patch("rdm_trainer.engines.deepspeed.engine.DeepSpeedStates", _States):
         yield

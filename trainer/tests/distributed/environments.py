@@ -32,8 +32,8 @@ class Environment(Protocol):
     def submit(self, job: str, *overrides: str, **more: Any) -> None:
         """Check and start a job: the small program, unless ``config`` says otherwise."""
 
-    def ask(self, *words: str) -> dict[str, Any]:
-        """Query a job where it was started."""
+    def run_verb(self, *words: str) -> dict[str, Any]:
+        """Run a verb of ``rdm-trainer job`` where the job was started."""
 
     def logs(self, job: str) -> list[str]:
         """Return the lines that all nodes wrote."""
@@ -65,12 +65,12 @@ class Agents:
     def submit(self, job: str, *overrides: str, **more: Any) -> None:
         self._nodes.start(job, *overrides, **more)
 
-    def ask(self, *words: str) -> dict[str, Any]:
-        return self._nodes.ask("n1", *words)
+    def run_verb(self, *words: str) -> dict[str, Any]:
+        return self._nodes.run_verb("n1", *words)
 
     def logs(self, job: str) -> list[str]:
-        told = [self._nodes.ask(node, "logs", job, "--tail", "0")["text"] for node in ("n1", "n2")]
-        return "".join(told).splitlines()
+        logs = [self._nodes.run_verb(node, "logs", job, "--tail", "0")["text"] for node in ("n1", "n2")]
+        return "".join(logs).splitlines()
 
     def directories(self, job: str) -> Sequence[Path]:
         return [self.folder / node / job for node in ("n1", "n2")]
@@ -90,7 +90,7 @@ class Agents:
             lambda nodes: nodes[node] == "lost",
         )
         # A container does this when it starts.
-        assert self._nodes.ask(node, "revive")["revived"] == [job]
+        assert self._nodes.run_verb(node, "revive")["revived"] == [job]
 
 
 class InSlurm:
@@ -110,11 +110,11 @@ class InSlurm:
     def submit(self, job: str, *overrides: str, **more: Any) -> None:
         self._slurm.submit(job, *self._options, *overrides, **more)
 
-    def ask(self, *words: str) -> dict[str, Any]:
-        return self._slurm.ask(*words)
+    def run_verb(self, *words: str) -> dict[str, Any]:
+        return self._slurm.run_verb(*words)
 
     def logs(self, job: str) -> list[str]:
-        return "".join(self.ask("logs", job, "--tail", "0")["parts"].values()).splitlines()
+        return "".join(self.run_verb("logs", job, "--tail", "0")["parts"].values()).splitlines()
 
     def directories(self, job: str) -> Sequence[Path]:
         return [self._slurm.jobs / job]
@@ -130,7 +130,9 @@ class InSlurm:
     def node_returns(self, job: str, node: str) -> None:
         words = ("sinfo", "-h", "-n", node, "-p", "gpu2", "-o", "%T")
         wait_until(
-            f"Slurm misses {node}", lambda: self._slurm.slurm(*words), lambda said: said.startswith("down")
+            f"Slurm misses {node}",
+            lambda: self._slurm.slurm(*words),
+            lambda output: output.startswith("down"),
         )
         self._slurm.node_up(node)
 
@@ -158,18 +160,18 @@ def tiny(folder: Path, kind: str, **sections: dict[str, Any]) -> str:
 
 def state(environment: Environment | Slurm, job: str) -> dict[str, Any]:
     """Return a job's state."""
-    found: dict[str, Any] = environment.ask("state", job)["job"]
+    found: dict[str, Any] = environment.run_verb("state", job)["job"]
     return found
 
 
-def reaches(environment: Environment | Slurm, job: str, *states: str) -> dict[str, Any]:
+def wait_for_state(environment: Environment | Slurm, job: str, *states: str) -> dict[str, Any]:
     """Wait until a job is in one of these states, and return its state."""
     return wait_until(
         f"{job} is {' or '.join(states)}", lambda: state(environment, job), lambda one: one["state"] in states
     )
 
 
-def trains(
+def wait_for_iteration(
     environment: Environment | Slurm, job: str, iteration: int, key: str = "iteration"
 ) -> dict[str, Any]:
     """Wait until a job has reached this iteration, or has a checkpoint of it; return its state."""

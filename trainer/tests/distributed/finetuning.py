@@ -59,7 +59,7 @@ class Finetunings:
             world: How many ranks.
             signals: Ranks that get a signal: after how many steps, and which signal.
         """
-        answer = self._ask(
+        answer = self._request(
             {"job": job, "overrides": overrides, "world": world, "signals": [*(signals or {}).items()]}
         )
         return answer["code"], answer["out"], answer["errors"]
@@ -75,10 +75,10 @@ class Finetunings:
         Returns:
             The loss, and the logits of each token of the last row.
         """
-        answer = self._ask({"model": model, "rows": rows, "adapter": adapter})
+        answer = self._request({"model": model, "rows": rows, "adapter": adapter})
         return answer["loss"], answer["logits"]
 
-    def _ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
+    def _request(self, what: Mapping[str, Any]) -> dict[str, Any]:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps(what) + "\n")

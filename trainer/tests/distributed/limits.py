@@ -14,7 +14,7 @@ import psutil
 
 from tests.waiting import wait_until
 
-__all__ = ["Delays", "Limits", "first_of_all", "limited"]
+__all__ = ["Delays", "Limits", "limited", "with_precedence"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 _IS_NEW = (CGROUPS / "cgroup.controllers").exists()
@@ -89,8 +89,8 @@ class Limits:
             for task in Path("/proc", process, "task").glob("*/schedstat"):
                 with contextlib.suppress(OSError):
                     threads[task.parent.name] = int(task.read_text().split()[1]) / 1e9
-        told = dict(line.split() for line in (self._places[0] / "cpu.stat").read_text().splitlines())
-        throttled = int(told["throttled_usec"]) / 1e6 if _IS_NEW else int(told["throttled_time"]) / 1e9
+        stat = dict(line.split() for line in (self._places[0] / "cpu.stat").read_text().splitlines())
+        throttled = int(stat["throttled_usec"]) / 1e6 if _IS_NEW else int(stat["throttled_time"]) / 1e9
         return Delays(threads, throttled, time.monotonic())
 
     def delayed_since(self, before: Delays) -> float:
@@ -121,7 +121,7 @@ def limited(*controllers: str) -> Iterator[Limits]:
 
 
 @contextlib.contextmanager
-def first_of_all() -> Iterator[Limits]:
+def with_precedence() -> Iterator[Limits]:
     """Give this process, and everything that it starts meanwhile, precedence on this machine."""
     top = CGROUPS if _IS_NEW else CGROUPS / "cpu"
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]

@@ -119,7 +119,7 @@ class Members:
         file = self.folder / f"{name}.log"
         return file.read_text() if file.exists() else ""
 
-    def said(self, name: str, text: str) -> None:
+    def wait_for_output(self, name: str, text: str) -> None:
         """Wait until a member has written something."""
         wait_until(f"{name} says {text!r}", lambda: self.log(name), lambda log: text in log)
 

@@ -15,7 +15,7 @@ from typing import Any
 from rdm_job import processes
 from rdm_job.directory import JobDirectory
 from rdm_job.links import Links
-from tests.distributed.processes import ask_job
+from tests.distributed.processes import run_job_verb
 from tests.waiting import wait_until
 
 __all__ = ["PROGRAM", "TINY", "Nodes", "running"]
@@ -90,7 +90,7 @@ class Nodes:
         for node in ("n1", "n2"):
             (folder / node).mkdir()
 
-    def ask(self, node: str, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+    def run_verb(self, node: str, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         environment = {
             **os.environ,
             "HOME": str(self.folder if self.user else Path.home()),
@@ -100,7 +100,7 @@ class Nodes:
         }
         if self.addresses_in_environment:
             environment["MY_IP"] = next(str(one["address"]) for one in self.nodes if one["name"] == node)
-        answer, code = ask_job(*words, environment=environment, request=request, within=self._within())
+        answer, code = run_job_verb(*words, environment=environment, request=request, within=self._within())
         assert code == (0 if answer["ok"] else 3)
         return answer
 
@@ -136,15 +136,15 @@ class Nodes:
     def start(self, job: str, *overrides: str, **more: Any) -> None:
         for begun in self.folder.glob(f"{job}.*"):
             begun.unlink()
-        checked = self.ask("n1", "check", request=self.request(job, "n1", *overrides, **more))
+        checked = self.run_verb("n1", "check", request=self.request(job, "n1", *overrides, **more))
         assert checked["problems"] == []
         for node in (str(one["name"]) for one in self.nodes):
             # Stopping a job on its master does not wait for the other node's agent.
             agent = JobDirectory(self.folder / node / job, node)
             wait_until(f"no agent of {job} is left on {node}", lambda: not agent.has_agent)  # noqa: B023
             request = self.request(job, node, *overrides, offer=checked["offer"], **more)
-            told = self.ask(node, "start", request=request)
-            assert (told["started"], told["job"]["job"]) == (True, job)
+            started = self.run_verb(node, "start", request=request)
+            assert (started["started"], started["job"]["job"]) == (True, job)
 
     def run(self, job: str, *overrides: str, **more: Any) -> None:
         """Start a job and wait until it runs: its processes have begun, and its agents say so."""
@@ -177,13 +177,13 @@ class Nodes:
         # The first query returns at once, the others wait for news.
         options = itertools.chain([[]], itertools.repeat(["--wait", "2"]))
 
-        def look() -> dict[str, Any]:
-            found: dict[str, Any] = self.ask(node, "state", job, *next(options))["job"]
+        def query() -> dict[str, Any]:
+            found: dict[str, Any] = self.run_verb(node, "state", job, *next(options))["job"]
             return found
 
         # The query itself waits.
         return wait_until(
-            f"{job} has ended on {node}", look, lambda state: state["ended"], pause=lambda: None
+            f"{job} has ended on {node}", query, lambda state: state["ended"], pause=lambda: None
         )
 
     def process_of(self, rank: int, job: str) -> int:

@@ -207,13 +207,13 @@ class Command:
         return out, errors
 
 
-def ask_job(
+def run_job_verb(
     *words: str,
     environment: Mapping[str, str],
     request: Mapping[str, Any] | None = None,
     within: Sequence[str] | None = None,
 ) -> tuple[dict[str, Any], int]:
-    """Query a node's jobs, as rdm-provision does.
+    """Run a verb of ``rdm-trainer job`` on a node, as rdm-provision does.
 
     Args:
         words: After ``rdm-trainer job``.

@@ -78,18 +78,18 @@ class Log:
         """Return the losses by iteration, which the last rank wrote; skipped steps have none."""
         found = (record for line in self.lines for record in lines.parse(line.encode()))
         steps = (record for record in found if isinstance(record, records.Step))
-        said = _gathered(
+        gathered = _gather(
             {step.iteration: step.values[metrics.LM_LOSS] for step in steps if metrics.LM_LOSS in step.values}
         )
-        last: dict[int, float] = said[-1]
+        last: dict[int, float] = gathered[-1]
         return last
 
     def find(self, words: str) -> list[str]:
         """Return all ranks' lines that contain these words."""
-        return [line for said in _gathered(self.lines) for line in said if words in line]
+        return [line for gathered in _gather(self.lines) for line in gathered if words in line]
 
 
-def _gathered(value: Any) -> list[Any]:
+def _gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
@@ -133,7 +133,7 @@ class Case:
     earlier: bool = False
 
 
-def follow(cases: list[Case], root: str) -> dict[str, dict[int, float]]:
+def run_cases(cases: list[Case], root: str) -> dict[str, dict[int, float]]:
     """Run each case in this launch: three steps, a checkpoint, and the rest under the other layout.
 
     Returns:
@@ -142,7 +142,7 @@ def follow(cases: list[Case], root: str) -> dict[str, dict[int, float]]:
     answers = {}
     for case in cases:
         job_dir = Path(root) / case.name
-        with deepspeed_files.written() if case.earlier else contextlib.nullcontext():
+        with deepspeed_files.saving() if case.earlier else contextlib.nullcontext():
             found = train(training.configure(case.base, case.saved), job_dir, stop_after=3).losses()
         if case.resumed is not None:
             found |= train(training.configure(case.base, case.resumed), job_dir).losses()

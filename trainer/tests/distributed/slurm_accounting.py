@@ -82,6 +82,6 @@ class AccountedSlurm(Slurm):
         )
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
 
-    def knows(self, job: str) -> bool:
+    def is_in_slurmctld(self, job: str) -> bool:
         """Return whether slurmctld still knows a job that has ended."""
         return bool(self.slurm("squeue", "--noheader", "--states=all", f"--jobs={self.number(job)}").strip())

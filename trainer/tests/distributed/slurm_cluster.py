@@ -29,7 +29,7 @@ import pytest
 import rdm_trainer
 from rdm_job import network, processes
 from rdm_job.directory import JobDirectory
-from tests.distributed.processes import ask_job
+from tests.distributed.processes import run_job_verb
 from tests.distributed.slurm_root import inside, root
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -304,8 +304,10 @@ class Slurm:
     def idle(self) -> bool:
         return self.slurm("sinfo", "-h", "-N", "-p", "hgx,gpu2", "-o", "%T").split() == ["idle"] * len(NODES)
 
-    def ask(self, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
-        answer, _ = ask_job(*words, environment=self.environment, request=request, within=self.within or None)
+    def run_verb(self, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+        answer, _ = run_job_verb(
+            *words, environment=self.environment, request=request, within=self.within or None
+        )
         return answer
 
     def request(self, job: str, *overrides: str, **more: Any) -> dict[str, Any]:
@@ -322,29 +324,29 @@ class Slurm:
 
     def submit(self, job: str, *overrides: str, **more: Any) -> None:
         request = self.request(job, *overrides, **more)
-        checked = self.ask("check", request=request)
+        checked = self.run_verb("check", request=request)
         assert checked["problems"] == [], checked["problems"]
-        assert self.ask("start", request={**request, "offer": checked["offer"]})["started"]
+        assert self.run_verb("start", request={**request, "offer": checked["offer"]})["started"]
 
     def state(self, job: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.ask("state", job)["job"]
+        found: dict[str, Any] = self.run_verb("state", job)["job"]
         return found
 
-    def reaches(self, job: str, *states: str) -> dict[str, Any]:
+    def wait_for_state(self, job: str, *states: str) -> dict[str, Any]:
         return wait_until(
             f"{job} is {' or '.join(states)}", lambda: self.state(job), lambda one: one["state"] in states
         )
 
-    def begins(self, job: str, *lines: str) -> None:
+    def wait_for_ranks(self, job: str, *lines: str) -> None:
         """Wait until all processes have begun, according to all nodes' logs and to the agents."""
 
         def parts() -> list[str]:
-            return sorted(self.ask("logs", job)["parts"].values())
+            return sorted(self.run_verb("logs", job)["parts"].values())
 
         wait_until(f"{job} has begun", parts, lambda found: found == [f"{line}\n" for line in lines])
-        self.reaches(job, "running")
+        self.wait_for_state(job, "running")
 
-    def begins_again(self, job: str, restarts: int, node: str) -> None:
+    def wait_for_restart(self, job: str, restarts: int, node: str) -> None:
         """Wait until a job of one node runs on a given node after this many restarts."""
         wait_until(
             f"{job} has begun again on {node}",

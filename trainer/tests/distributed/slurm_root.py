@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Slurm of another release of the distribution: a root directory with its packages, and programs run in it.
 
-The packages come from the machine's own package sources, and are kept in .artifacts. Programs in the root
+The packages come from the machine's own package sources, and are cached in .artifacts. Programs in the root
 also see this machine's devices, /tmp, users, Python and the trainer.
 """
 
@@ -21,7 +21,7 @@ import pytest
 
 import rdm_trainer
 
-_KEPT = Path(__file__).parents[3] / ".artifacts/slurm"
+_ROOTS = Path(__file__).parents[3] / ".artifacts/slurm"
 _PACKAGES = (
     *("slurm-client", "slurmctld", "slurmd", "slurmdbd", "slurmrestd"),
     *("slurm-wlm-jwt-plugin", "slurm-wlm-basic-plugins"),
@@ -35,9 +35,9 @@ _PACKAGES = (
     # Only Debian unstable has it.
     "apptainer",
 )
-_BESIDE = "sid"
+_FALLBACK_RELEASE = "sid"
 """The release of packages that the wanted one lacks."""
-_LAST = rf"Package: *\nPin: release n={_BESIDE}\nPin-Priority: 100\n"
+_PREFERENCES = rf"Package: *\nPin: release n={_FALLBACK_RELEASE}\nPin-Priority: 100\n"
 _TIMEOUT_S = 600
 _BOUND = ("/dev", "/proc", "/run", "/sys", "/tmp")
 _FILES = ("/etc/group", "/etc/hosts", "/etc/passwd")
@@ -49,12 +49,12 @@ def root(release: str) -> Path:
     Args:
         release: Its code name, such as ``trixie``, which has Slurm 24.11.
     """
-    where = _KEPT / f"{release}-{zlib.crc32(' '.join(_PACKAGES).encode()):08x}"
-    _KEPT.mkdir(parents=True, exist_ok=True)
-    with (_KEPT / f"{release}.lock").open("w") as lock:
+    where = _ROOTS / f"{release}-{zlib.crc32(' '.join(_PACKAGES).encode()):08x}"
+    _ROOTS.mkdir(parents=True, exist_ok=True)
+    with (_ROOTS / f"{release}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Roots with other lists of packages are obsolete.
-        for other in set(_KEPT.glob(f"{release}-*")) - {where}:
+        for other in set(_ROOTS.glob(f"{release}-*")) - {where}:
             shutil.rmtree(other)
         if not where.exists():
             _fetch(release, where)
@@ -67,10 +67,10 @@ def inside(directory: Path) -> tuple[str, ...]:
         'mount --bind "$0" "$0"',
         *(
             f'mkdir -p "$0"{path} && mount --rbind {path} "$0"{path}'
-            for path in map(shlex.quote, (*_BOUND, *_ours()))
+            for path in map(shlex.quote, (*_BOUND, *_python_directories()))
         ),
         *(f'touch "$0{path}" && mount --bind {path} "$0{path}"' for path in _FILES),
-        *_of_the_distribution(),
+        *_python_command(),
         # A process in a plain chroot could not create user namespaces.
         'where=$PWD && cd "$0" && pivot_root . . && umount --lazy .',
         '{ cd "$where" 2>/dev/null || cd /; }',
@@ -79,13 +79,13 @@ def inside(directory: Path) -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-c", " && ".join(steps), str(directory))
 
 
-def _ours() -> list[str]:
+def _python_directories() -> list[str]:
     """Return the directories of this machine's Python and of the trainer."""
     python = sysconfig.get_path("stdlib") if sys.base_prefix == "/usr" else sys.base_prefix
     return list(dict.fromkeys([python, str(Path(rdm_trainer.__file__).parents[1]), sys.prefix]))
 
 
-def _of_the_distribution() -> list[str]:
+def _python_command() -> list[str]:
     """Return a command that replaces the root's Python by ours, if ours is the distribution's own."""
     if sys.base_prefix != "/usr":
         return []
@@ -110,7 +110,7 @@ def _fetch(release: str, where: Path) -> None:
         f"deb {f'[signed-by={signed}] ' if signed.startswith('/') else ''}{uri} {wanted} {component}"
         for uri, suite, component, signed in fields
         if suite == own[1]
-        for wanted in (release, _BESIDE)
+        for wanted in (release, _FALLBACK_RELEASE)
     ]
     new = where.with_suffix(".new")
     shutil.rmtree(new, ignore_errors=True)
@@ -121,7 +121,7 @@ def _fetch(release: str, where: Path) -> None:
         '--aptopt=APT::Install-Recommends "false"',
         # A mirror may be weeks behind. Signatures are still verified.
         '--aptopt=Acquire::Check-Valid-Until "false"',
-        f'--setup-hook=printf "{_LAST}" > "$1/etc/apt/preferences.d/beside"',
+        f'--setup-hook=printf "{_PREFERENCES}" > "$1/etc/apt/preferences.d/fallback"',
         f"--include={','.join(_PACKAGES)}",
         release,
         str(new),

@@ -12,12 +12,12 @@ import os
 import sys
 from pathlib import Path
 
-BESIDE = Path(sys.argv[0]).parent
-CONTAINERS = BESIDE / "containers"
+DIRECTORY = Path(sys.argv[0]).parent
+CONTAINERS = DIRECTORY / "containers"
 
 
-def fail(said: str) -> None:
-    print(f"[ERROR] {said}", file=sys.stderr)
+def fail(message: str) -> None:
+    print(f"[ERROR] {message}", file=sys.stderr)
     sys.exit(1)
 
 
@@ -47,8 +47,8 @@ def start(*words: str) -> None:
     name, *command = rest
     if not (CONTAINERS / name).exists():
         fail(f"No such file or directory: {CONTAINERS / name}")
-    told = {"name": name, "image": (CONTAINERS / name).read_text(), "mounts": mounts}
-    (BESIDE / "told.json").write_text(json.dumps(told))
+    log = {"name": name, "image": (CONTAINERS / name).read_text(), "mounts": mounts}
+    (DIRECTORY / "arguments.json").write_text(json.dumps(log))
     # As in an image, only the named ones of the node's variables exist.
     os.execvpe(command[0], command, {"PATH": "/usr/bin:/bin", "HOME": "/root", **environment})
 

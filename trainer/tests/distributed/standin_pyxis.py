@@ -13,20 +13,23 @@ import shutil
 import sys
 from pathlib import Path
 
-BESIDE = Path(sys.argv[0]).parent
-TAKES = ("--container-image=", "--container-mounts=", "--container-name=")
+DIRECTORY = Path(sys.argv[0]).parent
+OPTIONS = ("--container-image=", "--container-mounts=", "--container-name=")
 
-os.environ["PATH"] = os.environ["PATH"].replace(f"{BESIDE}:", "")
+os.environ["PATH"] = os.environ["PATH"].replace(f"{DIRECTORY}:", "")
 srun = shutil.which("srun")
 assert srun is not None
 given = {
-    option: word.removeprefix(option) for word in sys.argv[1:] for option in TAKES if word.startswith(option)
+    option: word.removeprefix(option)
+    for word in sys.argv[1:]
+    for option in OPTIONS
+    if word.startswith(option)
 }
-rest = [word for word in sys.argv[1:] if not word.startswith(TAKES) and word != "--container-writable"]
+rest = [word for word in sys.argv[1:] if not word.startswith(OPTIONS) and word != "--container-writable"]
 if given:
-    image, mounts, name = (given[option] for option in TAKES)
-    told = {"name": name, "image": image, "mounts": mounts.split(",")}
-    (BESIDE / "told.json").write_text(json.dumps(told))
+    image, mounts, name = (given[option] for option in OPTIONS)
+    log = {"name": name, "image": image, "mounts": mounts.split(",")}
+    (DIRECTORY / "arguments.json").write_text(json.dumps(log))
 elif "--help" in rest:
     print("      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH", flush=True)
 os.execv(srun, [srun, *rest])

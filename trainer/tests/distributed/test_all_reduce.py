@@ -27,7 +27,7 @@ def reduce(most: int, seconds: float, memory: int | None = None) -> list[dict[st
     return [dict(news) for news in measure(Bench(torch.device("cpu")), most, seconds)]
 
 
-def test_bandwidths_follow_from_size_and_time_and_links_are_between_nodes() -> None:
+def test_bandwidths_are_size_by_time_and_links_are_between_nodes() -> None:
     news = processes.run(4, reduce, 4 * LEAST, LONG_S)[0]
     assert [one["phase"] for one in news] == ["all-reduce 1 MiB", "all-reduce 4 MiB", "pairs", "done"]
     result = news[-1]["collective"]
@@ -42,7 +42,7 @@ def test_bandwidths_follow_from_size_and_time_and_links_are_between_nodes() -> N
     assert rate > 0
 
 
-def test_it_takes_no_more_than_memory_and_time_allow() -> None:
+def test_all_reduce_keeps_its_limits_of_memory_and_time() -> None:
     result = processes.run(2, reduce, 16 * LEAST, LONG_S, 2 * 3 * 5 * LEAST)[0][-1]["collective"]
     assert len(result["sizes"]) == 2
     assert result["note"] == "It ended with 4 MiB of 16 MiB: the memory of a node does not hold more."

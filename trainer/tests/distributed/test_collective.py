@@ -13,6 +13,7 @@ from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.distributed.topology import Topology
 from tests.distributed import processes
 
+Gathered = list[dict[str, tuple[bool, int]]]
 LARGE = 4_000_000
 VALUES: dict[str, list[Any]] = {
     "all alike": ["a", "b", "c", "d"],
@@ -22,7 +23,7 @@ VALUES: dict[str, list[Any]] = {
 }
 
 
-def tell() -> dict[str, tuple[bool, int]]:
+def gather_each_case() -> dict[str, tuple[bool, int]]:
     """Gather each case, and return whether it is right and the bytes that padded gathering took."""
     collective = Collective(datetime.timedelta(minutes=5))
     padded: list[int] = []
@@ -40,7 +41,7 @@ def tell() -> dict[str, tuple[bool, int]]:
     return found
 
 
-def groups() -> tuple[int, int]:
+def created_groups() -> tuple[int, int]:
     """Return how many groups of one rank, and of several, this rank helped to create."""
     made: list[int] = []
     new_group = dist.new_group
@@ -50,29 +51,29 @@ def groups() -> tuple[int, int]:
         return new_group(ranks, **options)
 
     dist.new_group = counted  # type: ignore[assignment]
-    place = Topology.create(1, 1)
-    for group in (place.tensor_group, place.pipeline_group, place.data_group):
+    topology = Topology.create(1, 1)
+    for group in (topology.tensor_group, topology.pipeline_group, topology.data_group):
         assert dist.get_world_size(group) in (1, 4)
         dist.barrier(group)
     return made.count(1), len(made) - made.count(1)
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_every_rank_knows_what_each_said(name: str, told: list[dict[str, tuple[bool, int]]]) -> None:
-    assert all(one[name][0] for one in told)
+def test_every_rank_gathers_the_objects_of_all(name: str, gathered: Gathered) -> None:
+    assert all(one[name][0] for one in gathered)
 
 
 @pytest.fixture(scope="module")
-def told() -> list[dict[str, tuple[bool, int]]]:
+def gathered() -> Gathered:
     """The results of each rank."""
-    return processes.run(4, tell)
+    return processes.run(4, gather_each_case)
 
 
-def test_what_one_rank_has_is_not_padded_for_each(told: list[dict[str, tuple[bool, int]]]) -> None:
-    assert all(one["one has much"][1] == 0 for one in told)
+def test_large_object_of_one_rank_is_not_padded_for_each_rank(gathered: Gathered) -> None:
+    assert all(one["one has much"][1] == 0 for one in gathered)
 
 
-def test_no_rank_makes_another_one_s_group_of_one() -> None:
-    every = processes.run(4, groups)
+def test_ranks_create_no_groups_of_other_single_ranks() -> None:
+    every = processes.run(4, created_groups)
     # The tensor and the pipeline axis share a group of one; the data axis is the world.
     assert every == [(1, 0)] * 4

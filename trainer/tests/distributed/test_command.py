@@ -37,7 +37,7 @@ def start(directory: Path, *overrides: str, largest_file: int | None = None) -> 
     return processes.Command(*arguments(directory, *overrides), largest_file=largest_file)
 
 
-def described(line: str) -> dict[str, str]:
+def parse_step_line(line: str) -> dict[str, str]:
     """Read a step's line from the description alone: see docs/training-log.md."""
     match = re.fullmatch(r" iteration ([ \d]{8})/([ \d]{8}) \|((?: [^|:]+: +[^|]+ \|)+)", line)
     assert match, line
@@ -61,8 +61,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], 
     return directory, lines, process.returncode
 
 
-def test_a_signal_saves_and_ends(stopped: tuple[Path, list[str], int]) -> None:
-    """It resumes in a Python of its own, as a launcher starts it, so that the imports count."""
+def test_sigterm_saves_a_checkpoint_and_ends_the_job(stopped: tuple[Path, list[str], int]) -> None:
+    """It resumes in a separate Python process, as a launcher starts it, to check its imports."""
     directory, lines, code = stopped
     assert code == 0
     checkpoints = directory / "job" / "checkpoints"
@@ -89,14 +89,16 @@ def test_a_signal_saves_and_ends(stopped: tuple[Path, list[str], int]) -> None:
     assert out.startswith("[after megatron is initialized] "), "what is imported writes into the log"
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "torch._dynamo" in imported
-    assert "torch._inductor.compile_fx" not in imported, "the compiler that nobody asked for takes seconds"
-    steps = [described(line) for line in out.splitlines() if line.startswith(" iteration ")]
+    assert "torch._inductor.compile_fx" not in imported, (
+        "importing the compiler takes seconds, and the job does not use it"
+    )
+    steps = [parse_step_line(line) for line in out.splitlines() if line.startswith(" iteration ")]
     assert [int(step["iteration"]) for step in steps] == [last + 1, last + 2, rest]
     assert int(steps[0]["consumed samples"]) == 4 * (last + 1)
     assert " validation loss at the end of training for test data | lm loss value: " in out
 
 
-def test_a_last_step_that_cannot_be_saved_is_a_failure_and_goes_on(tmp_path: Path) -> None:
+def test_failure_to_save_the_last_step_is_an_error_and_can_be_resumed(tmp_path: Path) -> None:
     changes = ("optimisation.train_iterations=3", "logging.tensorboard=false")
     # A disk that takes only small files.
     with start(tmp_path, *changes, largest_file=4096) as process:
@@ -113,7 +115,7 @@ def test_a_last_step_that_cannot_be_saved_is_a_failure_and_goes_on(tmp_path: Pat
     assert (tmp_path / "job" / "checkpoints" / "latest").read_text() == "global_step3"
 
 
-def test_a_device_that_cannot_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_unsuitable_device_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with start(tmp_path, "launcher.backend=nccl") as process:
         _, errors = process.communicate()
     assert process.returncode == 3
@@ -131,7 +133,7 @@ def test_a_device_that_cannot_is_refused_in_one_sentence(tmp_path: Path) -> None
         ("load", True, "checkpoint.load is {}, which has no complete checkpoint"),
     ],
 )
-def test_a_beginning_that_is_not_there_is_refused_before_anything_is_written(
+def test_missing_initial_weights_are_refused_before_anything_is_written(
     tmp_path: Path, key: str, starts: bool, words: str
 ) -> None:
     nowhere = tmp_path / "nowhere"
@@ -143,7 +145,7 @@ def test_a_beginning_that_is_not_there_is_refused_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
 
 
-def test_a_refused_training_changes_nothing_of_the_job(stopped: tuple[Path, list[str], int]) -> None:
+def test_refused_training_changes_no_file_of_the_job(stopped: tuple[Path, list[str], int]) -> None:
     directory, _, _ = stopped
 
     def contents() -> dict[str, tuple[int, bytes]]:
@@ -158,7 +160,7 @@ def test_a_refused_training_changes_nothing_of_the_job(stopped: tuple[Path, list
     assert contents() == before
 
 
-def test_a_second_training_in_one_directory_is_refused(tmp_path: Path) -> None:
+def test_second_training_in_one_directory_is_refused(tmp_path: Path) -> None:
     with start(tmp_path) as first:
         assert any(line.startswith(" iteration ") for line in first.stdout), "the first one ended"
         with start(tmp_path) as second:
@@ -168,7 +170,7 @@ def test_a_second_training_in_one_directory_is_refused(tmp_path: Path) -> None:
     assert errors.splitlines()[-1].startswith(f"Error: Another training is at work in {tmp_path / 'job'}; ")
 
 
-def test_the_log_is_megatrons(stopped: tuple[Path, list[str], int]) -> None:
+def test_log_has_megatrons_format(stopped: tuple[Path, list[str], int]) -> None:
     _, lines, _ = stopped
     order = [
         r"\[after megatron is initialized\] datetime: " + DATETIME,
@@ -191,7 +193,7 @@ def test_the_log_is_megatrons(stopped: tuple[Path, list[str], int]) -> None:
         assert re.fullmatch(pattern, line), (pattern, line)
     assert len(lines) > len(order)
     assert any(re.fullmatch(r"\[after training is done\] datetime: " + DATETIME, line) for line in lines)
-    steps = [described(line) for line in lines if line.startswith(" iteration ")]
+    steps = [parse_step_line(line) for line in lines if line.startswith(" iteration ")]
     assert [step["consumed samples"] for step in steps[:3]] == ["20", "40", "60"]
     assert float(steps[-1]["lm loss"]) < float(steps[0]["lm loss"])
     assert {"elapsed time per iteration (ms)", "learning rate", "global batch size", "loss scale"} <= set(
@@ -208,7 +210,7 @@ def test_event_files_have_megatrons_tags(stopped: tuple[Path, list[str], int]) -
     events = EventAccumulator(str(directory / "job" / "tensorboard"))
     events.Reload()
     losses = events.Scalars("lm-loss-training/lm loss")
-    printed = [described(line) for line in lines if line.startswith(" iteration ")]
+    printed = [parse_step_line(line) for line in lines if line.startswith(" iteration ")]
     assert [event.step for event in losses][: len(printed)] == [int(step["iteration"]) for step in printed]
     assert losses[0].value == pytest.approx(float(printed[0]["lm loss"]), rel=1e-5)
     for tag in (

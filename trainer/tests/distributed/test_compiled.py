@@ -53,7 +53,7 @@ def as_one_graph(jobs: Mapping[str, Config]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_joined_blocks_of_replicas_change_no_loss(world: int) -> None:
+def test_losses_of_replicas_with_joined_blocks_are_the_same(world: int) -> None:
     jobs = JOINED[world]
     compiled = {name: configure(job, {"optimisation.compile": True}) for name, job in jobs.items()}
     found = processes.run(world, as_one_graph, compiled)
@@ -123,7 +123,7 @@ def watched_replicas() -> tuple[list[int], list[int]]:
     return reduced, joined
 
 
-def test_replicas_join_no_blocks_in_passes_that_overlap_with_their_messages() -> None:
+def test_replicas_join_no_blocks_in_passes_that_overlap_with_communication() -> None:
     for reduced, joined in processes.run(2, watched_replicas):
         # The gradients of the last block are reduced before those of the first are there.
         assert reduced[0] == 1
@@ -141,14 +141,14 @@ def test_replicas_join_no_blocks_in_passes_that_overlap_with_their_messages() ->
     ],
     ids=" and ".join,
 )
-def test_each_compiled_part_is_one_graph_and_changes_no_loss(names: tuple[str, str]) -> None:
+def test_each_compiled_part_is_one_graph_with_the_same_losses(names: tuple[str, str]) -> None:
     jobs = {name: JOBS[name] for name in names}
     compiled = {name: configure(job, {"optimisation.compile": True}) for name, job in jobs.items()}
     found = processes.run(2, as_one_graph, compiled)
     expected = processes.run(2, training.losses, jobs, 2)
     assert found[0] == found[1]
     for name in jobs:
-        mine, theirs = ([step["loss"] for step in said[0][name]] for said in (found, expected))
+        mine, theirs = ([step["loss"] for step in results[0][name]] for results in (found, expected))
         assert mine == pytest.approx(theirs, abs=1e-4 if "fp32" in name else 0.01), name
 
 
@@ -179,7 +179,7 @@ def within_budgets(jobs: Mapping[str, Config]) -> dict[str, Any]:
     return {"losses": training.losses(jobs, steps=2), "sums": sums}
 
 
-def test_a_budget_changes_no_loss_and_repeats_no_sum_of_tensor_ranks() -> None:
+def test_activation_memory_budget_changes_no_loss_and_repeats_no_all_reduce() -> None:
     plain = {engine: configure(JOBS["gpt fp32"], {"engine": engine}) for engine in ("native", "deepspeed")}
     limited = {
         engine: configure(job, {"optimisation.compile": True, "parallel.activation_memory_budget": 0.05})
@@ -193,7 +193,7 @@ def test_a_budget_changes_no_loss_and_repeats_no_sum_of_tensor_ranks() -> None:
         assert found[0]["losses"][engine] == [pytest.approx(step, abs=1e-4) for step in steps], engine
 
 
-def kept_of_a_part(jobs: Mapping[str, Config]) -> dict[str, int]:
+def saved_bytes_of_context_rank(jobs: Mapping[str, Config]) -> dict[str, int]:
     """Return the bytes that a forward pass of a context rank's tokens keeps for the backward pass."""
     found = {}
     with training.without_code("aot_eager_decomp_partition"):
@@ -207,9 +207,11 @@ def kept_of_a_part(jobs: Mapping[str, Config]) -> dict[str, int]:
     return found
 
 
-def test_context_ranks_keep_the_product_that_gave_normed_queries_and_keys() -> None:
+def test_context_ranks_save_the_product_of_normed_queries_and_keys() -> None:
     normed = configure(QWEN, {**CONTEXT, "optimisation.compile": True})
     jobs = {"normed": normed, "plain": configure(normed, {"model.qk_norm": False})}
-    said = {name: dry_run(job, 2).peak.memory.activations for name, job in jobs.items()}
-    for rank in processes.run(2, kept_of_a_part, jobs):
-        assert rank["normed"] - rank["plain"] == pytest.approx(said["normed"] - said["plain"], rel=0.15)
+    predicted = {name: dry_run(job, 2).peak.memory.activations for name, job in jobs.items()}
+    for rank in processes.run(2, saved_bytes_of_context_rank, jobs):
+        assert rank["normed"] - rank["plain"] == pytest.approx(
+            predicted["normed"] - predicted["plain"], rel=0.15
+        )

@@ -57,11 +57,11 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     training = Training(configuration.load(path), Path(folder) / "job", write=lambda line: None)
     step = training.engine.train_step
     nan = torch.full((), float("nan"))
-    told: list[float | None] = []
+    reported: list[float | None] = []
 
     def slow(batches: Any) -> Any:
         with contextlib.suppress(OSError):
-            told.append(heartbeat.read(Path(folder) / f"{rank}.heartbeat")[0].get("compute_s"))
+            reported.append(heartbeat.read(Path(folder) / f"{rank}.heartbeat")[0].get("compute_s"))
         if rank == 1:
             time.sleep(SLEEP_S)
             if training.iteration == 2:
@@ -75,7 +75,7 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     assert (iteration, waits) == (4, 0.0)
     # Other work may use the processors in some steps, so take the shortest time.
     shape = heartbeat.shape(Path(folder) / f"{rank}.heartbeat")
-    return {**record, "compute_s": min([*filter(None, told), record["compute_s"]]), "shape": shape}
+    return {**record, "compute_s": min([*filter(None, reported), record["compute_s"]]), "shape": shape}
 
 
 # Each of them also reports what was built.
@@ -84,9 +84,7 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     [{"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 3}, {"pipeline": 2}, {"tensor": 2}],
     ids=str,
 )
-def test_the_culprit_s_own_time_is_long_and_its_victim_s_is_not(
-    tmp_path: Path, parallel: dict[str, Any]
-) -> None:
+def test_compute_time_is_long_on_the_slow_rank_alone(tmp_path: Path, parallel: dict[str, Any]) -> None:
     (tmp_path / "job").mkdir()
     victim, culprit = processes.run(2, train, str(tmp_path), parallel)
     assert culprit["compute_s"] >= SLEEP_S
@@ -111,7 +109,7 @@ def test_the_culprit_s_own_time_is_long_and_its_victim_s_is_not(
     )
 
 
-def save_beside_steps(folder: str) -> list[float]:
+def save_during_steps(folder: str) -> list[float]:
     """Return the compute times of steps of which this rank saves the second one, and rank 1 late."""
     rank = dist.get_rank()
     path = Path(folder) / f"{rank}.json"
@@ -145,14 +143,14 @@ def save_beside_steps(folder: str) -> list[float]:
     return seconds
 
 
-def test_what_a_save_waits_for_beside_steps_is_computing(tmp_path: Path) -> None:
+def test_asynchronous_save_counts_as_compute_time(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
-    for seconds in processes.run(2, save_beside_steps, str(tmp_path)):
+    for seconds in processes.run(2, save_during_steps, str(tmp_path)):
         assert len(seconds) == 4
         assert min(seconds) >= SLEEP_S, seconds
 
 
-def test_a_gpu_s_wait_within_another_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_gpu_waits_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count()
 
     class Event:
@@ -179,7 +177,7 @@ def test_a_gpu_s_wait_within_another_counts_once(tmp_path: Path, monkeypatch: py
     assert (record["compute_s"], record["waited_s"]) == (2.0, 1.0)
 
 
-def test_the_mark_says_that_a_rank_waits(tmp_path: Path) -> None:
+def test_heartbeat_says_that_a_rank_waits(tmp_path: Path) -> None:
     writer = HeartbeatWriter(tmp_path / "ranks/n1/0.heartbeat")
     own = ComputeTime(writer, torch.device("cpu"))
     own.begin(7, measured=True)

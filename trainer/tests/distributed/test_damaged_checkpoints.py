@@ -29,7 +29,7 @@ NATIVE = {"engine": "native"}
 
 
 def flip(path: Path, *, of_description: bool = False) -> None:
-    """Flip the highest bit of an exponent in a file's largest tensor, or a bit of what describes all."""
+    """Flip the highest bit of an exponent in a file's largest tensor, or a bit of its metadata."""
     content = bytearray(path.read_bytes())
     if path.suffix == ".distcp" or path.name == ".metadata":
         content[len(content) // 2] ^= 0x40
@@ -67,10 +67,10 @@ FLIPPED = {
 
 def flipped_bits(root: str) -> dict[str, str]:
     """Resume from a checkpoint with one flipped bit, for each of these files."""
-    said = {}
+    errors = {}
     resuming.train(GPT, Path(root) / "saved-deepspeed", stop_after=4)
     resuming.train(training.configure(GPT, NATIVE), Path(root) / "saved-native", stop_after=4)
-    with deepspeed_files.written():
+    with deepspeed_files.saving():
         resuming.train(GPT, Path(root) / "saved-earlier", stop_after=4)
     for name, (saved, file, layout) in FLIPPED.items():
         job_dir = Path(root) / name
@@ -85,9 +85,9 @@ def flipped_bits(root: str) -> dict[str, str]:
         try:
             resuming.train(training.configure(GPT, layout), job_dir)
         except TrainerError as error:
-            said[name] = str(error)
-    said["unreadable"] = unreadable(root)
-    return said
+            errors[name] = str(error)
+    errors["unreadable"] = unreadable(root)
+    return errors
 
 
 def unreadable(root: str) -> str:
@@ -104,16 +104,16 @@ def unreadable(root: str) -> str:
     return ""
 
 
-def test_a_flipped_bit_is_not_loaded(tmp_path: Path) -> None:
+def test_checkpoint_with_a_flipped_bit_is_not_loaded(tmp_path: Path) -> None:
     ranks = processes.run(2, flipped_bits, str(tmp_path))
-    for said in ranks:
-        assert said.keys() == {*FLIPPED, "unreadable"}
+    for errors in ranks:
+        assert errors.keys() == {*FLIPPED, "unreadable"}
         for name, (_, file, _) in FLIPPED.items():
             folder, _, inner = file.partition("/")
-            assert f"checkpoints/{folder} is damaged in {inner}; " in said[name]
-        assert "; no earlier checkpoint is left. " in said["tensors"]
+            assert f"checkpoints/{folder} is damaged in {inner}; " in errors[name]
+        assert "; no earlier checkpoint is left. " in errors["tensors"]
         expected = r"/global_step4 cannot be read: rank 1: node .+: a\.pt: Input/output error\.$"
-        assert re.search(expected, said["unreadable"])
+        assert re.search(expected, errors["unreadable"])
 
 
 # What damages the newest of two checkpoints → the line that names it.
@@ -125,7 +125,7 @@ DAMAGED: dict[str, tuple[str, str]] = {
 }
 
 
-def spoil(name: str, step: Path) -> None:
+def damage_file(name: str, step: Path) -> None:
     """Damage a file of a checkpoint in a way of ``DAMAGED``."""
     path = step / DAMAGED[name][0]
     if name == "missing":
@@ -149,18 +149,18 @@ def damaged_newest(root: str) -> dict[str, Any]:
 
     for name in DAMAGED:
         alone(shutil.copytree, saved, Path(root) / name)
-        alone(spoil, name, Path(root) / name / "checkpoints/global_step4")
+        alone(damage_file, name, Path(root) / name / "checkpoints/global_step4")
         resume(name, every_two, Path(root) / name)
     # Another job's checkpoints are only read.
-    alone(spoil, "flipped", saved / "checkpoints/global_step4")
+    alone(damage_file, "flipped", saved / "checkpoints/global_step4")
     resume("load", training.configure(every_two, {"checkpoint.load": str(saved)}), Path(root) / "load")
     # Disks that the nodes do not share, with the native engine.
     native = training.configure(every_two, NATIVE)
     resuming.train(native, node(f"{root}/disks"))
-    alone(spoil, "flipped", Path(root) / "disks/node1/checkpoints/global_step4")
+    alone(damage_file, "flipped", Path(root) / "disks/node1/checkpoints/global_step4")
     resume("disks", native, node(f"{root}/disks"))
     for step in ("global_step2", "global_step4"):
-        alone(spoil, "flipped", Path(root) / "all/checkpoints" / step)
+        alone(damage_file, "flipped", Path(root) / "all/checkpoints" / step)
     try:
         resuming.train(every_two, Path(root) / "all")
     except TrainerError as error:
@@ -168,7 +168,7 @@ def damaged_newest(root: str) -> dict[str, Any]:
     return answers
 
 
-def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path: Path) -> None:
+def test_job_resumes_from_the_checkpoint_before_a_damaged_one(tmp_path: Path) -> None:
     ranks = processes.run(2, damaged_newest, str(tmp_path))
     found, saved = ranks[0], ranks[0]["saved"]
 
@@ -200,8 +200,8 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path: Path) -> None:
         checkpoints = tmp_path / f"disks/node{number}/checkpoints"
         assert (checkpoints / "global_step4.aside").is_dir()
         assert files.scan(checkpoints).points_to(4)
-    for said in ranks:
-        assert "all/checkpoints/global_step2 is damaged in __1_0.distcp; " in said["all"]
+    for errors in ranks:
+        assert "all/checkpoints/global_step2 is damaged in __1_0.distcp; " in errors["all"]
     assert sorted(files.scan(tmp_path / "all/checkpoints").steps) == [2, 4]
 
 
@@ -223,11 +223,11 @@ def refused_by_one(root: str) -> str | None:
     return None
 
 
-def test_what_one_rank_cannot_read_is_refused_by_all(tmp_path: Path) -> None:
-    for said in processes.run(2, refused_by_one, str(tmp_path)):
-        assert said is not None
-        assert said.startswith(f"{tmp_path}/global_step4 cannot be read: rank 1: node ")
-        assert said.endswith(": ValueError: the files have 8 of 16 elements of 0.weight.")
+def test_checkpoint_that_one_rank_cannot_read_is_refused_by_all(tmp_path: Path) -> None:
+    for errors in processes.run(2, refused_by_one, str(tmp_path)):
+        assert errors is not None
+        assert errors.startswith(f"{tmp_path}/global_step4 cannot be read: rank 1: node ")
+        assert errors.endswith(": ValueError: the files have 8 of 16 elements of 0.weight.")
 
 
 def not_finite(root: str) -> dict[str, Any]:
@@ -267,15 +267,15 @@ def not_finite(root: str) -> dict[str, Any]:
     return answers
 
 
-def test_what_is_not_finite_does_not_become_the_newest(tmp_path: Path) -> None:
+def test_checkpoint_with_values_that_are_not_finite_does_not_become_the_newest(tmp_path: Path) -> None:
     ranks = processes.run(2, not_finite, str(tmp_path))
-    for said in ranks:
+    for errors in ranks:
         for spoiled in ("nan", "inf"):
             assert (
-                "After iteration 6 there are values that are not finite (rank 1: part 0 of" in said[spoiled]
+                "After iteration 6 there are values that are not finite (rank 1: part 0 of" in errors[spoiled]
             )
-            assert "goes on from the checkpoint of iteration 4" in said[spoiled]
+            assert "goes on from the checkpoint of iteration 4" in errors[spoiled]
             checkpoints = tmp_path / spoiled / "checkpoints"
             assert (checkpoints / "latest").read_text() == "global_step4"
             assert sorted(files.scan(checkpoints).steps) == [2, 4]
-        assert "global_step6 has values that are not finite (rank 1: " in said["loaded"]
+        assert "global_step6 has values that are not finite (rank 1: " in errors["loaded"]

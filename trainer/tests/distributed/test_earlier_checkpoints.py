@@ -56,7 +56,7 @@ CASES = {
 }
 
 
-def go_on(names: list[str], root: str) -> dict[str, dict[int, float]]:
+def resume_each(names: list[str], root: str) -> dict[str, dict[int, float]]:
     """Train the rest of each case in this launch."""
     # At that time, a T5 did not see tokens within a text that have the padding's id.
     t5._visible = lambda tokens, padding: (tokens != padding)[:, None, None, :]
@@ -76,11 +76,13 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, floa
             archive.extractall(root / f".{name}", filter="data")
         (root / f".{name}" / kind).rename(root / name)
     alone = ["gpt", "universal-alone"]
-    found: dict[str, dict[int, float]] = processes.run(1, go_on, alone, str(root))[0]
+    found: dict[str, dict[int, float]] = processes.run(1, resume_each, alone, str(root))[0]
     others = [name for name in CASES if name not in alone]
-    return found | dict(processes.run(2, go_on, others, str(root))[0])
+    return found | dict(processes.run(2, resume_each, others, str(root))[0])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_goes_on_as_the_code_of_that_time_did(name: str, losses: dict[str, dict[int, float]]) -> None:
+def test_job_of_an_earlier_release_resumes_with_its_losses(
+    name: str, losses: dict[str, dict[int, float]]
+) -> None:
     assert losses[name] == pytest.approx(LOSSES[CASES[name][0]], abs=1e-5)

@@ -57,7 +57,7 @@ def slow() -> float:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def waiting() -> Iterator[Callable[[], list[float]]]:
+def waits() -> Iterator[Callable[[], list[float]]]:
     """How long ranks waited for a slow one. They wait while other tests run."""
     with processes.started(2, slow) as seconds:
         yield seconds
@@ -114,7 +114,7 @@ def own_disks(root: str) -> dict[str, Any]:
     return answers
 
 
-def test_disks_that_nodes_do_not_share(tmp_path: Path) -> None:
+def test_job_resumes_from_disks_that_nodes_do_not_share(tmp_path: Path) -> None:
     root = str(tmp_path / "jobs")
     ranks = processes.run(4, own_disks, root)
     found = ranks[0]
@@ -179,7 +179,7 @@ def full_disk(root: str) -> dict[str, Any]:
         if name == "background":
             # At the first save, there is no pointer to read yet.
             checkpoints.mkdir(parents=True, exist_ok=True)
-            alone(lambda place=checkpoints: (place / "latest").write_text("nothing"))
+            alone(lambda directory=checkpoints: (directory / "latest").write_text("nothing"))
         log = resuming.train(config, Path(root) / name, prepare=prepare)
         answers["losses"], answers["says"] = log.losses(), log.find("was not saved")
         answers["left"] = sorted(path.name for path in checkpoints.glob("global_step*"))
@@ -187,7 +187,7 @@ def full_disk(root: str) -> dict[str, Any]:
     return all_answers
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+def test_full_disk_loses_no_checkpoint(tmp_path: Path) -> None:
     ranks = processes.run(2, full_disk, str(tmp_path))
     for found in (rank[name] for rank in ranks for name in ("waiting", "native")):
         assert found["saved"] == [(2, True), (4, False), (6, True), (8, True)]
@@ -254,7 +254,7 @@ def full_disk_of_rank_0(root: str) -> dict[str, Any]:
     return {**answers, "losses": log.losses(), "says": log.find("rank 0: ")}
 
 
-def test_whatever_rank_0_cannot_write_the_checkpoint_before_stays(tmp_path: Path) -> None:
+def test_previous_checkpoint_stays_when_rank_0_cannot_write_a_file(tmp_path: Path) -> None:
     for found in processes.run(2, full_disk_of_rank_0, str(tmp_path)):
         assert found["saved"] == [True, *[False] * 5, True, False, True]
         first, seventh, ninth = (f"global_step{step}" for step in (1, 7, 9))
@@ -308,7 +308,7 @@ def killed(root: str) -> None:
             resuming.train(config, Path(root) / engine, prepare=prepare)
 
 
-def after_the_kill(root: str) -> dict[str, dict[str, Any]]:
+def resume_after_kill(root: str) -> dict[str, dict[str, Any]]:
     """Resume what was killed, and train without a stop."""
     found = {}
     for engine in ENGINES:
@@ -331,10 +331,10 @@ ENGINES = ("deepspeed", "native")
 ASYNCHRONOUS = training.configure(GPT, {"checkpoint.asynchronous": True, "checkpoint.interval": 2})
 
 
-def test_a_kill_during_an_asynchronous_save_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+def test_previous_checkpoint_stays_when_ranks_are_killed_during_an_asynchronous_save(tmp_path: Path) -> None:
     processes.run(2, killed, str(tmp_path))
-    for said in processes.run(2, after_the_kill, str(tmp_path)):
-        for found in said.values():
+    for resumed in processes.run(2, resume_after_kill, str(tmp_path)):
+        for found in resumed.values():
             assert found["left"] == ["global_step2", "global_step4.partial"]
             assert found["losses"] == {step: found["unbroken"][step] for step in range(3, 9)}
             assert found["then"] == [f"global_step{step}" for step in (2, 4, 6, 8)]
@@ -352,7 +352,7 @@ class _StopAt:
         return signal.SIGUSR1 if there else None
 
 
-def ends(root: str) -> dict[str, Any]:
+def end_for_each_reason(root: str) -> dict[str, Any]:
     """End a training for each possible reason."""
     answers: dict[str, Any] = {}
     log, stop = Log(), _StopAt()
@@ -378,8 +378,8 @@ def ends(root: str) -> dict[str, Any]:
     return answers
 
 
-def test_ends_in_order_at_the_same_step_on_all_ranks(tmp_path: Path) -> None:
-    ranks = processes.run(2, ends, str(tmp_path))
+def test_all_ranks_end_at_the_same_step(tmp_path: Path) -> None:
+    ranks = processes.run(2, end_for_each_reason, str(tmp_path))
     for name, iteration in {"signal": 4, "duration": 2, "interval": 3}.items():
         assert [rank[name][0] for rank in ranks] == [iteration, iteration]
         assert (tmp_path / name / "checkpoints" / "latest").read_text() == f"global_step{iteration}"
@@ -387,5 +387,5 @@ def test_ends_in_order_at_the_same_step_on_all_ranks(tmp_path: Path) -> None:
     assert ranks[0]["tokens"] == []
 
 
-def test_waiting_has_no_time_limit(waiting: Callable[[], list[float]]) -> None:
-    assert min(waiting()) > LIMIT_S
+def test_ranks_wait_longer_than_the_operation_timeout(waits: Callable[[], list[float]]) -> None:
+    assert min(waits()) > LIMIT_S

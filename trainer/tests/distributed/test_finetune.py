@@ -58,21 +58,21 @@ def sharded(tuning: Finetunings) -> Path:
     return tuning.directory / "sharded"
 
 
-def close(ours: dict[int, float], theirs: dict[int, float]) -> bool:
+def are_close(ours: dict[int, float], theirs: dict[int, float]) -> bool:
     return ours.keys() == theirs.keys() and all(
         math.isclose(ours[step], theirs[step], rel_tol=1e-3) for step in theirs
     )
 
 
-def test_ranks_with_answers_of_unequal_length_have_the_losses_of_one_process(
+def test_ranks_with_completions_of_unequal_length_have_the_losses_of_one_process(
     alone: Path, sharded: Path
 ) -> None:
     assert list(losses(alone)) == [1, 2, 3, 4]
     assert losses(alone)[4] < losses(alone)[1] - 0.1
-    assert close(losses(sharded), losses(alone))
+    assert are_close(losses(sharded), losses(alone))
 
 
-def test_a_killed_job_goes_on_with_the_same_losses(tuning: Finetunings, sharded: Path) -> None:
+def test_killed_job_resumes_with_the_same_losses(tuning: Finetunings, sharded: Path) -> None:
     kept = ("checkpoint.interval=2", "checkpoint.keep=1")
     code, _, _ = tuning.run("killed", *kept, world=RANKS, signals={3: (3, signal.SIGKILL)})
     job = tuning.directory / "killed"
@@ -96,7 +96,7 @@ def test_a_killed_job_goes_on_with_the_same_losses(tuning: Finetunings, sharded:
     assert [path.name for path in (job / "checkpoints").glob("checkpoint-*")] == ["checkpoint-4"]
 
 
-def test_a_signal_to_one_rank_saves_and_ends_in_order(tuning: Finetunings) -> None:
+def test_signal_to_one_rank_saves_and_ends_all(tuning: Finetunings) -> None:
     code, out, errors = tuning.run(
         "stopped", "optimisation.train_iterations=1000", world=2, signals={1: (2, signal.SIGTERM)}
     )
@@ -107,9 +107,7 @@ def test_a_signal_to_one_rank_saves_and_ends_in_order(tuning: Finetunings) -> No
     assert 3 <= progress["checkpoint"] == progress["iteration"] <= 4
 
 
-def test_the_log_is_megatrons_and_the_exported_model_says_what_the_trainers_did(
-    tuning: Finetunings,
-) -> None:
+def test_log_has_megatrons_format_and_exported_model_has_the_trainers_logits(tuning: Finetunings) -> None:
     code, out, errors = tuning.run(
         "exported", "data.valid=[one.jsonl]", "evaluation.samples=1", "logging.tensorboard=true", world=2
     )
@@ -135,7 +133,7 @@ def test_the_log_is_megatrons_and_the_exported_model_says_what_the_trainers_did(
     np.testing.assert_allclose(found, logits(job), rtol=0, atol=1e-5)
 
 
-def test_an_adapter_is_saved_alone_and_merged(tuning: Finetunings) -> None:
+def test_adapter_is_saved_alone_and_merged(tuning: Finetunings) -> None:
     code, _, errors = tuning.run(
         "lora", "lora={rank: 4, merge: true}", "data.valid=[one.jsonl]", "checkpoint.interval=2", world=2
     )
@@ -162,17 +160,17 @@ def test_an_adapter_is_saved_alone_and_merged(tuning: Finetunings) -> None:
         ("stage3", "{stage: 3, offload_optimizer: cpu, offload_parameters: cpu}"),
     ],
 )
-def test_other_stages_offloaded_and_rows_of_parquet_have_the_same_losses(
+def test_other_zero_stages_offloading_and_parquet_have_the_same_losses(
     name: str, zero: str, tuning: Finetunings, alone: Path
 ) -> None:
     code, _, errors = tuning.run(name, f"zero={zero}", "data.train=[train.parquet]", world=2)
     assert code == 0, errors
-    assert close(losses(tuning.directory / name), losses(alone))
+    assert are_close(losses(tuning.directory / name), losses(alone))
     _, found = tuning.loss(f"{name}/model", "one.jsonl")
     np.testing.assert_allclose(found, logits(tuning.directory / name), rtol=0, atol=1e-5)
 
 
-def test_preferences_are_learned(tuning: Finetunings) -> None:
+def test_dpo_learns_preferences(tuning: Finetunings) -> None:
     code, _, errors = tuning.run("dpo", "method=dpo", "data.train=[pairs.jsonl]", world=2)
     assert code == 0, errors
     found = losses(tuning.directory / "dpo")
@@ -181,7 +179,7 @@ def test_preferences_are_learned(tuning: Finetunings) -> None:
     assert found[4] < found[1]
 
 
-def test_packed_rows_do_not_see_each_other(tuning: Finetunings) -> None:
+def test_packed_rows_do_not_attend_to_each_other(tuning: Finetunings) -> None:
     step = (
         "data.train=[few.jsonl]",
         "optimisation={train_iterations: 1, precision: fp32, global_batch_size: null}",
@@ -190,10 +188,10 @@ def test_packed_rows_do_not_see_each_other(tuning: Finetunings) -> None:
     assert code == 0, errors
     code, _, errors = tuning.run("loose", *step, "optimisation.micro_batch_size=3")
     assert code == 0, errors
-    assert close(losses(tuning.directory / "packed"), losses(tuning.directory / "loose"))
+    assert are_close(losses(tuning.directory / "packed"), losses(tuning.directory / "loose"))
 
 
-def test_conversations_are_learned_by_their_answers(tuning: Finetunings) -> None:
+def test_conversations_train_on_answers_alone(tuning: Finetunings) -> None:
     turns = [
         {"role": role, "content": text}
         for role, text in (
@@ -227,7 +225,7 @@ def _trained(directory: Path, *words: object) -> list[float]:
     return [loss for _, loss in json.loads((directory / "progress.json").read_text())["losses"]]
 
 
-def test_what_was_trained_here_is_fine_tuned_and_the_reverse(tuning: Finetunings, tmp_path: Path) -> None:
+def test_pretrained_model_can_be_fine_tuned_and_the_reverse(tuning: Finetunings, tmp_path: Path) -> None:
     model, rows = tuning.directory / "model", (tuning.directory / "train.jsonl").read_text().splitlines()
     texts = ({"text": row["prompt"] + row["completion"]} for row in map(json.loads, rows))
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
@@ -294,7 +292,7 @@ def test_what_was_trained_here_is_fine_tuned_and_the_reverse(tuning: Finetunings
         ),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_written(
+def test_invalid_finetune_is_refused_before_anything_is_written(
     overrides: list[str], sentence: str, tuning: Finetunings
 ) -> None:
     rows = {

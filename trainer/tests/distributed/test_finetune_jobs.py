@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rdm_log.report.write import write
-from tests.distributed.environments import Agents, Environment, InSlurm, reaches
+from tests.distributed.environments import Agents, Environment, InSlurm, wait_for_state
 from tests.distributed.finetuning import finetunings, losses
 from tests.distributed.members import Members, codes
 from tests.distributed.nodes import Nodes, running
@@ -58,7 +58,7 @@ def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Envi
         yield InSlurm(request.getfixturevalue("slurm"))
 
 
-def test_a_rank_that_is_killed_costs_a_restart_and_no_loss(
+def test_killed_rank_costs_a_restart_and_losses_stay_the_same(
     environment: Environment, tiny: tuple[dict[str, Any], dict[int, float]]
 ) -> None:
     config, expected = tiny
@@ -73,18 +73,18 @@ def test_a_rank_that_is_killed_costs_a_restart_and_no_loss(
     wait_until(f"{job} has a checkpoint", checkpoint, lambda step: step > 0)
     (record,) = (path for where in environment.directories(job) for path in where.glob("ranks/*/1.json"))
     os.kill(int(json.loads(record.read_text())["pid"]), signal.SIGKILL)
-    told = reaches(environment, job, "finished", "failed")
-    assert (told["state"], told["restarts"]) == ("finished", 1), told
-    assert told["progress"]["tokens_per_second"] > 0
+    report = wait_for_state(environment, job, "finished", "failed")
+    assert (report["state"], report["restarts"]) == ("finished", 1), report
+    assert report["progress"]["tokens_per_second"] > 0
     # For steps of both attempts, the losses are the last attempt's.
-    assert dict(told["progress"]["losses"]) == pytest.approx(expected, rel=1e-3)
+    assert dict(report["progress"]["losses"]) == pytest.approx(expected, rel=1e-3)
     first = environment.directories(job)[0]
     assert (first / "model/model.safetensors").is_file()
     (page,) = write([first], environment.folder / "page.html")
     assert page.verdict().word == "finished"
 
 
-def test_members_of_a_rendezvous_have_the_losses_of_one_process(
+def test_rendezvous_members_have_the_losses_of_one_process(
     tiny: tuple[dict[str, Any], dict[int, float]],
     members: Members,
     tmp_path: Path,

@@ -49,7 +49,7 @@ def hang(folder: str) -> list[list[Any]]:
     return found if rank == 0 else []
 
 
-def test_who_has_not_entered_a_collective_is_named(tmp_path: Path) -> None:
+def test_rank_that_has_not_entered_a_collective_is_named(tmp_path: Path) -> None:
     found, *_ = processes.run(WORLD, hang, str(tmp_path))
     ranks = [
         RankHeartbeat.of("n1", {"rank": rank, "collectives": groups}) for rank, groups in enumerate(found)

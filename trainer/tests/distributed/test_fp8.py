@@ -73,7 +73,7 @@ def sharded_layers(sequence_parallel: bool) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_sharded_layers_compute_nearly_the_same_in_fp8(sequence_parallel: bool) -> None:
+def test_sharded_layers_in_fp8_are_close_to_bf16(sequence_parallel: bool) -> None:
     for errors in processes.run(2, sharded_layers, sequence_parallel):
         # e4m3 has 3 bits after the point and e5m2, for gradients, has 2.
         assert all(0.005 < error < 0.15 for error in errors.values()), errors
@@ -89,13 +89,13 @@ def losses() -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", ["fp8", *LAYOUTS])
-def test_losses_are_near_those_of_bf16(losses: dict[str, list[dict[str, Any]]], name: str) -> None:
+def test_fp8_losses_are_close_to_bf16(losses: dict[str, list[dict[str, Any]]], name: str) -> None:
     bf16, fp8 = ([step["loss"] for step in losses[one]] for one in ("bf16", name))
     assert fp8 == pytest.approx(bf16, rel=0.01)
     assert fp8 != bf16
 
 
-def test_blocks_that_compute_again_give_the_same_losses() -> None:
+def test_activation_recomputation_gives_the_same_losses() -> None:
     fp8 = configure(BF16, FP8)
     again = configure(fp8, {"parallel.activation_checkpointing": "full"})
     (found,) = processes.run(1, training.losses, {"fp8": fp8, "again": again})
@@ -132,7 +132,7 @@ def casts() -> dict[str, Any]:
     return answer
 
 
-def test_weights_are_cast_once_a_step() -> None:
+def test_weights_are_cast_to_fp8_once_per_step() -> None:
     (found,) = processes.run(1, casts)
     # Two blocks with two products each; a step has four micro-batches.
     assert found["counts"] == [2] * 4
@@ -151,7 +151,7 @@ def resumed(job_dir: str, recipes: tuple[str, str]) -> dict[int, float]:
     return found
 
 
-def test_a_resumed_run_may_change_the_recipe(tmp_path: Path) -> None:
+def test_resumed_job_may_change_the_fp8_recipe(tmp_path: Path) -> None:
     recipes = [("none", "none"), ("none", "tensorwise"), ("tensorwise", "none"), ("tensorwise", "tensorwise")]
     runs = {one: processes.run(1, resumed, str(tmp_path / "-".join(one)), one)[0] for one in recipes}
     bf16 = runs["none", "none"]

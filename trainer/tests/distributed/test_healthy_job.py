@@ -27,7 +27,7 @@ CONFIGURATION = {
 
 @pytest.mark.long
 @pytest.mark.timeout(60 * MINUTES + 600)
-def test_a_healthy_job_is_never_suspect_in_an_hour(tmp_path: Path) -> None:
+def test_healthy_job_is_never_suspect(tmp_path: Path) -> None:
     """Four ranks on two nodes, for `MINUTES`; `verdicts.jsonl` has each change, with the load."""
     job = "healthy"
     with running(Nodes(tmp_path, CONFIGURATION)) as nodes:
@@ -37,23 +37,23 @@ def test_a_healthy_job_is_never_suspect_in_an_hour(tmp_path: Path) -> None:
         nodes.run(job)
         master = JobDirectory(tmp_path / "n1" / job, "n1")
 
-        def look() -> dict[str, Any]:
+        def read_verdict() -> dict[str, Any]:
             return master.read_state().verdict
 
-        wait_until(f"{job} is healthy", look, lambda found: found.get("verdict") == "healthy")
-        began, told = time.monotonic(), [look()]
+        wait_until(f"{job} is healthy", read_verdict, lambda found: found.get("verdict") == "healthy")
+        began, changes = time.monotonic(), [read_verdict()]
         with (tmp_path / "verdicts.jsonl").open("w") as file:
             while time.monotonic() - began < 60 * MINUTES:
-                now = look()
+                now = read_verdict()
                 notes = [sentence.partition(":")[0] for sentence in now["evidence"][1:]]
-                before = [sentence.partition(":")[0] for sentence in told[-1]["evidence"][1:]]
-                if (now["verdict"], notes) != (told[-1]["verdict"], before):
-                    told.append(now)
+                before = [sentence.partition(":")[0] for sentence in changes[-1]["evidence"][1:]]
+                if (now["verdict"], notes) != (changes[-1]["verdict"], before):
+                    changes.append(now)
                     seen = {"minute": (time.monotonic() - began) / 60, "load": os.getloadavg(), **now}
                     file.write(json.dumps(seen) + "\n")
                     file.flush()
                 time.sleep(1)
-        assert nodes.ask("n1", "stop", job, "--now")["stopped"]
+        assert nodes.run_verb("n1", "stop", job, "--now")["stopped"]
         iteration = nodes.ended(job)["progress"]["iteration"]
     assert iteration > 60 * MINUTES / (20 * PAUSE_S)
-    assert [one for one in told if one["verdict"] != "healthy"] == []
+    assert [one for one in changes if one["verdict"] != "healthy"] == []

@@ -60,7 +60,7 @@ def on_two_nodes(root: str) -> dict[str, str | None]:
     return found
 
 
-def test_each_file_system_has_its_maps(tmp_path: Path) -> None:
+def test_index_maps_are_made_once_per_file_system(tmp_path: Path) -> None:
     for name in ("shared/a", "disk-0/b", "disk-1/b"):
         with IndexedWriter(tmp_path / name, np.uint16) as writer:
             for _ in range(20):

@@ -53,7 +53,7 @@ def without_deepspeed(job_dir: str) -> tuple[list[int], str]:
     return counts, str(refused.value)
 
 
-def test_needs_no_deepspeed(tmp_path: Path) -> None:
+def test_native_engine_needs_no_deepspeed(tmp_path: Path) -> None:
     ((counts, refusal),) = processes.run(1, without_deepspeed, str(tmp_path / "job"))
     assert counts == [2, 4]
     assert refusal.startswith("engine is deepspeed, but DeepSpeed is not installed here")
@@ -105,18 +105,18 @@ def watched_step() -> dict[str, Any]:
     }
 
 
-def test_buckets_are_reduced_during_the_last_backward_pass_and_gathered_in_the_next_forward() -> None:
-    for said in processes.run(2, watched_step):
+def test_buckets_are_reduced_in_the_last_backward_pass_and_gathered_in_the_next_forward_pass() -> None:
+    for result in processes.run(2, watched_step):
         # With two replicas, each takes two micro-batches of a step.
-        assert len(said["seen"]) > 3
-        assert set(said["seen"]) == {("backward", 2)}
-        assert said["copies"] == 2
-        assert said["gathers"] == [len(said["seen"]), 0]
-        assert said["kept"] == 0.5
-        assert said["grads"] == []
+        assert len(result["seen"]) > 3
+        assert set(result["seen"]) == {("backward", 2)}
+        assert result["copies"] == 2
+        assert result["gathers"] == [len(result["seen"]), 0]
+        assert result["kept"] == 0.5
+        assert result["grads"] == []
 
 
-def kept_messages(chunks: int) -> int:
+def most_kept_messages(chunks: int) -> int:
     """Take two steps of 16 micro-batches; return the most messages that a stage keeps for a neighbour."""
     pipeline = {"parallel.pipeline": 2, "parallel.virtual_pipeline": chunks}
     job = training.configure(NATIVE, {**pipeline, "optimisation.global_batch_size": 32})
@@ -141,9 +141,9 @@ def kept_messages(chunks: int) -> int:
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_a_stage_keeps_no_message_that_its_neighbour_must_have_received(chunks: int) -> None:
+def test_stage_releases_messages_that_its_neighbour_has_received(chunks: int) -> None:
     # Of 16 in each chunk, those of the warm-up and of two passes.
-    assert all(1 <= most <= 2 + 3 * chunks for most in processes.run(2, kept_messages, chunks))
+    assert all(1 <= most <= 2 + 3 * chunks for most in processes.run(2, most_kept_messages, chunks))
 
 
 def not_finite() -> dict[str, Any]:
@@ -183,10 +183,10 @@ def released(engine: Any) -> bool:
     return weight() is None
 
 
-def test_a_step_that_is_not_finite_changes_nothing() -> None:
-    said = processes.run(1, not_finite)[0]
-    assert said["norm"] != said["norm"]
-    assert said | {"norm": 0} == {
+def test_step_with_a_nan_loss_changes_no_weight() -> None:
+    result = processes.run(1, not_finite)[0]
+    assert result["norm"] != result["norm"]
+    assert result | {"norm": 0} == {
         "norm": 0,
         "kept": True,
         "counted": 0.0,
@@ -209,7 +209,7 @@ def with_and_without_graphs(root: str) -> list[tuple[dict[int, float], list[str]
     return [(log.losses(), log.find("has no effect")) for log in logs]
 
 
-def test_a_cpu_ignores_cuda_graphs_and_the_log_has_a_line_on_it(tmp_path: Path) -> None:
+def test_cuda_graphs_are_ignored_on_cpu_with_a_line_in_the_log(tmp_path: Path) -> None:
     ((graphs, plain),) = processes.run(1, with_and_without_graphs, str(tmp_path))
     assert graphs[0] == plain[0]
     assert len(plain[0]) == 2
@@ -217,7 +217,7 @@ def test_a_cpu_ignores_cuda_graphs_and_the_log_has_a_line_on_it(tmp_path: Path) 
     assert plain[1] == []
 
 
-class Ungraphed(GraphedPasses):
+class GraphOnCpu(GraphedPasses):
     """Computes each micro-batch's passes as the capture does, because a CPU has no graphs."""
 
     def _run(self, batch: StaticBatch) -> None:
@@ -232,14 +232,14 @@ def graphed_losses() -> list[dict[str, Any]]:
 
         def graphed(self: Any, *args: Any, **options: Any) -> None:
             make(self, *args, **options)
-            self._graphed = Ungraphed(self.module, self.device, self._span)
+            self._graphed = GraphOnCpu(self.module, self.device, self._span)
 
         patch.setattr(NativeEngine, "__init__", graphed)
         return training.losses({"graphs": NATIVE})["graphs"]
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_replicas_reduce_what_graphs_have_added_up(world: int) -> None:
+def test_replicas_reduce_the_gradients_that_graphs_have_accumulated(world: int) -> None:
     plain = processes.run(world, training.losses, {"plain": NATIVE})
     for found, expected in zip(processes.run(world, graphed_losses), plain, strict=True):
         assert found == [

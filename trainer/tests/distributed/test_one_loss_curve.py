@@ -12,7 +12,7 @@ from rdm_core.config import Config
 from tests.distributed import processes, training
 from tests.distributed.training import BERT, GPT, MOE, QWEN, T5, configure
 
-Said = dict[str, list[dict[str, Any]]]
+Results = dict[str, list[dict[str, Any]]]
 
 STEPS = 2
 """The second step's loss and gradient show the first update, the evaluation the second, which has moments."""
@@ -23,7 +23,7 @@ FOUR_TENSOR = {"parallel.tensor": 4}
 INTERLEAVED = {"engine": "native", "parallel.pipeline": 2, "parallel.virtual_pipeline": 2}
 EAGER = {"parallel.eager_forwards": 1}
 FULL = {"parallel.activation_checkpointing": "full"}
-SOME = {**FULL, "parallel.activation_checkpointing_blocks": 1}
+SELECTIVE = {**FULL, "parallel.activation_checkpointing_blocks": 1}
 OFFLOADED = {"parallel.offload_optimizer": "cpu"}
 ALL_OFFLOADED = {**OFFLOADED, "parallel.zero_stage": 3, "parallel.offload_parameters": "cpu"}
 # The busiest experts drop tokens, and most of each step is for the balance.
@@ -75,7 +75,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp 2": PIPELINE,
         "pp 2, zero 0": {**PIPELINE, **zero(0)},
         "pp 2, checkpointing": {**PIPELINE, **FULL},
-        "pp 2, checkpointing of 1": {**PIPELINE, **SOME},
+        "pp 2, checkpointing of 1": {**PIPELINE, **SELECTIVE},
         "pp 2, 3-1": {**PIPELINE, **cut("3-1")},
         "pp 2, 0-4": {**PIPELINE, **cut("0-4")},
         "pp 2, 4-0": {**PIPELINE, **cut("4-0")},
@@ -100,7 +100,7 @@ NATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp 2, 0-4": {**PIPELINE, **cut("0-4")},
         "pp 2, eager": {**PIPELINE, **EAGER},
         "interleaved": INTERLEAVED,
-        "interleaved, checkpointing of 1": {**INTERLEAVED, **SOME},
+        "interleaved, checkpointing of 1": {**INTERLEAVED, **SELECTIVE},
         "interleaved, 1-1-2-0": {**INTERLEAVED, **FULL, **cut("1-1-2-0")},
     },
     4: {
@@ -188,7 +188,7 @@ SHARDED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     },
 }
 # Layouts that do not depend on the model, or are a part of another one here, and so need no test with a T5.
-OF_ANY_MODEL = (
+NOT_FOR_T5 = (
     *("zero 0", "all offloaded", "dp 2", "dp 2, zero 0", "dp 2, zero 2", "dp 2, zero 3, checkpointing"),
     *("tp 2", "tp 2, pp 2", "pp 2, dp 2", "pp 2, zero 0"),
     *("dp 2, offloaded", "dp 2, zero 2, offloaded", "dp 2, zero 3, offloaded", "dp 2, all offloaded"),
@@ -213,7 +213,7 @@ MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     # Only the T5, with stages of two kinds, is tested in all three dimensions at once.
     "gpt": (GPT, with_context(without("2 x 2 x 2"))),
     # As Megatron has it, whose head has a bias.
-    "t5": (configure(T5, {"model.lm_head_bias": True}), with_context(without(*OF_ANY_MODEL))),
+    "t5": (configure(T5, {"model.lm_head_bias": True}), with_context(without(*NOT_FOR_T5))),
     "qwen": (QWEN, QWEN_LAYOUTS),
     "qwen, shared heads": (SHARED, SHARED_LAYOUTS),
     "moe": (MOE, MOE_LAYOUTS),
@@ -237,19 +237,19 @@ CASES = [
 ]
 
 
-def launch(world: int, jobs: Mapping[str, Config]) -> Said:
+def launch(world: int, jobs: Mapping[str, Config]) -> Results:
     answers = processes.run(world, training.losses, jobs, STEPS)
     for answer in answers[1:]:
         assert answer == answers[0], "the ranks of one launch disagree"
-    said: Said = answers[0]
-    return said
+    results: Results = answers[0]
+    return results
 
 
 @pytest.fixture(scope="module")
-def reported() -> dict[int, Said]:
+def reported() -> dict[int, Results]:
     """The results of every layout of every model; one launch for each world size."""
     worlds = sorted({world for _, world, _ in CASES})
-    said = {}
+    results = {}
     for world in worlds:
         jobs = {
             f"{model}: {layout}": configure(base, changes)
@@ -259,13 +259,13 @@ def reported() -> dict[int, Said]:
         if world == 1:
             jobs |= {model: base for model, (base, _) in MODELS.items()}
             jobs["gpt: means"] = configure(GPT, {"optimisation.calculate_per_token_loss": False})
-        said[world] = launch(world, jobs)
-    return said
+        results[world] = launch(world, jobs)
+    return results
 
 
 @pytest.mark.parametrize(("model", "world", "layout"), CASES)
-def test_losses_are_those_of_one_process(
-    reported: dict[int, Said], model: str, world: int, layout: str
+def test_layouts_have_the_losses_of_one_process(
+    reported: dict[int, Results], model: str, world: int, layout: str
 ) -> None:
     expected, found = reported[1][model], reported[world][f"{model}: {layout}"]
     assert [step["loss"] for step in found] == pytest.approx(
@@ -283,17 +283,17 @@ def test_losses_are_those_of_one_process(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_weights_move_the_loss(reported: dict[int, Said], model: str) -> None:
+def test_training_changes_the_loss(reported: dict[int, Results], model: str) -> None:
     # The evaluation uses the first step's samples: if nothing were learnt, equal losses would prove little.
     losses = [step["loss"] for step in reported[1][model]]
     assert abs(losses[-1] - losses[0]) > 10 * 1e-4
 
 
-def test_the_mean_of_micro_batches_means_is_another_loss(reported: dict[int, Said]) -> None:
+def test_mean_of_micro_batch_means_is_another_loss(reported: dict[int, Results]) -> None:
     tokens, means = (reported[1][name] for name in ("gpt", "gpt: means"))
     assert 1e-3 < abs(tokens[0]["loss"] - means[0]["loss"]) < 0.1
 
 
-def test_documents_that_are_apart_change_the_loss(reported: dict[int, Said]) -> None:
+def test_masking_between_documents_changes_the_loss(reported: dict[int, Results]) -> None:
     together, apart = (reported[1][name][0]["loss"] for name in ("moe", "moe, documents"))
     assert abs(together - apart) > 1e-3

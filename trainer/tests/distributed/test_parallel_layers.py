@@ -24,7 +24,7 @@ from tests.distributed import processes, training
 from tests.distributed.training import GPT, T5, configure
 
 
-def divided_cross_entropy(valid: int, padded: int, chunk: int) -> dict[str, Any]:
+def sharded_cross_entropy(valid: int, padded: int, chunk: int) -> dict[str, Any]:
     """Compare with torch's on the whole vocabulary; the last ranks may have only padding."""
     topology = Topology.create(torch.distributed.get_world_size(), 1)
     generator = torch.Generator().manual_seed(3)
@@ -67,7 +67,7 @@ def gradient(value: torch.Tensor) -> torch.Tensor:
     return value.grad
 
 
-def divided_layers() -> dict[str, float]:
+def sharded_layers() -> dict[str, float]:
     """Compare a column-parallel layer followed by a row-parallel one, and a lookup, with whole ones."""
     topology, alone = Topology.create(torch.distributed.get_world_size(), 1), Topology.single()
     inputs = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
@@ -110,7 +110,7 @@ def encoder_passes(config: Config) -> int:
 
 
 def pending_sums(config: Config) -> int:
-    """Return how many sums over ranks nobody has waited for after a step."""
+    """Return how many all-reduces are still pending after a step."""
     engine = create.create(config, topology := create.create_topology(config))
     engine.train_step(training.batches(config, topology, 1))
     count: int = torch._C._distributed_c10d._get_work_registry_size()
@@ -120,20 +120,20 @@ def pending_sums(config: Config) -> int:
 @pytest.mark.parametrize(
     ("world", "valid", "padded", "chunk"), [(2, 13, 16, 1000), (3, 11, 24, 30), (4, 7, 16, 8)]
 )
-def test_cross_entropy_over_a_divided_vocabulary_is_exact(
+def test_cross_entropy_over_a_sharded_vocabulary_is_exact(
     world: int, valid: int, padded: int, chunk: int
 ) -> None:
-    for answer in processes.run(world, divided_cross_entropy, valid, padded, chunk):
+    for answer in processes.run(world, sharded_cross_entropy, valid, padded, chunk):
         assert max(answer.values()) < 1e-5, answer
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_divided_layers_compute_what_whole_ones_do(world: int) -> None:
-    for answer in processes.run(world, divided_layers):
+def test_sharded_layers_compute_the_same_as_whole_ones(world: int) -> None:
+    for answer in processes.run(world, sharded_layers):
         assert max(answer.values()) < 1e-5, answer
 
 
-def test_dropout_is_repeatable_and_alike_with_and_without_checkpointing() -> None:
+def test_dropout_is_the_same_with_and_without_activation_checkpointing() -> None:
     plain = configure(GPT, {"parallel.tensor": 2, "optimisation.lr": 1e-3})
     job = configure(plain, {"model.hidden_dropout": 0.2, "model.attention_dropout": 0.2})
     kept = configure(job, {"parallel.activation_checkpointing": "full"})
@@ -146,12 +146,12 @@ def test_dropout_is_repeatable_and_alike_with_and_without_checkpointing() -> Non
     assert curves["none"][0] != pytest.approx(curves["first"][0], abs=1e-3)
 
 
-def test_a_stage_with_encoder_and_decoder_goes_back_through_the_encoder_once() -> None:
+def test_stage_with_encoder_and_decoder_runs_one_backward_pass_of_the_encoder() -> None:
     job = configure(T5, {"parallel.pipeline": 2, "parallel.partition": "3-1"})
     assert sum(processes.run(2, encoder_passes, job)) == job.accumulation(1)
 
 
-def test_no_sum_is_pending_after_activations_were_computed_again() -> None:
+def test_no_all_reduce_is_pending_after_activation_recomputation() -> None:
     """PyTorch would keep it, and its tensors, until the process ends."""
     job = configure(GPT, {"parallel.tensor": 2, "parallel.activation_checkpointing": "full"})
     assert processes.run(2, pending_sums, job) == [0, 0]

@@ -39,7 +39,7 @@ def both_forms(jobs: Mapping[str, Config], root: str) -> None:
     """Train each job for some steps, and save it in both forms."""
     for name, job in jobs.items():
         config = training.configure(job, {"checkpoint.exit_interval": SAVED_AT})
-        with deepspeed_files.written():
+        with deepspeed_files.saving():
             trained = Training(config, Path(root) / f"earlier-{name}", write=resuming.Log())
         trained.run()
         trained.engine.states.__class__ = DeepSpeedStates
@@ -80,7 +80,7 @@ def step(jobs: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_both_forms_have_the_same_numbers(name: str, jobs: Path) -> None:
+def test_both_checkpoint_formats_have_the_same_values(name: str, jobs: Path) -> None:
     theirs = saved(step(jobs, f"earlier-{name}"))
     metadata = read_metadata(step(jobs, name))
     keys = {f"{state}.{parameter}" for parameter in SPECS for state in STATES}
@@ -92,7 +92,7 @@ def test_both_forms_have_the_same_numbers(name: str, jobs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "two", "three"])
-def test_every_stage_has_the_same_tensors(name: str, jobs: Path) -> None:
+def test_every_zero_stage_has_the_same_tensors(name: str, jobs: Path) -> None:
     ours, other = (Saved(one, read_metadata(one)) for one in (step(jobs, name), step(jobs, "one")))
     for parameter in SPECS:
         for state in STATES:
@@ -101,7 +101,7 @@ def test_every_stage_has_the_same_tensors(name: str, jobs: Path) -> None:
             torch.testing.assert_close(*pair, atol=1e-4, rtol=0, msg=parameter)
 
 
-def test_a_parameter_that_is_not_complete_is_not_read(jobs: Path) -> None:
+def test_incomplete_parameter_is_not_read(jobs: Path) -> None:
     directory = step(jobs, "earlier-two")
     manifest, pieces = described(directory)
     rest = [piece for piece in pieces if piece.replica == 0]
@@ -110,7 +110,7 @@ def test_a_parameter_that_is_not_complete_is_not_read(jobs: Path) -> None:
         [ours.whole(f"fp32.{name}") for name in SPECS]
 
 
-def test_parts_are_about_as_large() -> None:
+def test_shards_have_about_the_same_size() -> None:
     sizes = {
         f"{layer}.{name}": size for layer in range(8) for name, size in (("a", 100), ("b", 300), ("c", 1))
     }

@@ -17,7 +17,7 @@ from rdm_trainer.engines import create
 from tests.distributed import processes, training
 from tests.distributed.training import GPT, T5, configure
 
-Said = dict[str, list[dict[str, Any]]]
+Results = dict[str, list[dict[str, Any]]]
 
 BF16 = {"optimisation.precision": "bf16"}
 FP16 = {"optimisation.precision": "fp16"}
@@ -34,7 +34,7 @@ BOTH_ENGINES = {
 }
 
 
-def losses_with_fp16(jobs: Mapping[str, Config]) -> Said:
+def losses_with_fp16(jobs: Mapping[str, Config]) -> Results:
     """Train in fp16 on a CPU, which DeepSpeed rejects only because it is slow."""
     from deepspeed.accelerator import get_accelerator
 
@@ -93,20 +93,20 @@ def written_gradients(jobs: Mapping[str, Config]) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def told() -> Said:
+def results() -> Results:
     """The results of one process and of two."""
     bases = {"bf16": configure(GPT, BF16), "bf16 t5": configure(T5, BF16)}
     # One case clips much, the other nothing.
     for limit in (0.1, 0.0):
         bases[f"bf16 clip {limit}"] = configure(GPT, {**BF16, "optimisation.clip_grad": limit})
-    alone: Said = processes.run(1, training.losses, {**bases, "fp32": GPT, "fp32 t5": T5})[0]
+    alone: Results = processes.run(1, training.losses, {**bases, "fp32": GPT, "fp32 t5": T5})[0]
     # DeepSpeed's own implementation of gradients in fp32, which ours must equal.
     alone |= processes.run(
         1,
         training.losses,
         {f"{name} zero 2": configure(base, {"parallel.zero_stage": 2}) for name, base in bases.items()},
     )[0]
-    pair: Said = processes.run(
+    pair: Results = processes.run(
         2,
         training.losses,
         {
@@ -118,7 +118,7 @@ def told() -> Said:
     return alone | pair
 
 
-def test_products_add_to_deepspeeds_sums() -> None:
+def test_matrix_products_accumulate_into_deepspeeds_gradients() -> None:
     jobs = {
         name: configure(base, {**BF16, **changes})
         for name, base, changes in (
@@ -136,14 +136,14 @@ def test_products_add_to_deepspeeds_sums() -> None:
 
 
 @pytest.fixture(scope="module")
-def fp16() -> Said:
+def fp16() -> Results:
     """Results with a loss scale at which the first steps overflow: dynamic and fixed, alone and in pairs."""
     dynamic = configure(
         GPT,
         {**FP16, "optimisation.initial_loss_scale_power": 28, "optimisation.loss_scale_hysteresis": 1},
     )
     fixed = configure(GPT, {**FP16, "optimisation.loss_scale": 128.0})
-    said: Said = processes.run(1, losses_with_fp16, {"dynamic": dynamic, "fixed": fixed})[0]
+    results: Results = processes.run(1, losses_with_fp16, {"dynamic": dynamic, "fixed": fixed})[0]
     pair = processes.run(
         2,
         losses_with_fp16,
@@ -151,15 +151,15 @@ def fp16() -> Said:
         | {"dynamic: pp 2": configure(dynamic, {"parallel.pipeline": 2})},
     )
     assert pair[0] == pair[1]
-    said |= pair[0]
-    return said
+    results |= pair[0]
+    return results
 
 
-def curve(said: list[dict[str, Any]]) -> list[float]:
-    return [step["loss"] for step in said]
+def curve(steps: list[dict[str, Any]]) -> list[float]:
+    return [step["loss"] for step in steps]
 
 
-def test_an_infinite_gradient_spoils_one_step_only() -> None:
+def test_infinite_gradient_affects_one_step_alone() -> None:
     jobs = {name: configure(GPT, {**BF16, **changes}) for name, changes in BF16_OPTIMISERS.items()}
     found = processes.run(1, norms_after_an_infinite_gradient, jobs)[0]
     finite = {name: [math.isfinite(norm) for norm in norms] for name, norms in found.items()}
@@ -167,30 +167,30 @@ def test_an_infinite_gradient_spoils_one_step_only() -> None:
 
 
 @pytest.mark.parametrize("model", ["", " t5"])
-def test_bf16_follows_fp32(told: Said, model: str) -> None:
-    assert curve(told[f"bf16{model}"]) == pytest.approx(curve(told[f"fp32{model}"]), abs=0.02)
+def test_bf16_follows_fp32(results: Results, model: str) -> None:
+    assert curve(results[f"bf16{model}"]) == pytest.approx(curve(results[f"fp32{model}"]), abs=0.02)
 
 
 @pytest.mark.parametrize("layout", BOTH_ENGINES)
 @pytest.mark.parametrize("job", ["bf16", "bf16 t5", "bf16 clip 0.1", "bf16 clip 0.0"])
-def test_bf16_is_alike_in_every_layout(told: Said, job: str, layout: str) -> None:
-    assert curve(told[f"{job}: {layout}"]) == pytest.approx(curve(told[job]), abs=0.01)
+def test_bf16_losses_are_the_same_in_every_layout(results: Results, job: str, layout: str) -> None:
+    assert curve(results[f"{job}: {layout}"]) == pytest.approx(curve(results[job]), abs=0.01)
 
 
 @pytest.mark.parametrize("job", ["bf16", "bf16 t5", "bf16 clip 0.1", "bf16 clip 0.0"])
-def test_the_short_step_does_what_the_long_one_does(told: Said, job: str) -> None:
-    short, long = told[job], told[f"{job} zero 2"]
+def test_zero_1_and_zero_2_steps_are_the_same(results: Results, job: str) -> None:
+    short, long = results[job], results[f"{job} zero 2"]
     # Sums in another order round some bf16 weights differently: 1.3e-4 on some processors, 0 on others.
     assert curve(short) == pytest.approx(curve(long), abs=1e-3)
     for mine, theirs in zip(short[:-1], long[:-1], strict=True):
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
 
 
-def test_the_clipping_is_felt(told: Said) -> None:
-    assert abs(curve(told["bf16 clip 0.1"])[-1] - curve(told["bf16 clip 0.0"])[-1]) > 1e-2
+def test_clipping_changes_the_losses(results: Results) -> None:
+    assert abs(curve(results["bf16 clip 0.1"])[-1] - curve(results["bf16 clip 0.0"])[-1]) > 1e-2
 
 
-def test_an_overflow_leaves_the_step_out_and_halves_the_scale(fp16: Said) -> None:
+def test_overflow_skips_the_step_and_halves_the_loss_scale(fp16: Results) -> None:
     steps = fp16["dynamic"][:-1]
     assert steps[0]["skipped"]
     assert not math.isfinite(steps[0]["grad_norm"])
@@ -200,13 +200,13 @@ def test_an_overflow_leaves_the_step_out_and_halves_the_scale(fp16: Said) -> Non
     assert fp16["dynamic: pp 2"][0]["skipped"]
 
 
-def test_fp16_follows_fp32_with_a_fixed_scale(told: Said, fp16: Said) -> None:
+def test_fp16_with_a_fixed_loss_scale_follows_fp32(results: Results, fp16: Results) -> None:
     steps = fp16["fixed"]
     assert not any(step["skipped"] for step in steps[:-1])
     assert {step["loss_scale"] for step in steps[:-1]} == {128.0}
-    assert curve(steps)[:3] == pytest.approx(curve(told["fp32"])[:3], abs=0.02)
+    assert curve(steps)[:3] == pytest.approx(curve(results["fp32"])[:3], abs=0.02)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_fp16_is_alike_in_every_layout(fp16: Said, layout: str) -> None:
+def test_fp16_losses_are_the_same_in_every_layout(fp16: Results, layout: str) -> None:
     assert curve(fp16[f"fixed: {layout}"]) == pytest.approx(curve(fp16["fixed"]), abs=0.01)

@@ -31,21 +31,21 @@ data: {mock: true, workers: 0}
 logging: {interval: 1, eval_interval: 0, tensorboard: false, prometheus: true, metrics_port: PORT}
 checkpoint: {interval: 0}
 """
-Told = dict[str, list[tuple[dict[str, str], float]]]
+Metrics = dict[str, list[tuple[dict[str, str], float]]]
 
 
-def read(text: str) -> Told:
+def read(text: str) -> Metrics:
     """Return what Prometheus reads from a text: labels and value of each sample, by its name."""
-    told: Told = {}
+    metrics: Metrics = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation
         assert family.type in ("gauge", "counter")
         for sample in family.samples:
-            told.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return told
+            metrics.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return metrics
 
 
-def asked(address: str, port: int) -> Told:
+def scrape(address: str, port: int) -> Metrics:
     with urllib.request.urlopen(f"http://{address}:{port}/metrics") as answer:
         return read(answer.read().decode())
 
@@ -67,10 +67,10 @@ def _train(folder: str, port: int, variables: dict[str, str], fails: bool) -> di
         if training.iteration == 2 and not variables:
             name = "rdm_job_iteration" if rank == 0 else "rdm_rank_resident_memory_bytes"
 
-            def has(told: Told) -> bool:
-                return name in told and (rank > 0 or told[name][0][1] == 2)
+            def has(metrics: Metrics) -> bool:
+                return name in metrics and (rank > 0 or metrics[name][0][1] == 2)
 
-            seen["served"] = wait_until("it is served", lambda: asked(address, port), has)
+            seen["served"] = wait_until("it is served", lambda: scrape(address, port), has)
             # The port is served before the file is written.
             wait_until("there is a file", file.exists)
             seen["written"] = wait_until("it is written", lambda: read(file.read_text()), has)
@@ -86,7 +86,7 @@ def _train(folder: str, port: int, variables: dict[str, str], fails: bool) -> di
     except RuntimeError as error:
         seen["error"] = str(error)
     with pytest.raises(urllib.error.URLError, match="refused"):
-        asked(address, port)
+        scrape(address, port)
     return seen
 
 
@@ -99,14 +99,14 @@ def port() -> int:
 @pytest.mark.parametrize(
     ("fails", "verdict", "iteration"), [(False, "finished", 4), (True, "failed", 2)], ids=["done", "failed"]
 )
-def test_each_node_is_told_of_while_it_trains_and_the_job_afterwards(
+def test_each_node_exports_metrics_while_it_trains_and_the_job_after_its_end(
     tmp_path: Path, port: int, fails: bool, verdict: str, iteration: int
 ) -> None:
-    told = processes.run(2, _train, str(tmp_path), port, {}, fails)
-    for rank, seen in enumerate(told):
+    metrics = processes.run(2, _train, str(tmp_path), port, {}, fails)
+    for rank, seen in enumerate(metrics):
         node, job = {"job": "gpt-1", "node": f"n{rank}"}, {"job": "gpt-1"}
         for way in ("served", "written"):
-            found: Told = seen[way]
+            found: Metrics = seen[way]
             ((labels, resident),) = found["rdm_rank_resident_memory_bytes"]
             assert labels == {**node, "rank": str(rank)}
             assert resident > 2**20
@@ -130,12 +130,12 @@ def test_each_node_is_told_of_while_it_trains_and_the_job_afterwards(
     assert [labels["verdict"] for labels, is_so in ended["rdm_job_verdict"] if is_so] == [verdict]
 
 
-def test_where_agents_tell_it_the_training_does_not(tmp_path: Path, port: int) -> None:
+def test_training_exports_no_metrics_where_agents_export_them(tmp_path: Path, port: int) -> None:
     for seen in processes.run(2, _train, str(tmp_path), port, {JOB_VARIABLE: "gpt-1"}, False):
         assert seen == {"files": []}
 
 
-def test_the_command_alone_tells_too(tmp_path: Path) -> None:
+def test_train_without_a_launcher_exports_metrics(tmp_path: Path) -> None:
     """A port that is in use is reported, and does not end the training."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

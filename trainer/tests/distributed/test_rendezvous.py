@@ -21,11 +21,11 @@ import pytest
 from rdm_job.processes import alive
 from rdm_log.report.write import write
 from tests.distributed.members import Members, codes, interface
-from tests.distributed.processes import Command, ask_job
+from tests.distributed.processes import Command, run_job_verb
 from tests.tiny import CONFIG, LOSSES
 from tests.waiting import Begun, Test, begin, wait_until
 
-SAY_RANK = 'echo "$NODE_RANK of $NNODES at $MASTER_ADDR" && env | grep -c ^RDZV_SECRET'
+PRINT_RANK = 'echo "$NODE_RANK of $NNODES at $MASTER_ADDR" && env | grep -c ^RDZV_SECRET'
 
 ALL_REDUCE = """
 import os, torch.distributed as dist, torch
@@ -37,12 +37,12 @@ dist.destroy_process_group()
 """
 
 
-def test_members_that_come_in_any_order_have_their_ranks_by_name_and_no_secret(members: Members) -> None:
-    command = ["sh", "-c", f"{SAY_RANK}; true"]
+def test_members_are_ranked_by_name_in_any_order_of_arrival_and_see_no_secret(members: Members) -> None:
+    command = ["sh", "-c", f"{PRINT_RANK}; true"]
     workers = [members.start(f"n{number}", command) for number in (3, 1)]
-    members.said("n1", "looks for the launcher")
+    members.wait_for_output("n1", "looks for the launcher")
     launcher = members.start("n0", command, count=4)
-    members.said("n0", "3 of 4 are here")
+    members.wait_for_output("n0", "3 of 4 are here")
     workers.append(members.start("n2", command))
     assert codes(launcher, *workers) == [0, 0, 0, 0]
     for number in range(4):
@@ -51,9 +51,7 @@ def test_members_that_come_in_any_order_have_their_ranks_by_name_and_no_secret(m
         assert f"{number} of 4 at {own}\n0\n" in members.log(f"n{number}")
 
 
-def test_torchrun_takes_all_that_it_needs_from_its_environment_and_leaves_nothing(
-    members: Members, tmp_path: Path
-) -> None:
+def test_torchrun_needs_only_its_environment_and_leaves_no_files(members: Members, tmp_path: Path) -> None:
     script = tmp_path / "all_reduce.py"
     script.write_text(ALL_REDUCE)
     command = [sys.executable, "-m", "torch.distributed.run", str(script)]
@@ -69,12 +67,12 @@ def _job(members: Members, *words: str) -> dict[str, Any]:
     """Return what the general job verbs report about the members' job."""
     # All are on one host, and share the directory.
     environment = {**os.environ, "RDM_JOBS": str(members.folder / "jobs"), "RDM_NODE": "n0"}
-    found, code = ask_job(*words, environment=environment)
+    found, code = run_job_verb(*words, environment=environment)
     assert code == 0
     return found
 
 
-def test_a_training_has_the_losses_of_one_process_and_is_a_job_as_all_others(
+def test_training_has_the_losses_of_one_process_and_is_reported_like_any_job(
     members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
@@ -95,7 +93,7 @@ def test_a_training_has_the_losses_of_one_process_and_is_a_job_as_all_others(
     assert [(one.name, one.verdict().word) for one in written] == [("test", "finished")]
 
 
-def test_a_configuration_that_is_wrong_is_said_before_anybody_is_waited_for(
+def test_invalid_configuration_is_refused_before_members_are_waited_for(
     members: Members, tmp_path: Path
 ) -> None:
     (tmp_path / "wrong.yaml").write_text("model: {layers: -1}\n")
@@ -104,11 +102,11 @@ def test_a_configuration_that_is_wrong_is_said_before_anybody_is_waited_for(
     assert "waits for" not in members.log("n0")
 
 
-def test_the_verb_that_stops_jobs_stops_this_one(members: Members) -> None:
+def test_job_stop_stops_a_rendezvous_job(members: Members) -> None:
     # All run the same command; otherwise the verdict would name those that do not.
     command = ["sh", "-c", "echo is at work; exec sleep 1000"]
     launcher, worker = members.start("n0", command, count=2), members.start("n1", command)
-    members.said("n0", "is at work")
+    members.wait_for_output("n0", "is at work")
     state = members.folder / "jobs/test/state.json"
     wait_until("both are watched", lambda: json.loads(state.read_text())["gpu"].keys() == {"n0", "n1"})
     job = _job(members, "state", "test")["job"]
@@ -119,14 +117,14 @@ def test_the_verb_that_stops_jobs_stops_this_one(members: Members) -> None:
     assert _job(members, "state", "test")["job"]["state"] == "stopped"
 
 
-def test_a_directory_that_cannot_be_written_ends_no_job(members: Members) -> None:
+def test_job_continues_when_its_directory_cannot_be_written(members: Members) -> None:
     launcher = members.start("n0", ["echo", "has ended"], "--job-dir", "/proc/jobs", count=1)
     assert codes(launcher) == [0]
     assert "Nothing is kept of this job: /proc/jobs cannot be written" in members.log("n0")
     assert "has ended\n" in members.log("n0")
 
 
-def test_the_first_that_fails_ends_all_with_its_code_and_last_errors(members: Members) -> None:
+def test_first_failed_member_ends_all_with_its_exit_code_and_last_errors(members: Members) -> None:
     launcher = members.start("n0", ["sleep", "1000"], count=3)
     worker = members.start("n1", ["sh", "-c", "sleep 1000"])
     failing = members.start("n2", ["sh", "-c", "echo CUDA out of memory >&2; exit 7"])
@@ -141,7 +139,7 @@ def test_the_first_that_fails_ends_all_with_its_code_and_last_errors(members: Me
     assert (members.folder / "jobs/test/logs/n2.err").read_text() == "CUDA out of memory\n"
 
 
-def test_a_command_that_one_member_lacks_ends_all(members: Members) -> None:
+def test_command_that_one_member_lacks_ends_all(members: Members) -> None:
     script = members.folder / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
@@ -151,7 +149,7 @@ def test_a_command_that_one_member_lacks_ends_all(members: Members) -> None:
     assert "script cannot be started: No such file or directory." in members.log("n0")
 
 
-def test_errors_without_an_end_of_line_are_passed_on_and_bounded(members: Members) -> None:
+def test_errors_without_a_newline_are_forwarded_and_bounded(members: Members) -> None:
     write = "import os, sys; os.write(2, b'\\xff' * 3_000_000 + b' the end'); sys.exit(3)"
     launcher = members.start("n0", ["sleep", "1000"], count=2)
     worker = members.start("n1", [sys.executable, "-c", write])
@@ -160,28 +158,26 @@ def test_errors_without_an_end_of_line_are_passed_on_and_bounded(members: Member
     assert len(members.log("n0")) < 50_000
 
 
-def test_a_worker_that_dies_during_the_exchange_is_replaced_and_nobody_starts_without_it(
-    members: Members,
-) -> None:
+def test_worker_that_dies_during_the_exchange_is_replaced_before_any_member_starts(members: Members) -> None:
     launcher = members.start("n0", ["true"], count=3)
     first = members.start("n1", ["true"])
-    members.said("n0", "n1 (")
+    members.wait_for_output("n0", "n1 (")
     # The list reaches its host, but is not acknowledged.
     first.send_signal(signal.SIGSTOP)
     other = members.start("n2", ["true"])
-    members.said("n0", "n2 (")
+    members.wait_for_output("n0", "n2 (")
     first.send_signal(signal.SIGKILL)
     again = members.start("n1", ["true"])
-    members.said("n0", "has come again. All 3 are here.")
+    members.wait_for_output("n0", "has come again. All 3 are here.")
     assert codes(launcher, again, other) == [0, 0, 0]
     started = [members.log(name).count("All 3 members start") for name in ("n0", "n1", "n2")]
     assert started == [1, 1, 1]
 
 
-def test_a_launcher_that_is_killed_and_started_again_finds_all(members: Members) -> None:
+def test_launcher_that_is_killed_and_restarted_finds_all_members(members: Members) -> None:
     launcher = members.start("n0", ["true"], count=3)
     worker = members.start("n1", ["true"])
-    members.said("n0", "n1 (")
+    members.wait_for_output("n0", "n1 (")
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     again = members.start("n0", ["true"], count=3)
@@ -189,11 +185,11 @@ def test_a_launcher_that_is_killed_and_started_again_finds_all(members: Members)
     assert codes(again, worker, last) == [0, 0, 0]
 
 
-def test_one_too_many_is_told_so(members: Members, tmp_path: Path) -> None:
+def test_superfluous_member_is_refused(members: Members, tmp_path: Path) -> None:
     go = tmp_path / "go"
     launcher = members.start("n0", ["sh", "-c", f"until test -e {go}; do sleep 0.2; done"], count=2)
     worker = members.start("n1", ["true"])
-    members.said("n1", "All 2 members start")
+    members.wait_for_output("n1", "All 2 members start")
     late = members.start("n2", ["true"])
     assert codes(late) == [1]
     go.touch()
@@ -202,7 +198,7 @@ def test_one_too_many_is_told_so(members: Members, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", ["is gone", "was never there"])
-def test_a_job_goes_on_when_nobody_reads_its_errors(members: Members, tmp_path: Path, reader: str) -> None:
+def test_job_continues_when_its_stderr_is_not_read(members: Members, tmp_path: Path, reader: str) -> None:
     write = "echo to the log >&2; touch ran-$NODE_RANK; test -e ran-$NODE_RANK"
     command = ["sh", "-c", f"cd {tmp_path} && {write}"]
     worker = members.start("n1", command)
@@ -215,7 +211,7 @@ def test_a_job_goes_on_when_nobody_reads_its_errors(members: Members, tmp_path: 
     assert (tmp_path / "ran-0").exists()
 
 
-def test_nothing_of_a_command_is_left_whatever_session_it_is_in(members: Members, tmp_path: Path) -> None:
+def test_no_process_of_a_command_is_left_in_any_session(members: Members, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     command = ["sh", "-c", f"setsid sleep 1000 & echo $! >> {pids}; exit $((NODE_RANK * 3))"]
     launcher = members.start("n0", command, count=2)
@@ -225,17 +221,17 @@ def test_nothing_of_a_command_is_left_whatever_session_it_is_in(members: Members
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_worker_that_is_stopped_after_its_command_has_ended_ends_the_job(
+def test_worker_stopped_after_its_command_has_ended_ends_the_job(
     members: Members, number: signal.Signals
 ) -> None:
     launcher = members.start("n0", ["sleep", "1000"], count=2)
     worker = members.start("n1", ["sh", "-c", "echo has ended"])
-    members.said("n1", "has ended")
+    members.wait_for_output("n1", "has ended")
     worker.send_signal(number)
     assert codes(worker, launcher) == [143, 143]
 
 
-def test_a_batch_services_own_ranks_are_not_the_jobs(
+def test_rank_variables_of_a_batch_service_are_ignored(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PET_STANDALONE"):
@@ -246,7 +242,7 @@ def test_a_batch_services_own_ranks_are_not_the_jobs(
     assert "\n0\n" in members.log("n0")
 
 
-def test_names_are_in_the_hosts_file_while_the_job_runs(members: Members, tmp_path: Path) -> None:
+def test_names_are_in_etc_hosts_while_the_job_runs(members: Members, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("127.0.0.1 localhost\n")
     show = ["sh", "-c", f"cat {file}"]
@@ -258,10 +254,10 @@ def test_names_are_in_the_hosts_file_while_the_job_runs(members: Members, tmp_pa
     assert "The members' names are not in /proc/version" in members.log("n1")
 
 
-def test_a_launcher_that_is_stopped_stops_all(members: Members) -> None:
+def test_stopped_launcher_stops_all_members(members: Members) -> None:
     launcher = members.start("n0", ["sleep", "1000"], count=2)
     worker = members.start("n1", ["sleep", "1000"])
-    members.said("n1", "All 2 members start")
+    members.wait_for_output("n1", "All 2 members start")
     launcher.send_signal(signal.SIGTERM)
     assert codes(launcher, worker) == [130, 130]
 
@@ -289,14 +285,14 @@ def test_bad_input_is_one_sentence(options: list[str], problem: str) -> None:
         for key, value in os.environ.items()
         if key not in ("ROLE", "NUM_NODES", "MASTER_ADDR") and not key.startswith("RDZV_")
     }
-    with Command("rendezvous", *options, "--", "true", environment=environment) as said:
-        _, errors = said.communicate()
-    assert said.returncode == 3
+    with Command("rendezvous", *options, "--", "true", environment=environment) as member:
+        _, errors = member.communicate()
+    assert member.returncode == 3
     assert problem in errors
     assert errors.count("Error: ") == 1
 
 
-class Line:
+class CuttableProxy:
     """A connection to the launcher that can be cut: nothing passes then, and neither end notices.
 
     Args:
@@ -338,11 +334,11 @@ class Line:
             sink.shutdown(socket.SHUT_WR)
 
 
-def who_does_not_know_the_secret_takes_no_part(members: Members) -> Iterator[None]:
+def member_without_the_secret_cannot_join(members: Members) -> Iterator[None]:
     ran = members.folder / "ran"
     (members.folder / "other").write_text("another secret, just as long\n")
     launcher = members.start("n0", ["true"], "--timeout", "3600", count=2)
-    members.said("n0", "waits for 1 members")
+    members.wait_for_output("n0", "waits for 1 members")
     stranger = members.start("n1", ["touch", str(ran)], "--timeout", "20", secret="other")
     yield
     assert codes(stranger) == [1]
@@ -354,9 +350,9 @@ def who_does_not_know_the_secret_takes_no_part(members: Members) -> Iterator[Non
     assert codes(launcher, worker) == [0, 0]
 
 
-def a_deadline_says_how_many_are_missing_and_who_came(members: Members) -> Iterator[None]:
+def timeout_names_the_missing_count_and_the_present_members(members: Members) -> Iterator[None]:
     worker = members.start("n1", ["true"])
-    members.said("n1", "looks for the launcher")
+    members.wait_for_output("n1", "looks for the launcher")
     # Long enough that the worker, which tries every second, has come, however busy the machine is.
     launcher = members.start("n0", ["true"], "--timeout", "30", count=4)
     yield
@@ -366,12 +362,12 @@ def a_deadline_says_how_many_are_missing_and_who_came(members: Members) -> Itera
         assert "n1 (" in members.log(name)
 
 
-def a_worker_that_dies_after_the_start_ends_its_command_and_the_job(members: Members) -> Iterator[None]:
+def worker_that_dies_after_the_start_ends_the_job(members: Members) -> Iterator[None]:
     pid = members.folder / "pid"
     # Longer than a busy machine needs until the worker, which counts as lost otherwise, runs the command.
     launcher = members.start("n0", ["sleep", "1000"], "--lost-after", "20", count=2)
     worker = members.start("n1", ["sh", "-c", f"echo $$ > {pid}; exec sleep 1000"])
-    members.said("n1", "All 2 members start")
+    members.wait_for_output("n1", "All 2 members start")
     wait_until("the command runs", pid.exists)
     number = int(wait_until("its number is there", pid.read_text))
     worker.send_signal(signal.SIGKILL)
@@ -381,10 +377,10 @@ def a_worker_that_dies_after_the_start_ends_its_command_and_the_job(members: Mem
     assert "n1 has not been heard of for" in members.log("n0")
 
 
-def a_launcher_that_is_started_again_during_the_job_ends_it(members: Members) -> Iterator[None]:
+def launcher_restarted_during_the_job_ends_it(members: Members) -> Iterator[None]:
     launcher = members.start("n0", ["sleep", "1000"], count=2)
     worker = members.start("n1", ["sleep", "1000"])
-    members.said("n1", "All 2 members start")
+    members.wait_for_output("n1", "All 2 members start")
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     again = members.start("n0", ["sleep", "1000"], "--timeout", "20", count=2)
@@ -394,35 +390,35 @@ def a_launcher_that_is_started_again_during_the_job_ends_it(members: Members) ->
     assert codes(again) == [1]
 
 
-def a_network_cut_of_20_s_ends_nothing(members: Members) -> Iterator[None]:
+def job_survives_a_network_cut_of_20_s(members: Members) -> Iterator[None]:
     go = members.folder / "go"
     command = ["sh", "-c", f"while ! test -e {go}; do sleep 0.2; done; echo rank $NODE_RANK has ended"]
     launcher = members.start("n0", command, "--timeout", "3600", count=3)
-    members.said("n0", "waits for 2 members")
-    with closing(Line(members.port)) as line:
+    members.wait_for_output("n0", "waits for 2 members")
+    with closing(CuttableProxy(members.port)) as line:
         first = members.start("n1", command, port=line.port)
-        members.said("n0", "n1 (")
+        members.wait_for_output("n0", "n1 (")
         with line.cut():
             yield
             # Before the start, its rank becomes free meanwhile.
-            members.said("n0", "has gone")
+            members.wait_for_output("n0", "has gone")
         second = members.start("n2", command)
-        members.said("n1", "All 3 members start")
+        members.wait_for_output("n1", "All 3 members start")
         with line.cut():
             time.sleep(20.0)
         with line.cut():
             # It ends while nothing passes; the launcher learns of it later.
             go.touch()
-            members.said("n1", "rank 1 has ended")
+            members.wait_for_output("n1", "rank 1 has ended")
         assert codes(launcher, first, second) == [0, 0, 0], members.log("n0")
 
 
-LIMITS = (
-    a_network_cut_of_20_s_ends_nothing,
-    who_does_not_know_the_secret_takes_no_part,
-    a_deadline_says_how_many_are_missing_and_who_came,
-    a_worker_that_dies_after_the_start_ends_its_command_and_the_job,
-    a_launcher_that_is_started_again_during_the_job_ends_it,
+TIMEOUT_TESTS = (
+    job_survives_a_network_cut_of_20_s,
+    member_without_the_secret_cannot_join,
+    timeout_names_the_missing_count_and_the_present_members,
+    worker_that_dies_after_the_start_ends_the_job,
+    launcher_restarted_during_the_job_ends_it,
 )
 
 
@@ -430,9 +426,9 @@ LIMITS = (
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
     """The tests of limits, which begin before all others."""
     with ExitStack() as stack:
-        yield begin(LIMITS, lambda: stack.enter_context(Members(tmp_path_factory.mktemp("limit"))))
+        yield begin(TIMEOUT_TESTS, lambda: stack.enter_context(Members(tmp_path_factory.mktemp("limit"))))
 
 
-@pytest.mark.parametrize("test", LIMITS, ids=lambda test: test.__name__)
-def test_limits(begun: Begun, test: Test) -> None:
+@pytest.mark.parametrize("test", TIMEOUT_TESTS, ids=lambda test: test.__name__)
+def test_rendezvous_timeouts(begun: Begun, test: Test) -> None:
     next(begun[test], None)

@@ -15,7 +15,7 @@ from tests.distributed.members import Members, codes
 from tests.distributed.slurm_cluster import Slurm
 from tests.waiting import wait_until
 
-SAY_RANK = ["sh", "-c", 'echo "rank $NODE_RANK of $NNODES"']
+PRINT_RANK = ["sh", "-c", 'echo "rank $NODE_RANK of $NNODES"']
 # Like a service's command, it returns while the worker still runs, and prints the worker's id.
 TEMPLATE = f"""\
 export ROLE=worker MASTER_ADDR={{{{ MASTER_ADDR }}}} RDZV_PORT={{{{ RDZV_PORT }}}}
@@ -45,10 +45,10 @@ def _ended(folder: Path, log: str) -> None:
     assert not (folder / "job/workers/secret").exists()
 
 
-def test_a_launcher_starts_all_others_with_a_secret_of_its_own(
+def test_launcher_starts_all_workers_with_its_own_secret(
     members: Members, options: list[str], tmp_path: Path
 ) -> None:
-    launcher = members.start("n0", SAY_RANK, *options, count=3, secret="")
+    launcher = members.start("n0", PRINT_RANK, *options, count=3, secret="")
     assert codes(launcher) == [0], members.log("n0")
     for rank in (1, 2):
         assert f"rank {rank} of 3\n" in (tmp_path / f"job/workers/worker-{rank}.log").read_text()
@@ -56,7 +56,7 @@ def test_a_launcher_starts_all_others_with_a_secret_of_its_own(
 
 
 @pytest.mark.parametrize("when", ["before the start", "after the start"])
-def test_a_launcher_that_is_interrupted_takes_its_workers_back(
+def test_interrupted_launcher_cancels_its_workers(
     members: Members, options: list[str], tmp_path: Path, when: str
 ) -> None:
     if when == "before the start":
@@ -65,14 +65,14 @@ def test_a_launcher_that_is_interrupted_takes_its_workers_back(
         other = "{% if NODE_RANK == 2 %}sleep 1000 > /dev/null 2>&1 & echo worker 2 is $!; exit\n{% endif %}"
         (tmp_path / "worker.sh.j2").write_text(other + template)
     launcher = members.start("n0", ["sleep", "1000"], *options, count=3, secret="")
-    members.said("n0", "2 of 3 are here" if when == "before the start" else "All 3 members start")
-    members.said("n0", "Worker 2 is submitted")
+    members.wait_for_output("n0", "2 of 3 are here" if when == "before the start" else "All 3 members start")
+    members.wait_for_output("n0", "Worker 2 is submitted")
     launcher.send_signal(signal.SIGINT)
     assert codes(launcher) == [130]
     _ended(tmp_path, members.log("n0"))
 
 
-def test_a_submission_that_fails_ends_all_and_says_why(
+def test_failed_submission_ends_all_with_its_reason(
     members: Members, options: list[str], tmp_path: Path
 ) -> None:
     template = tmp_path / "worker.sh.j2"
@@ -92,21 +92,23 @@ def outside(members: Members, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> 
     return members
 
 
-def test_a_launcher_starts_its_workers_in_slurm(outside: Members, slurm: Slurm, tmp_path: Path) -> None:
+def test_launcher_starts_its_workers_in_slurm(outside: Members, slurm: Slurm, tmp_path: Path) -> None:
     options = [
         *("--worker-spec", "slurm", "--job-dir", str(tmp_path / "job dir")),
         *("--submit", "sbatch --parsable --partition=gpu2 {spec}", "--cancel", "scancel {id}"),
         *("--set", f"program={shlex.join((sys.executable, '-m', 'rdm_trainer'))}"),
     ]
-    launcher = outside.start("n0", SAY_RANK, *options, count=3, secret="")
+    launcher = outside.start("n0", PRINT_RANK, *options, count=3, secret="")
     assert codes(launcher) == [0], outside.log("n0")
     (log,) = (tmp_path / "job dir/workers").glob("slurm-*.out")
     wait_until(
-        "both have said it", log.read_text, lambda text: "rank 1 of 3" in text and "rank 2 of 3" in text
+        "both ranks have written their lines",
+        log.read_text,
+        lambda text: "rank 1 of 3" in text and "rank 2 of 3" in text,
     )
     # An interruption cancels them.
     waiting = outside.start("n1", ["sleep", "1000"], *options, count=3, secret="")
-    outside.said("n1", "All workers are submitted")
+    outside.wait_for_output("n1", "All workers are submitted")
     waiting.send_signal(signal.SIGTERM)
     assert codes(waiting) == [130]
     assert "are cancelled" in outside.log("n1")

@@ -120,7 +120,7 @@ MORE_CASES = [
 """Pairs whose layouts and models CASES already have in other pairs."""
 
 
-def unbroken(root: str) -> dict[str, dict[int, float]]:
+def uninterrupted(root: str) -> dict[str, dict[int, float]]:
     """Train without a stop, and resume on one rank from what four ranks saved."""
     jobs = {
         "gpt": GPT,
@@ -151,21 +151,21 @@ def resumed(root: str) -> Losses:
     found: Losses = {}
     # On a busy machine, all cases would take longer than a launch may.
     for first in range(0, len(CASES), 8):
-        found |= processes.run(4, resuming.follow, CASES[first : first + 8], root)[0]
+        found |= processes.run(4, resuming.run_cases, CASES[first : first + 8], root)[0]
     return found
 
 
 @pytest.fixture(scope="module")
 def reference(root: str, resumed: Losses) -> Losses:
     """The losses of one rank that never stopped, and of one that resumes from what four ranks saved."""
-    found: Losses = processes.run(1, unbroken, root)[0]
+    found: Losses = processes.run(1, uninterrupted, root)[0]
     return found
 
 
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.resumed is not None], ids=lambda case: case.name
 )
-def test_goes_on_as_if_it_had_not_stopped(case: Case, resumed: Losses, reference: Losses) -> None:
+def test_resumed_job_equals_an_uninterrupted_one(case: Case, resumed: Losses, reference: Losses) -> None:
     kind = "bf16" if case.saved.get("optimisation.precision") else case.base.name
     found = resumed[case.name]
     steps = 8 if kind == "ramp" else STEPS
@@ -175,13 +175,13 @@ def test_goes_on_as_if_it_had_not_stopped(case: Case, resumed: Losses, reference
 
 
 @pytest.mark.long
-def test_goes_on_in_other_pairs_of_layouts(root: str, reference: Losses) -> None:
-    resumed = processes.run(4, resuming.follow, MORE_CASES, root)[0]
+def test_job_resumes_in_other_pairs_of_layouts(root: str, reference: Losses) -> None:
+    resumed = processes.run(4, resuming.run_cases, MORE_CASES, root)[0]
     for case in MORE_CASES:
-        test_goes_on_as_if_it_had_not_stopped(case, resumed, reference)
+        test_resumed_job_equals_an_uninterrupted_one(case, resumed, reference)
 
 
-def test_one_rank_goes_on_from_four(reference: Losses) -> None:
+def test_one_rank_resumes_from_the_checkpoint_of_four(reference: Losses) -> None:
     rest = {step: loss for step, loss in reference["gpt"].items() if step > 3}
     for name in ("alone", "alone, whole"):
         assert reference[name] == pytest.approx(rest, abs=TOLERANCE)
@@ -192,7 +192,7 @@ def other_batches(root: str) -> dict[str, dict[str, Any]]:
     by_samples = training.configure(
         GPT, {"optimisation.train_iterations": None, "optimisation.train_samples": 64}
     )
-    said = {}
+    results = {}
     for name, job, batch in (
         ("larger", by_samples, 16),
         ("smaller", by_samples, 4),
@@ -204,13 +204,13 @@ def other_batches(root: str) -> dict[str, dict[str, Any]]:
         resuming.train(job, job_dir, stop_after=4)
         log = resuming.train(training.configure(job, {"optimisation.global_batch_size": batch}), job_dir)
         progress = json.loads((job_dir / "progress.json").read_text())
-        said[name] = {"lines": log.find("consumed samples"), **progress}
-    return said
+        results[name] = {"lines": log.find("consumed samples"), **progress}
+    return results
 
 
-def test_goes_on_with_another_global_batch(tmp_path: Path) -> None:
-    said = processes.run(1, other_batches, str(tmp_path))[0]
-    reached = {name: (one["iteration"], one["consumed_samples"]) for name, one in said.items()}
+def test_job_resumes_with_another_global_batch_size(tmp_path: Path) -> None:
+    results = processes.run(1, other_batches, str(tmp_path))[0]
+    reached = {name: (one["iteration"], one["consumed_samples"]) for name, one in results.items()}
     # After the first 32 samples, each run reaches 64, or as many whole batches as fit.
     assert reached == {
         "larger": (6, 64),
@@ -220,10 +220,10 @@ def test_goes_on_with_another_global_batch(tmp_path: Path) -> None:
         "larger, by steps": (6, 64),
     }
     # The learning rate ends with the training, whether steps or samples give its length.
-    rates = {name: one["lr"] for name, one in said.items() if name != "not a part of it"}
+    rates = {name: one["lr"] for name, one in results.items() if name != "not a part of it"}
     assert rates == dict.fromkeys(rates, 5e-4)
-    assert said["larger"]["train_iterations"] == 6
-    assert all("/       6" in line for line in said["larger"]["lines"])
+    assert results["larger"]["train_iterations"] == 6
+    assert all("/       6" in line for line in results["larger"]["lines"])
 
 
 def more_iterations(root: str) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def more_iterations(root: str) -> dict[str, Any]:
     return found
 
 
-def test_more_iterations_continue_the_order_of_the_data(tmp_path: Path) -> None:
+def test_more_train_iterations_continue_the_order_of_the_data(tmp_path: Path) -> None:
     found = processes.run(1, more_iterations, str(tmp_path))[0]
     assert found["next of 60"] == found["next of 6"]
     assert found["lines of 6"] == []
@@ -285,15 +285,15 @@ def exact(root: str) -> dict[str, Any]:
     answers = {}
     for name, (base, changes) in EXACT.items():
         job, parts = training.configure(base, changes), Path(root) / name
-        unbroken = resuming.train(job, Path(root) / f"{name}-unbroken").losses()
+        uninterrupted = resuming.train(job, Path(root) / f"{name}-unbroken").losses()
         first = resuming.train(job, parts, stop_after=4).losses()
-        answers[name] = unbroken, first | resuming.train(job, parts).losses()
+        answers[name] = uninterrupted, first | resuming.train(job, parts).losses()
     return answers
 
 
-def test_the_same_layout_gives_the_same_bits(tmp_path: Path) -> None:
-    for name, (unbroken, parts) in processes.run(2, exact, str(tmp_path))[0].items():
-        assert repr(parts) == repr(unbroken), name
+def test_resuming_in_the_same_layout_is_bitwise_identical(tmp_path: Path) -> None:
+    for name, (uninterrupted, parts) in processes.run(2, exact, str(tmp_path))[0].items():
+        assert repr(parts) == repr(uninterrupted), name
         steps = [tmp_path / job / "checkpoints" / f"global_step{STEPS}" for job in (name, f"{name}-unbroken")]
         found, expected = (Saved(step, read_metadata(step)) for step in steps)
         keys = read_metadata(steps[0]).state_dict_metadata
@@ -328,12 +328,12 @@ def skipped(root: str) -> None:
     job = training.configure(GPT, {**FP16, "optimisation.initial_loss_scale_power": 60})
     for form, name in RESUMED_AFTER_SKIPS:
         job_dir = Path(root) / f"{form}-{name}"
-        with deepspeed_files.written() if form == "earlier" else contextlib.nullcontext():
+        with deepspeed_files.saving() if form == "earlier" else contextlib.nullcontext():
             resuming.train(job, job_dir, stop_after=4)
         resuming.train(training.configure(job, LAYOUTS_AFTER_SKIPS[name]), job_dir)
 
 
-def test_a_training_that_skipped_all_steps_is_resumed(tmp_path: Path) -> None:
+def test_job_whose_steps_were_all_skipped_is_resumed(tmp_path: Path) -> None:
     processes.run(2, skipped, str(tmp_path))
     for form, name in RESUMED_AFTER_SKIPS:
         step = tmp_path / f"{form}-{name}" / "checkpoints" / f"global_step{STEPS}"
@@ -341,7 +341,7 @@ def test_a_training_that_skipped_all_steps_is_resumed(tmp_path: Path) -> None:
         assert updates == (2 if name == "native" else 0), "bf16 scales no loss"
 
 
-def same_again(root: str) -> dict[str, Any]:
+def resume_finished(root: str) -> dict[str, Any]:
     """Train under one layout, and on; and try what is rejected."""
     job = training.configure(GPT, parallel(pipeline=2))
     answers: dict[str, Any] = {}
@@ -361,11 +361,11 @@ def same_again(root: str) -> dict[str, Any]:
     return answers
 
 
-def test_a_finished_training_goes_on_only_with_more_steps(tmp_path: Path) -> None:
-    found = processes.run(2, same_again, str(tmp_path))[0]
+def test_finished_job_resumes_only_with_more_steps(tmp_path: Path) -> None:
+    found = processes.run(2, resume_finished, str(tmp_path))[0]
     assert found["done"] == {}
-    said, reason = found["done says"]
-    assert f"reached iteration {STEPS}, and optimisation.train_iterations is {STEPS}; give more" in said
+    results, reason = found["done says"]
+    assert f"reached iteration {STEPS}, and optimisation.train_iterations is {STEPS}; give more" in results
     assert f"exiting at iteration {STEPS}: nothing was left to train" in reason
     assert "model.hidden_size is 64 here and 32 there" in found["refused"]
     assert found["refused"].count(". ") == 0
@@ -434,7 +434,7 @@ def settings_after(cases: dict[str, Any], root: str) -> dict[str, Any]:
     return found
 
 
-def test_the_optimisers_settings_are_the_configurations(tmp_path: Path) -> None:
+def test_optimiser_settings_come_from_the_configuration(tmp_path: Path) -> None:
     found = processes.run(1, settings_after, SETTINGS, str(tmp_path))[0]
     for name, settings in found.items():
         expected = (0.25, (0.1, 0.2), 1.0)

@@ -100,7 +100,7 @@ def compared() -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world, jobs in JOBS.items() for name in jobs])
-def test_losses_and_weights_are_those_without_it(
+def test_losses_and_weights_are_those_without_sequence_parallelism(
     compared: dict[str, list[dict[str, Any]]], world: int, name: str
 ) -> None:
     tensor = JOBS[world][name].parallel.tensor
@@ -130,7 +130,7 @@ def all_dropped(jobs: Mapping[str, Config]) -> dict[str, tuple[list[float], list
     return {name: dropped(job) for name, job in jobs.items()}
 
 
-def test_each_rank_drops_other_features_and_checkpointing_repeats_them() -> None:
+def test_each_rank_drops_other_features_and_recomputation_repeats_them() -> None:
     job = configure(GPT, {**TENSOR, **SHARDED, "model.hidden_dropout": 0.2, "model.attention_dropout": 0.2})
     jobs = {"first": job, "again": job, "checkpointing": configure(job, FULL)}
     one, other = processes.run(2, all_dropped, jobs)
@@ -160,17 +160,19 @@ def kept_by_one(jobs: Mapping[str, Config]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("experts", "most"), [(None, 0.6), (4, 0.7)])
-def test_a_rank_keeps_less_by_what_the_dry_run_says(experts: int | None, most: float) -> None:
+def test_activation_memory_shrinks_as_the_dry_run_predicts(experts: int | None, most: float) -> None:
     sizes = {"model.hidden_size": 64, "model.seq_length": 64, "model.experts": experts}
     plain = configure(GPT, {**FOUR, **ONE_SAMPLE, **sizes})
     jobs = {"whole": plain, "shared": configure(plain, SHARDED)}
-    said = {name: dry_run(job, 4).peak.memory.activations for name, job in jobs.items()}
-    assert said["shared"] < most * said["whole"]
+    predicted = {name: dry_run(job, 4).peak.memory.activations for name, job in jobs.items()}
+    assert predicted["shared"] < most * predicted["whole"]
     for rank in processes.run(4, kept, jobs):
-        assert rank["whole"] - rank["shared"] == pytest.approx(said["whole"] - said["shared"], rel=0.1)
+        assert rank["whole"] - rank["shared"] == pytest.approx(
+            predicted["whole"] - predicted["shared"], rel=0.1
+        )
 
 
-def test_a_rank_keeps_no_more_compiled() -> None:
+def test_compiled_rank_saves_no_more_activations() -> None:
     job = configure(GPT, {**TENSOR, **SHARDED, **ONE_SAMPLE})
     (rank,) = processes.run(1, kept_by_one, {"eager": job, "compiled": configure(job, COMPILED)})
     assert rank["compiled"] <= rank["eager"]

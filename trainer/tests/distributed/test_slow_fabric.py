@@ -21,7 +21,7 @@ PARAMETERS = 512 * 64 + 64 * 64 + 4 * (12 * 64**2 + 13 * 64) + 2 * 64
 
 @pytest.mark.parametrize("ways", ["ours", pytest.param("ours,ddp,fsdp2", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("ranks", "options"), [(2, []), (8, ["--alone"])], ids=["together", "alone"])
-def test_each_way_takes_at_least_the_time_of_its_bytes(
+def test_each_variant_takes_at_least_the_time_of_its_bytes(
     tmp_path: Path, ranks: int, options: list[str], ways: str
 ) -> None:
     file = tmp_path / "measured.json"

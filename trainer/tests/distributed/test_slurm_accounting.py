@@ -157,63 +157,63 @@ MORE_LIMITS = [
 
 
 @pytest.mark.parametrize(
-    ("whose", "limit", "asked", "allowed", "said", "waits"),
+    ("whose", "limit", "requested", "allowed", "problem", "waits"),
     [*LIMITS, *(pytest.param(*row, marks=pytest.mark.long) for row in MORE_LIMITS)],
     ids=lambda value: value if isinstance(value, str) and "=" in value else "",
 )
-def test_what_a_limit_would_never_let_run_is_refused_and_what_it_allows_runs(
+def test_job_over_an_accounting_limit_is_refused_and_one_within_it_runs(
     slurm: AccountedSlurm,
     whose: tuple[str, ...],
     limit: str,
-    asked: tuple[str, ...],
+    requested: tuple[str, ...],
     allowed: tuple[str, ...],
-    said: str,
+    problem: str,
     waits: str,
 ) -> None:
     more, less = (
         [MINE, "launcher.slurm.mem=100M", *(f"launcher.slurm.{option}" for option in options)]
-        for options in (asked, allowed)
+        for options in (requested, allowed)
     )
     over, under = (f"{name}-{re.sub('[^a-z0-9]', '-', limit)}" for name in ("over", "under"))
     slurm.sacctmgr("modify", *whose, limit)
     try:
         # slurmctld learns of the limit by itself.
         request = slurm.request(over, *more)
-        checked = slurm.ask("check", request=request)
-        assert checked["problems"] == [said + (MORE if waits else COMPONENTS)]
+        checked = slurm.run_verb("check", request=request)
+        assert checked["problems"] == [problem + (MORE if waits else COMPONENTS)]
         # Slurm accepts the same job, and lets it wait. A later release may reject one of several components.
-        answer = slurm.ask("start", request={**request, "offer": checked["offer"]})
+        answer = slurm.run_verb("start", request={**request, "offer": checked["offer"]})
         assert answer["ok"] or (not waits and "violates" in answer["problems"][0]), answer
-        told = wait_until(
+        state = wait_until(
             "it waits for the limit",
             lambda: slurm.state(over),
             lambda one: f"({waits})" in one["reason"] or not waits or one["state"] != "queued",
         )
-        assert told["state"] == ("queued" if answer["ok"] else "failed"), told
+        assert state["state"] == ("queued" if answer["ok"] else "failed"), state
         slurm.submit(under, *less)
-        assert slurm.reaches(under, "running", "failed")["state"] == "running"
-        assert slurm.state(over)["state"] == told["state"]
+        assert slurm.wait_for_state(under, "running", "failed")["state"] == "running"
+        assert slurm.state(over)["state"] == state["state"]
     finally:
         slurm.slurm("scancel", f"--user={USER}")
         slurm.sacctmgr("modify", *whose, f"{limit.rpartition('=')[0]}=-1")
         wait_until("all nodes are idle", slurm.idle)
 
 
-def test_a_queue_that_takes_no_more_is_said_with_its_limit(slurm: AccountedSlurm) -> None:
-    def said(most: int) -> list[str]:
+def test_full_queue_is_reported_with_its_limit(slurm: AccountedSlurm) -> None:
+    def problems(most: int) -> list[str]:
         slurm.sacctmgr("modify", *ASSOCIATION, f"maxsubmitjobs={most}")
-        found: list[str] = slurm.ask("check", request=slurm.request("more", MINE))["problems"]
+        found: list[str] = slurm.run_verb("check", request=slurm.request("more", MINE))["problems"]
         return found
 
     try:
-        assert said(0) == [
+        assert problems(0) == [
             f"Of your jobs of account {ACCOUNT}, none may be in the queue (MaxSubmitJobs), and the job "
             "is one: "
             "Slurm would refuse it."
         ]
-        assert said(1) == []
+        assert problems(1) == []
         slurm.submit("only", MINE, RANKS)
-        assert said(1) == [
+        assert problems(1) == [
             "Slurm refuses the job: its user has as many jobs in the queue as the account allows "
             "(AssocMaxSubmitJobLimit)."
         ]
@@ -223,30 +223,30 @@ def test_a_queue_that_takes_no_more_is_said_with_its_limit(slurm: AccountedSlurm
         wait_until("all nodes are idle", slurm.idle)
 
 
-def _forgotten(slurm: AccountedSlurm, job: str) -> bool:
-    return not slurm.knows(job)
+def _is_forgotten_by_slurmctld(slurm: AccountedSlurm, job: str) -> bool:
+    return not slurm.is_in_slurmctld(job)
 
 
-def test_how_a_job_ended_is_known_when_the_controller_has_forgotten_it(slurm: AccountedSlurm) -> None:
+def test_end_of_a_job_that_slurmctld_has_forgotten_comes_from_accounting(slurm: AccountedSlurm) -> None:
     jobs = ("done", "killed")
     for job in jobs:
         slurm.submit(job, MINE, RANKS)
-        slurm.reaches(job, "running")
+        slurm.wait_for_state(job, "running")
     slurm.let_end("done")
-    assert slurm.reaches("done", "finished", "failed")["state"] == "finished"
+    assert slurm.wait_for_state("done", "finished", "failed")["state"] == "finished"
     slurm.slurm("scancel", slurm.number("killed"))
     for job in jobs:
-        wait_until(f"{job} is forgotten", functools.partial(_forgotten, slurm, job))
+        wait_until(f"{job} is forgotten", functools.partial(_is_forgotten_by_slurmctld, slurm, job))
         # As if its agents had not reported it.
         known = JobDirectory.of_master(slurm.jobs / job)
         known.write_state(dataclasses.replace(known.read_state(), state="running", ended=None))
         os.utime(slurm.jobs / job / "state.json", (0, 0))
     # The controller reports to the accounting when it can.
-    told = slurm.reaches("killed", "stopped", "failed")
-    assert (told["state"], told["reason"].split(" (")[0]) == (
+    state = slurm.wait_for_state("killed", "stopped", "failed")
+    assert (state["state"], state["reason"].split(" (")[0]) == (
         "stopped",
         f"It was cancelled by {USER}, not by rdm-provision stop.",
     )
     # According to the accounting, it has ended well; its agents may still report how.
-    told = wait_until("it has ended well", lambda: slurm.state("done"), lambda one: one["reason"])
-    assert told["reason"] == "Slurm says that it has ended; what its agents said last is not here yet."
+    state = wait_until("it has ended well", lambda: slurm.state("done"), lambda one: one["reason"])
+    assert state["reason"] == "Slurm says that it has ended; what its agents said last is not here yet."

@@ -21,7 +21,7 @@ from rdm_job.slurm.rest import Rest
 from rdm_job.slurm.script import script
 from tests.distributed.slurm_cluster import EACH_RELEASE, NODES, RANKS, RELEASES, Slurm, running
 from tests.distributed.slurm_root import inside, root
-from tests.distributed.test_slurm import WHOLE
+from tests.distributed.test_slurm import WHOLE_NODES
 from tests.unit.job.slurm.test_slurm_rest_forms import ALL
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -60,17 +60,17 @@ class RestSlurm(Slurm):
 
     def token(self, name: str, seconds: str) -> Path:
         """Write a token into a file, as a user does."""
-        said = self.slurm("scontrol", "token", f"lifespan={seconds}")
-        assert said.startswith("SLURM_JWT="), said
+        token = self.slurm("scontrol", "token", f"lifespan={seconds}")
+        assert token.startswith("SLURM_JWT="), token
         path = self.folder / name
-        path.write_text(said)
+        path.write_text(token)
         path.chmod(0o600)
         return path
 
-    def ask(self, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+    def run_verb(self, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         known = self.environment.pop("SLURM_CONF")
         try:
-            return super().ask(*words, request=request)
+            return super().run_verb(*words, request=request)
         finally:
             self.environment["SLURM_CONF"] = known
 
@@ -80,7 +80,7 @@ class RestSlurm(Slurm):
 
     def problems(self, *overrides: str) -> list[str]:
         """Return the problems of a job, which is never submitted."""
-        found: list[str] = self.ask("check", request=self.request("never", *overrides))["problems"]
+        found: list[str] = self.run_verb("check", request=self.request("never", *overrides))["problems"]
         assert not (self.jobs / "never").exists()
         return found
 
@@ -109,7 +109,7 @@ GPU2 = "launcher.slurm.partition=gpu2"
         ),
     ],
 )
-def test_it_knows_every_option_that_a_job_can_have(
+def test_slurmrestd_accepts_every_option_of_a_job(
     tmp_path: Path, release: str, plugins: Sequence[str], api: int
 ) -> None:
     within = inside(root(release)) if release else ()
@@ -155,7 +155,7 @@ def test_it_knows_every_option_that_a_job_can_have(
     assert wrong.get("warnings") or "parsing" in rest_forms.error_text(wrong)
 
 
-def test_a_heterogeneous_job_begins_and_ends_and_its_token_is_in_no_file(slurm: RestSlurm) -> None:
+def test_heterogeneous_job_runs_and_its_token_is_in_no_file(slurm: RestSlurm) -> None:
     slurm.submit(
         "het",
         "launcher.slurm.nodes={hgx: 1, gpu2: 2}",
@@ -163,97 +163,97 @@ def test_a_heterogeneous_job_begins_and_ends_and_its_token_is_in_no_file(slurm: 
         "launcher.slurm.mem=300M",
         "launcher.slurm.time='00:10:00'",
     )
-    slurm.begins("het", "rank 0 of 3 on t1", "rank 1 of 3 on t2", "rank 2 of 3 on t3")
-    assert slurm.reaches("het", "running")["master"] == "t1"
-    asked = slurm.slurm("scontrol", "show", "job", slurm.number("het"))
+    slurm.wait_for_ranks("het", "rank 0 of 3 on t1", "rank 1 of 3 on t2", "rank 2 of 3 on t3")
+    assert slurm.wait_for_state("het", "running")["master"] == "t1"
+    shown = slurm.slurm("scontrol", "show", "job", slurm.number("het"))
     # Later releases have a slash after gres.
-    assert re.search(r"TresPerNode=gres[:/]gpu:hgx:2\b", asked), asked
-    assert "TimeLimit=00:10:00" in asked
+    assert re.search(r"TresPerNode=gres[:/]gpu:hgx:2\b", shown), shown
+    assert "TimeLimit=00:10:00" in shown
     slurm.let_end("het")
-    assert slurm.reaches("het", "finished", "failed")["nodes"] == dict.fromkeys(NODES, "done")
+    assert slurm.wait_for_state("het", "finished", "failed")["nodes"] == dict.fromkeys(NODES, "done")
     secret = slurm.jwt.read_text().strip().partition("=")[2]
     files = [path for path in (slurm.jobs / "het").rglob("*") if path.is_file()]
     assert [path for path in files if secret.encode() in path.read_bytes()] == []
-    assert secret not in str(slurm.ask("list"))
+    assert secret not in str(slurm.run_verb("list"))
 
 
-def test_one_waits_for_the_other_and_says_why_until_they_are_stopped(slurm: RestSlurm) -> None:
-    slurm.submit("first", "launcher.nodes=2", GPU2, WHOLE, RANKS)
-    slurm.begins("first", "rank 0 of 2 on t2", "rank 1 of 2 on t3")
-    slurm.submit("second", "launcher.nodes=2", GPU2, WHOLE, RANKS)
+def test_queued_job_reports_its_reason_until_it_is_stopped(slurm: RestSlurm) -> None:
+    slurm.submit("first", "launcher.nodes=2", GPU2, WHOLE_NODES, RANKS)
+    slurm.wait_for_ranks("first", "rank 0 of 2 on t2", "rank 1 of 2 on t3")
+    slurm.submit("second", "launcher.nodes=2", GPU2, WHOLE_NODES, RANKS)
     wait_until("it says why", lambda: slurm.state("second"), lambda one: "(Resources)" in one["reason"])
-    states = {one["job"]: one["state"] for one in slurm.ask("list")["jobs"]}
+    states = {one["job"]: one["state"] for one in slurm.run_verb("list")["jobs"]}
     assert (states["first"], states["second"]) == ("running", "queued")
-    stopped = slurm.ask("stop", "second")["job"]
+    stopped = slurm.run_verb("stop", "second")["job"]
     assert (stopped["state"], stopped["reason"]) == ("stopped", "It was cancelled, as requested.")
-    saved = slurm.ask("stop", "first", "--timeout", "200")["job"]
+    saved = slurm.run_verb("stop", "first", "--timeout", "200")["job"]
     assert (saved["state"], saved["reason"]) == ("stopped", "It saved and ended, as requested.")
     slurm.submit("first", config="", resume=True)
-    slurm.reaches("first", "running")
+    slurm.wait_for_state("first", "running")
     slurm.slurm("scancel", slurm.number("first"))
-    assert "not by rdm-provision stop" in slurm.reaches("first", "stopped")["reason"]
+    assert "not by rdm-provision stop" in slurm.wait_for_state("first", "stopped")["reason"]
 
 
-def test_a_token_that_is_not_good_is_one_sentence_before_anything_is_submitted(slurm: RestSlurm) -> None:
+def test_bad_token_is_refused_in_one_sentence_before_anything_is_submitted(slurm: RestSlurm) -> None:
     def known() -> set[str]:
         return set(slurm.slurm("squeue", "-h", "--all", "--states=all", "-o", "%i").split())
 
     before = known()
     short = slurm.token("short", "1")
-    told = wait_until(
+    problems = wait_until(
         "it has expired",
         lambda: slurm.problems(f"launcher.slurm.rest_jwt={short}"),
         lambda found: bool(found) and f"The token for slurmrestd in {short} expired at " in found[0],
     )
-    assert len(told) == 1
+    assert len(problems) == 1
     wrong = slurm.folder / "wrong"
     # Another signature.
     wrong.write_text(slurm.jwt.read_text().strip().rpartition(".")[0] + "." + "A" * 43)
     wrong.chmod(0o600)
-    (said,) = slurm.problems(f"launcher.slurm.rest_jwt={wrong}")
-    assert f"does not take the token in {wrong}" in said
+    (problem,) = slurm.problems(f"launcher.slurm.rest_jwt={wrong}")
+    assert f"does not take the token in {wrong}" in problem
     wrong.chmod(0o640)
-    (said,) = slurm.problems(f"launcher.slurm.rest_jwt={wrong}")
-    assert said == f"Others can read the token for slurmrestd in {wrong}: give it the mode 0600."
-    (said,) = slurm.problems(f"launcher.slurm.rest_jwt={slurm.folder}/none")
-    assert said.startswith("There is no token for slurmrestd: ")
+    (problem,) = slurm.problems(f"launcher.slurm.rest_jwt={wrong}")
+    assert problem == f"Others can read the token for slurmrestd in {wrong}: give it the mode 0600."
+    (problem,) = slurm.problems(f"launcher.slurm.rest_jwt={slurm.folder}/none")
+    assert problem.startswith("There is no token for slurmrestd: ")
     # Slurm may forget other tests' jobs meanwhile.
     assert known() <= before
 
 
-def test_what_slurmrestd_cannot_do_is_refused_before_anything_is_submitted(slurm: RestSlurm) -> None:
+def test_unsupported_request_is_refused_before_anything_is_submitted(slurm: RestSlurm) -> None:
     with pytest.MonkeyPatch.context() as during:
         during.setattr(slurm, "address", "http://127.0.0.1:1")
-        (said,) = slurm.problems()
-    assert said == "slurmrestd at http://127.0.0.1:1 does not answer: Connection refused."
-    told = slurm.problems(GPU2, "launcher.slurm.signal=300")
+        (problem,) = slurm.problems()
+    assert problem == "slurmrestd at http://127.0.0.1:1 does not answer: Connection refused."
+    problems = slurm.problems(GPU2, "launcher.slurm.signal=300")
     if slurm.within:
-        assert told == []
-        (said,) = slurm.problems()
-        assert said.startswith("The default partition is not known; give launcher.slurm.partition: hgx or")
+        assert problems == []
+        (problem,) = slurm.problems()
+        assert problem.startswith("The default partition is not known; give launcher.slurm.partition: hgx or")
     else:
-        (said,) = told
-        assert "cannot signal a script before its time limit: set launcher.slurm.signal=0" in said
+        (problem,) = problems
+        assert "cannot signal a script before its time limit: set launcher.slurm.signal=0" in problem
     assert slurm.problems("launcher.slurm.partition=gpu") == [
         "Slurm has no partition gpu; did you mean gpu2?"
     ]
-    (said,) = slurm.problems("launcher.slurm.partition=wide")
-    assert said.startswith("Jobs of partition wide have at least 2 nodes, and this one requests 1")
-    (said,) = slurm.problems(GPU2, "launcher.slurm.hint=multithread")
-    assert said.endswith("slurmrestd takes no launcher.slurm.hint=multithread, only nomultithread.")
-    (said,) = slurm.problems("launcher.slurm.rest_jwt=eyJh.eyJz.sig")
-    assert (said.startswith("launcher.slurm.rest_jwt must be the path"), "eyJ" in said) == (True, False)
+    (problem,) = slurm.problems("launcher.slurm.partition=wide")
+    assert problem.startswith("Jobs of partition wide have at least 2 nodes, and this one requests 1")
+    (problem,) = slurm.problems(GPU2, "launcher.slurm.hint=multithread")
+    assert problem.endswith("slurmrestd takes no launcher.slurm.hint=multithread, only nomultithread.")
+    (problem,) = slurm.problems("launcher.slurm.rest_jwt=eyJh.eyJz.sig")
+    assert (problem.startswith("launcher.slurm.rest_jwt must be the path"), "eyJ" in problem) == (True, False)
 
 
-def test_a_token_in_the_environment_goes_before_the_file(
+def test_token_in_the_environment_wins_over_the_file(
     slurm: RestSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = slurm.jwt.read_text().strip().partition("=")[2]
     missing = f"launcher.slurm.rest_jwt={slurm.folder}/none"
     monkeypatch.setitem(slurm.environment, "SLURM_JWT", token)
     slurm.submit("from-environment", missing, GPU2, "launcher.slurm.nodelist=t3", RANKS)
-    slurm.begins("from-environment", "rank 0 of 1 on t3")
+    slurm.wait_for_ranks("from-environment", "rank 0 of 1 on t3")
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert token not in running
     slurm.let_end("from-environment")
-    assert slurm.reaches("from-environment", "finished", "failed")["state"] == "finished"
+    assert slurm.wait_for_state("from-environment", "finished", "failed")["state"] == "finished"

@@ -64,7 +64,7 @@ def _train(folder: str) -> str:
     return training.reason
 
 
-def test_every_rank_tells_of_every_instruction(job: Path) -> None:
+def test_every_rank_traces_every_instruction(job: Path) -> None:
     found = of_paths([job])
     assert (sorted(found.spans), found.steps, found.stages) == ([0, 1], [3, 4], {0: 0, 1: 1})
     for rank, other in ((0, "send"), (1, "receive")):
@@ -90,7 +90,7 @@ checkpoint: {interval: 0}
 """
 
 
-def test_what_zero_3_gathers_and_scatters_is_recorded(tmp_path: Path) -> None:
+def test_zero_3_gathers_and_scatters_are_traced(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(DATA_PARALLEL)
     assert processes.run(2, _train, str(tmp_path)) == ["the training is done"] * 2
     found = of_paths([tmp_path / "job"])
@@ -106,7 +106,7 @@ def test_what_zero_3_gathers_and_scatters_is_recorded(tmp_path: Path) -> None:
         assert step.count("reduce_scatter_tensor") >= 1
 
 
-def test_messages_that_nobody_waits_for_at_once_are_recorded() -> None:
+def test_messages_without_an_immediate_wait_are_traced() -> None:
     assert processes.run(2, _exchange) == [EXCHANGED] * 2
 
 
@@ -139,7 +139,7 @@ def _exchange() -> list[tuple[str, bool]]:
     return [(name, ends == 2) for name, ends in seen]
 
 
-def test_the_clocks_agree_and_nothing_overlaps(job: Path) -> None:
+def test_clocks_agree_and_spans_do_not_overlap(job: Path) -> None:
     found = of_paths([job])
 
     def of(rank: int, name: str) -> list[Any]:
@@ -158,17 +158,17 @@ def test_the_clocks_agree_and_nothing_overlaps(job: Path) -> None:
     assert 0.1 < share < 1
 
 
-def test_the_report_has_its_timeline(job: Path, tmp_path: Path) -> None:
+def test_report_has_the_timeline(job: Path, tmp_path: Path) -> None:
     write([job], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "A step, rank by rank" in page
     assert "stage 1, rank 1" in page
 
 
-def test_torchs_profiler_tells_of_its_steps_and_our_names(job: Path) -> None:
+def test_torch_profiler_records_its_steps_and_our_names(job: Path) -> None:
     assert [path.name for path in (job / "profile").iterdir()] == ["rank-00001.json"]
-    told = json.loads((job / "profile" / "rank-00001.json").read_text())
-    names = {event.get("name") for event in told["traceEvents"]}
+    trace = json.loads((job / "profile" / "rank-00001.json").read_text())
+    names = {event.get("name") for event in trace["traceEvents"]}
     assert {"step 5", "ForwardPass", "BackwardPass", "OptimizerStep"} <= names
     assert "step 4" not in names
 
@@ -177,7 +177,7 @@ def test_torchs_profiler_tells_of_its_steps_and_our_names(job: Path) -> None:
     ahead=st.integers(-(10**15), 10**15),
     ways=st.lists(st.tuples(st.integers(1, 10**9), st.integers(0, 10**6), st.integers(1, 10**9)), min_size=1),
 )
-def test_the_offset_of_a_clock_is_right_to_what_is_said(ahead: int, ways: list[tuple[int, int, int]]) -> None:
+def test_clock_offset_is_right_within_its_stated_error(ahead: int, ways: list[tuple[int, int, int]]) -> None:
     exchanges, now = [], 0
     for there, thought, back in ways:
         came = now + there
@@ -188,7 +188,7 @@ def test_the_offset_of_a_clock_is_right_to_what_is_said(ahead: int, ways: list[t
     assert doubt == min(there + back for there, _, back in ways) / 2
 
 
-def _compared(ahead_ns: int) -> tuple[float, float]:
+def _compare_clocks(ahead_ns: int) -> tuple[float, float]:
     """Compare clocks in a rank on another host, whose clock is ahead."""
     rank = dist.get_rank()
 
@@ -198,10 +198,10 @@ def _compared(ahead_ns: int) -> tuple[float, float]:
     return clocks.compare(Collective(datetime.timedelta(minutes=5)), f"host {(rank + 1) // 2}", clock)
 
 
-def test_another_hosts_clock_is_found_over_the_process_group() -> None:
+def test_clock_of_another_host_is_compared_over_the_process_group() -> None:
     ahead = 5_000_000_000
-    told = processes.run(3, _compared, ahead)
-    assert told[0] == (0.0, 0.0)
-    assert told[1] == told[2], "the ranks of a host have one clock"
-    offset, doubt = told[1]
+    compared = processes.run(3, _compare_clocks, ahead)
+    assert compared[0] == (0.0, 0.0)
+    assert compared[1] == compared[2], "the ranks of a host have one clock"
+    offset, doubt = compared[1]
     assert abs(offset + ahead) <= doubt

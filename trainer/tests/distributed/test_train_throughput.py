@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("layouts", ["one", pytest.param("one,DP 2", marks=pytest.mark.long)])
-def test_quick_look(tmp_path: Path, layouts: str) -> None:
+def test_benchmark_quick_mode_runs_on_cpu(tmp_path: Path, layouts: str) -> None:
     file = tmp_path / "measured.json"
     result = subprocess.run(
         [
@@ -53,7 +53,7 @@ def test_quick_look(tmp_path: Path, layouts: str) -> None:
 
 
 @pytest.mark.long
-def test_a_resume_in_another_layout(tmp_path: Path) -> None:
+def test_resume_benchmark_in_another_layout_runs_on_cpu(tmp_path: Path) -> None:
     program = str(ROOT / "benchmarks" / "resume.py")
     result = subprocess.run(
         [sys.executable, program, "--shape", "tiny Llama", "--from", "TP 2", "--to", "PP 2 DP 2"],

@@ -23,12 +23,12 @@ import psutil
 import pytest
 
 from rdm_job.directory import JobDirectory
-from tests.distributed.doors import open_doors
 from tests.distributed.environments import tiny
-from tests.distributed.limits import Limits, first_of_all, limited
+from tests.distributed.limits import Limits, limited, with_precedence
 from tests.distributed.nodes import TINY, Nodes, running
 from tests.distributed.slurm_cluster import Slurm
 from tests.distributed.slurm_cluster import running as slurm_running
+from tests.distributed.sshd import run_sshd
 from tests.waiting import wait_until
 
 PROMISED_S = 30.0
@@ -65,7 +65,7 @@ class Watched:
         """Return the culprits named so far, each as often as it was named."""
         return [one for found in self.seen for one in found.get("culprits", ())]
 
-    def trains(self) -> None:
+    def wait_for_first_step(self) -> None:
         """Wait until it has taken a step."""
 
         def reached() -> tuple[int, str]:
@@ -75,7 +75,7 @@ class Watched:
         step, reason = wait_until("it trains", reached, any)
         assert step, reason
 
-    def forgets(self, culprit: Culprit) -> None:
+    def wait_until_cleared(self, culprit: Culprit) -> None:
         """Wait until a culprit is no longer named."""
         wait_until(
             f"{culprit} is no longer named",
@@ -83,29 +83,29 @@ class Watched:
             lambda found: found.get("verdict") and culprit not in found["culprits"],
         )
 
-    def names(self, culprit: Culprit, plant: Callable[[], object], word: str = "suspect") -> None:
-        """Plant a fault, and wait until it is named."""
+    def inject(self, culprit: Culprit, fault: Callable[[], object], verdict: str = "suspect") -> None:
+        """Inject a fault, and wait until its culprit is named."""
         assert culprit not in self.named()
         before = [one.delays() for one in self._groups]
-        plant()
+        fault()
         began = time.monotonic()
         found = wait_until(
-            f"it is {word}, for {culprit}",
+            f"it is {verdict}, for {culprit}",
             self.verdict,
-            lambda found: found.get("verdict") == word and culprit in found["culprits"],
+            lambda found: found.get("verdict") == verdict and culprit in found["culprits"],
             timeout=GIVEN_UP_S,
         )
         took = time.monotonic() - began
         delayed = max(map(Limits.delayed_since, self._groups, before))
         load = os.getloadavg()[0]
-        told = f"{took:5.1f} s, {delayed:.1f} of delay, load {load:.0f}: {culprit['kind']}"
-        print(f"{told}: {' '.join(found['evidence'])}")
-        assert took <= self._within + delayed, told
+        message = f"{took:5.1f} s, {delayed:.1f} of delay, load {load:.0f}: {culprit['kind']}"
+        print(f"{message}: {' '.join(found['evidence'])}")
+        assert took <= self._within + delayed, message
 
 
 @pytest.fixture(scope="module")
 def first() -> Iterator[Limits]:
-    with first_of_all() as limits:
+    with with_precedence() as limits:
         yield limits
 
 
@@ -126,31 +126,31 @@ def master(nodes: Nodes, job: str) -> JobDirectory:
     return JobDirectory(nodes.folder / "n1" / job, "n1")
 
 
-def test_who_is_slow_and_whose_loss_is_no_number_is_named(nodes: Nodes, first: Limits, within: float) -> None:
+def test_slow_rank_and_rank_with_nan_loss_are_named(nodes: Nodes, first: Limits, within: float) -> None:
     nodes.run("watched")
     watched = Watched(master(nodes, "watched"), first, within=within)
-    watched.trains()
-    watched.names(SLOW, lambda: (nodes.folder / "slow.1").write_text("0.8"))
+    watched.wait_for_first_step()
+    watched.inject(SLOW, lambda: (nodes.folder / "slow.1").write_text("0.8"))
     kinds = {SLOW["kind"], NAN["kind"]}
     # It names nothing until it is sure. Signs of other kinds come from other work on this machine.
     assert [one for one in watched.named() if one["kind"] in kinds] == [SLOW]
-    watched.names(NAN, (nodes.folder / "nan.0").touch)
-    assert nodes.ask("n1", "stop", "watched", "--now")["stopped"]
+    watched.inject(NAN, (nodes.folder / "nan.0").touch)
+    assert nodes.run_verb("n1", "stop", "watched", "--now")["stopped"]
     assert nodes.ended("watched")["verdict"]["verdict"] == "finished"
 
 
 # --- other launchers ------------------------------------------------------------------------------------
 
 
-def names_what_is_planted(watched: Watched, folder: Path, slow: Culprit, nan: Culprit) -> None:
-    """Assert that a rank that sleeps is named, and then one whose loss is NaN."""
-    watched.trains()
-    watched.names(slow, lambda: (folder / f"slow.{slow['rank']}").write_text("0.8"))
+def check_slow_and_nan_ranks(watched: Watched, folder: Path, slow: Culprit, nan: Culprit) -> None:
+    """Check that a rank that sleeps is named, and then one whose loss is NaN."""
+    watched.wait_for_first_step()
+    watched.inject(slow, lambda: (folder / f"slow.{slow['rank']}").write_text("0.8"))
     (folder / f"slow.{slow['rank']}").unlink()
-    watched.names(nan, (folder / f"nan.{nan['rank']}").touch)
+    watched.inject(nan, (folder / f"nan.{nan['rank']}").touch)
 
 
-OTHERS = [
+OTHER_LAUNCHERS = [
     # The launcher that differs most from agents that start their own ranks, and takes the least time.
     pytest.param("mpirun", "rank"),
     pytest.param("mpirun", "agent", marks=pytest.mark.long),
@@ -162,8 +162,8 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("launcher", "fault"), OTHERS)
-def test_every_launcher_s_faults_are_named(
+@pytest.mark.parametrize(("launcher", "fault"), OTHER_LAUNCHERS)
+def test_faults_are_named_with_every_launcher(
     nodes: Nodes,
     first: Limits,
     within: float,
@@ -172,17 +172,17 @@ def test_every_launcher_s_faults_are_named(
     fault: str,
 ) -> None:
     """A rank sleeps, one has a NaN loss, and at the end a rank or an agent is killed."""
-    with open_doors(nodes, tmp_path_factory.mktemp("doors")):
+    with run_sshd(nodes, tmp_path_factory.mktemp("sshd")):
         nodes.start(launcher, f"launcher.kind={launcher}")
         watched = Watched(master(nodes, launcher), first, within=within)
         if fault == "rank":
-            names_what_is_planted(watched, nodes.folder, SLOW, NAN)
+            check_slow_and_nan_ranks(watched, nodes.folder, SLOW, NAN)
             lost, rank = nodes.process_of(1, launcher), 1
         else:
-            watched.trains()
+            watched.wait_for_first_step()
             lost, rank = nodes.agent_of("n2", launcher), None
         failure = {"kind": "failure", "node": "n2", "rank": rank}
-        watched.names(failure, lambda: os.kill(lost, signal.SIGKILL), "failed")
+        watched.inject(failure, lambda: os.kill(lost, signal.SIGKILL), "failed")
         wait_until("no process of it is left", lambda: nodes.left(launcher), lambda left: not left)
 
 
@@ -195,7 +195,7 @@ def slurm(first: Limits, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["rank", "agent"])
 @pytest.mark.parametrize("step", ["agents", "ranks"])
-def test_faults_in_slurm_are_named(slurm: Slurm, first: Limits, step: str, fault: str) -> None:
+def test_faults_are_named_in_slurm(slurm: Slurm, first: Limits, step: str, fault: str) -> None:
     """The same for ranks that agents start, and for those that Slurm starts."""
     job = f"{step}-{fault}"
     folder = slurm.folder / f"planted-{job}"
@@ -211,18 +211,18 @@ def test_faults_in_slurm_are_named(slurm: Slurm, first: Limits, step: str, fault
         config=config,
     )
     # Before it runs, its master is the host that submitted it.
-    assert slurm.reaches(job, "running", "failed", "finished")["state"] == "running"
+    assert slurm.wait_for_state(job, "running", "failed", "finished")["state"] == "running"
     watched = Watched(JobDirectory.of_master(slurm.jobs / job), first)
     if fault == "rank":
         slow, nan = ({**one, "node": f"t{one['rank'] + 2}"} for one in (SLOW, NAN))
-        names_what_is_planted(watched, folder, slow, nan)
+        check_slow_and_nan_ranks(watched, folder, slow, nan)
         lost = json.loads((slurm.jobs / job / "ranks/t3/1.json").read_text())["pid"]
         failure = {"kind": "failure", "node": "t3", "rank": 1}
-        watched.names(failure, lambda: os.kill(lost, signal.SIGKILL), "failed")
+        watched.inject(failure, lambda: os.kill(lost, signal.SIGKILL), "failed")
     else:
-        watched.trains()
+        watched.wait_for_first_step()
         failure = {"kind": "failure", "node": "t3", "rank": None}
-        watched.names(failure, lambda: slurm.kill_agent(job, "t3"), "failed")
+        watched.inject(failure, lambda: slurm.kill_agent(job, "t3"), "failed")
 
 
 # --- what takes longer ----------------------------------------------------------------------------------
@@ -234,15 +234,15 @@ def limits(nodes: Nodes) -> Iterator[dict[str, Limits]]:
     (nodes.folder / "other/deepspeed-0.0.1.dist-info").mkdir(parents=True)
     (nodes.folder / "other/deepspeed-0.0.1.dist-info/METADATA").write_text("Version: 0.0.1\n")
     nodes.environments["n2"]["PYTHONPATH"] = str(nodes.folder / "other")
-    place = nodes.folder / "n2"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", place], check=True)
+    node_disk = nodes.folder / "n2"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", node_disk], check=True)
     try:
         with contextlib.ExitStack() as stack:
             found = {node: stack.enter_context(limited("cpu", "memory")) for node in ("n1", "n2")}
             stack.enter_context(running(nodes))
             yield found
     finally:
-        subprocess.run(["umount", place], check=True)
+        subprocess.run(["umount", node_disk], check=True)
 
 
 QUOTA = 0.4
@@ -256,18 +256,18 @@ def test_each_planted_fault_is_named(nodes: Nodes, limits: dict[str, Limits], fi
     job, folder, small = "planted", nodes.folder, limits["n2"]
     watched = Watched(master(nodes, job), first, *limits.values())
     version = {"kind": "version", "node": "n2", "rank": None}
-    watched.names(version, lambda: nodes.start(job, "checkpoint.interval=1000000"))
+    watched.inject(version, lambda: nodes.start(job, "checkpoint.interval=1000000"))
     small.memory(3 * GIB)
     for node, one in limits.items():
         one.take_all(nodes.agent_of(node, job))
-    watched.trains()
+    watched.wait_for_first_step()
 
-    def planted(name: str, value: str) -> Callable[[], object]:
+    def write(name: str, value: str) -> Callable[[], object]:
         return lambda: (folder / name).write_text(value)
 
-    watched.names(SLOW, planted("slow.1", "0.8"))
+    watched.inject(SLOW, write("slow.1", "0.8"))
     (folder / "slow.1").unlink()
-    watched.forgets(SLOW)
+    watched.wait_until_cleared(SLOW)
 
     (folder / "pause").write_text("0")
     for one in limits.values():
@@ -276,15 +276,15 @@ def test_each_planted_fault_is_named(nodes: Nodes, limits: dict[str, Limits], fi
     wait_until("all had the same for a while", watched.verdict, lambda _: time.monotonic() > until)
     processors = {"kind": "processors", "node": "n2", "rank": 1}
     assert [one for one in watched.named() if one["kind"] == "processors"] == []
-    watched.names(processors, lambda: small.processors(QUOTA / 2))
+    watched.inject(processors, lambda: small.processors(QUOTA / 2))
     assert not [one for one in watched.named() if one["kind"] == "processors" and one["node"] == "n1"]
     for one in limits.values():
         one.processors(None)
     (folder / "pause").write_text(str(PAUSE_S))
-    watched.forgets(processors)
+    watched.wait_until_cleared(processors)
 
     memory = {"kind": "memory", "node": "n2", "rank": 1}
-    watched.names(memory, planted("grow.1", str(1.9 * GIB)))
+    watched.inject(memory, write("grow.1", str(1.9 * GIB)))
 
     def fill() -> None:
         with contextlib.suppress(OSError), (folder / "n2/filler").open("wb") as file:
@@ -292,11 +292,11 @@ def test_each_planted_fault_is_named(nodes: Nodes, limits: dict[str, Limits], fi
                 file.write(bytes(1 << 20))
 
     disk = {"kind": "disk", "node": "n2", "rank": None}
-    watched.names(disk, fill)
+    watched.inject(disk, fill)
     (folder / "n2/filler").unlink()
-    watched.forgets(disk)
+    watched.wait_until_cleared(disk)
 
-    watched.names(NAN, (folder / "nan.0").touch)
+    watched.inject(NAN, (folder / "nan.0").touch)
     agent = psutil.Process(nodes.agent_of("n2", job))
-    watched.names({"kind": "failure", "node": "n2", "rank": None}, agent.kill, "failed")
+    watched.inject({"kind": "failure", "node": "n2", "rank": None}, agent.kill, "failed")
     wait_until("no process of it is left", lambda: nodes.left(job), lambda left: not left)

@@ -21,7 +21,7 @@ from tests.distributed import processes, training
 from tests.distributed.resuming import QWEN, parallel, train
 
 # Where the weights come from, and the layout that takes them.
-BEGINNINGS: dict[str, tuple[str, dict[str, Any]]] = {
+INITIAL_WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dp 4, zero 3": ("job", parallel(zero_stage=3)),
     "tp 4, zero 0": ("exported", parallel(tensor=4, zero_stage=0)),
     "pp 2, dp 2": ("exported", parallel(pipeline=2)),
@@ -29,7 +29,7 @@ BEGINNINGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def follow(root: Path) -> tuple[dict[str, float], str]:
+def train_export_and_load(root: Path) -> tuple[dict[str, float], str]:
     """Train under one layout, export, and begin with those weights under others.
 
     Returns:
@@ -50,7 +50,7 @@ def follow(root: Path) -> tuple[dict[str, float], str]:
     if dist.get_rank() == 0:
         directory.write(open_source(job), exported)
     dist.barrier()
-    for name, (source, changes) in BEGINNINGS.items():
+    for name, (source, changes) in INITIAL_WEIGHTS.items():
         config = training.configure(QWEN, {**changes, "checkpoint.init_from": str(root / source)})
         log = train(config, root / name, stop_after=1)
         assert log.find(f"the weights are those of {root / source}")
@@ -84,18 +84,18 @@ def damage(job: Path, copy: Path) -> Path:
     return largest
 
 
-Followed = tuple[Path, list[tuple[dict[str, float], str]]]
+Result = tuple[Path, list[tuple[dict[str, float], str]]]
 
 
 @pytest.fixture(scope="module")
-def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """The directories of one launch, and what each rank found."""
     root = tmp_path_factory.mktemp("weights")
-    return root, processes.run(4, follow, root)
+    return root, processes.run(4, train_export_and_load, root)
 
 
-def test_a_damaged_checkpoint_gives_no_weights_to_any_rank(followed: Followed) -> None:
-    root, found = followed
+def test_no_rank_loads_weights_from_a_damaged_checkpoint(result: Result) -> None:
+    root, found = result
     step = root / "damaged" / open_source(root / "job").where.name
     largest = max(step.iterdir(), key=lambda path: (path.stat().st_size, path.name))
     assert {error for _, error in found} == {
@@ -104,8 +104,8 @@ def test_a_damaged_checkpoint_gives_no_weights_to_any_rank(followed: Followed) -
     }
 
 
-def test_every_layout_begins_where_the_weights_are(followed: Followed) -> None:
-    losses = dict(followed[1][0][0])
+def test_every_layout_starts_from_the_exported_weights(result: Result) -> None:
+    losses = dict(result[1][0][0])
     untrained = losses.pop("untrained")
     assert losses.pop("same") == pytest.approx(losses.pop("other"), abs=1e-5)
     exact = {name: loss for name, loss in losses.items() if not name.startswith("bf16")}
@@ -116,12 +116,12 @@ def test_every_layout_begins_where_the_weights_are(followed: Followed) -> None:
 
 
 @torch.no_grad()
-def test_the_command_exports_what_transformers_computes_alike(
-    followed: Followed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_exported_model_has_the_same_logits_in_transformers(
+    result: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import transformers
 
-    job = followed[0] / "job"
+    job = result[0] / "job"
     with pytest.raises(SystemExit, match="0"):
         main(["export", str(job / CHECKPOINTS), str(tmp_path / "bf16"), "--dtype", "bf16"])
     assert "has the weights of" in capsys.readouterr().out

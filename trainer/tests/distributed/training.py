@@ -144,10 +144,10 @@ def _losses(config: Config, steps: int) -> list[dict[str, Any]]:
     topology = create.create_topology(config)
     engine = create.create(config, topology)
     data = batches(config, topology, steps)
-    said = []
+    results = []
     for _ in range(steps):
         step = engine.train_step(data)
-        said.append(
+        results.append(
             {
                 "loss": step.loss,
                 "grad_norm": step.grad_norm,
@@ -156,9 +156,9 @@ def _losses(config: Config, steps: int) -> list[dict[str, Any]]:
                 **({} if step.balance is None else {"balance": float(step.balance)}),
             }
         )
-    said.append({"loss": engine.evaluate(batches(config, topology, 1))})
+    results.append({"loss": engine.evaluate(batches(config, topology, 1))})
     engine.close()
-    return said
+    return results
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ if torch.cuda.device_count() >= 4:
         "changes", [{}, {"parallel.sequence_parallel": True}], ids=["", "sequence parallel"]
     )
     @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-    def test_ranks_with_different_graphs_train_to_the_losses_of_eager_ones(
+    def test_ranks_with_different_graphs_have_the_losses_of_eager_ones(
         precision: str, changes: dict[str, Any]
     ) -> None:
         job = configure(GPT, {"optimisation.precision": precision, **changes})

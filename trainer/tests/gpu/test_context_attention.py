@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from rdm_trainer.distributed.context_attention import Kernel, choose_kernel, context_attention, kernel_for
-from tests.context import Alone, all_ranks, make_problem, one_rank
+from tests.context_attention import GatheredContext, all_ranks, make_problem, one_rank
 
 
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2)], ids="{0[0]} to {0[1]}".format)
 @pytest.mark.parametrize("head_size", [64, 128])
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("kernel", ["cudnn", "flash"])
-def test_blocks_are_as_exact_as_one_kernel(
+def test_blockwise_attention_is_as_exact_as_one_kernel(
     kernel: Kernel, ranks: int, head_size: int, heads: tuple[int, int]
 ) -> None:
     problem = make_problem(1024, heads, head_size=head_size, dtype=torch.bfloat16, device="cuda")
@@ -37,9 +37,9 @@ def test_blocks_are_as_exact_as_one_kernel(
 
 
 @pytest.mark.parametrize("kernel", ["cudnn", "flash"])
-def test_the_compiler_changes_nothing(kernel: Kernel) -> None:
+def test_compiled_attention_equals_eager(kernel: Kernel) -> None:
     problem = make_problem(512, (8, 2), head_size=128, dtype=torch.bfloat16, device="cuda")
-    part = Alone(1, 2, None, torch.cat((problem.key, problem.value)).detach())
+    part = GatheredContext(1, 2, None, torch.cat((problem.key, problem.value)).detach())
     query, key, value = (part.own(one).detach().requires_grad_() for one in problem[:3])
     compiled: Any = torch.compile(context_attention, fullgraph=True)
     found, expected = (
@@ -50,7 +50,7 @@ def test_the_compiler_changes_nothing(kernel: Kernel) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-2)
 
 
-def test_this_gpu_has_the_kernel_of_its_capability() -> None:
+def test_gpu_has_the_kernel_of_its_compute_capability() -> None:
     device = torch.device("cuda", 0)
     capability, cudnn = torch.cuda.get_device_capability(device), torch.backends.cudnn.version() or 0
     expected = choose_kernel(capability, torch.bfloat16, 128, cudnn)

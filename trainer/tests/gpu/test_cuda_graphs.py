@@ -150,7 +150,7 @@ def _train(job: Config, two_shapes: bool) -> tuple[list[float], Any, list[bool]]
 
 if torch.cuda.device_count() >= 2:
 
-    def test_a_step_with_a_capture_is_traced() -> None:
+    def test_step_that_captures_a_graph_is_traced() -> None:
         for names in processes.run(2, _trace, TWO["tensor"], gpus=2):
             assert names.count("ForwardBackwardPass") == 4
             # Of the passes before the capture.

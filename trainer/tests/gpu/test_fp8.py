@@ -15,9 +15,7 @@ from rdm_trainer.distributed.topology import Topology
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_layer_computes_nearly_the_same_in_fp8(
-    recipe: Literal["tensorwise", "rowwise"], compiled: bool
-) -> None:
+def test_fp8_layer_is_close_to_bf16(recipe: Literal["tensorwise", "rowwise"], compiled: bool) -> None:
     torch.manual_seed(1)
     layer = ColumnParallelLinear(1024, 1536, Topology.single(), 1.0, stacked=2)
     for weight in layer.parameters():

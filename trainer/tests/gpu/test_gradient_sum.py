@@ -12,7 +12,7 @@ from rdm_trainer.distributed.gradient_sum import add_embedding_gradient
 # The kernels for few and for many tokens differ.
 @pytest.mark.parametrize("count", [300, 8192])
 @pytest.mark.parametrize("frequent", [0.0, 0.75, 1.0])
-def test_an_embedding_adds_its_dense_gradient_and_always_the_same(frequent: float, count: int) -> None:
+def test_embedding_adds_to_the_dense_gradient_deterministically(frequent: float, count: int) -> None:
     generator = torch.Generator("cuda").manual_seed(5)
     tokens = torch.randint(1000, (2, count // 2), generator=generator, device="cuda")
     tokens[torch.rand(tokens.shape, generator=generator, device="cuda") < frequent] = 7

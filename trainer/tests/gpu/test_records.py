@@ -73,7 +73,7 @@ def _device(watch: Watch) -> Device:
     return Sample.of(json.loads(record)).devices[0]
 
 
-def test_an_idle_gpu_s_record_has_what_nvidia_s_driver_tells(watch: Watch) -> None:
+def test_record_of_an_idle_gpu_has_the_drivers_values(watch: Watch) -> None:
     device = _idle(watch)
     assert Sampler("cuda").missing == ""
     assert count("cuda") == torch.cuda.device_count()
@@ -102,7 +102,7 @@ def test_an_idle_gpu_s_record_has_what_nvidia_s_driver_tells(watch: Watch) -> No
     assert LINE.fullmatch(line), line
 
 
-def test_a_gpu_at_work_is_recorded_with_its_process(watch: Watch) -> None:
+def test_record_of_a_busy_gpu_has_its_process(watch: Watch) -> None:
     idle = _idle(watch)
     with _at_work() as program:
         device = wait_until("it is busy", lambda: _device(watch), lambda one: (one.percent or 0) > 50)
@@ -124,15 +124,15 @@ def test_a_gpu_at_work_is_recorded_with_its_process(watch: Watch) -> None:
     # A report reads both files, and they agree; of moments that share a column the most memory counts.
     assert device.total is not None
     for ending in ("gpu", "gpu.jsonl"):
-        told = history(watch._directory.log("n1", ending))
-        assert told["name"] == device.name
+        recorded = history(watch._directory.log("n1", ending))
+        assert recorded["name"] == device.name
         share = 100 * device.used / device.total
-        assert told["gpus"]["0"]["memory"][-1] == pytest.approx(share, abs=0.2)
+        assert recorded["gpus"]["0"]["memory"][-1] == pytest.approx(share, abs=0.2)
     lines = watch._directory.log("n1", "gpu").read_text().splitlines()
     assert all(LINE.fullmatch(line) for line in lines), lines
 
 
-def test_no_process_on_the_gpus_is_said_and_one_is_seen(
+def test_verdict_reports_gpus_without_a_process(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 2 of the document: running, but no process on the GPUs."""

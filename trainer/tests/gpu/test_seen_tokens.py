@@ -15,7 +15,7 @@ from rdm_trainer.models.seen_tokens import first_seen, flex_attention, mask_of
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("length", [256, 333])
-def test_the_kernel_attends_as_a_mask_lets_it(length: int, window: int | None, compiled: bool) -> None:
+def test_kernel_attends_to_the_same_tokens_as_a_mask(length: int, window: int | None, compiled: bool) -> None:
     torch.manual_seed(length)
     query = torch.randn(2, 8, length, 64, device="cuda", requires_grad=True)
     key, value = (torch.randn(2, 4, length, 64, device="cuda", requires_grad=True) for _ in range(2))
@@ -39,7 +39,7 @@ def test_the_kernel_attends_as_a_mask_lets_it(length: int, window: int | None, c
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_kernel_attends_from_a_rank_s_part_of_a_sample(rank: int) -> None:
+def test_kernel_attends_from_a_context_ranks_part_of_a_sample(rank: int) -> None:
     torch.manual_seed(rank)
     part, length = SequencePart(rank, 2, None), 512
     query = torch.randn(2, 8, length, 64, device="cuda")

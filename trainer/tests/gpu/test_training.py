@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A tiny GPT on one GPU that is traced and profiled: times are the device's, and nobody waits for it."""
+"""A tiny GPT on one GPU that is traced and profiled: times are the device's, and no host waits for it."""
 
 from __future__ import annotations
 
@@ -80,27 +80,27 @@ def _train(folder: str) -> dict[str, Any]:
     training.engine.module.register_forward_pre_hook(lambda *_: slow())
     waits = _counted_waits(torch)
     step, steps = training.engine.train_step, {}
-    tell, told = training._write_memory, []
+    write_memory, most = training._write_memory, []
 
     def watched_step(batches: Any) -> Any:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.set_sync_debug_mode("warn")
         before = len(waits)
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             begin.record()
-            with _sampled() as places:
+            with _sampled() as stacks:
                 result = step(batches)
             end.record()
         is_ahead = not end.query()
         torch.cuda.set_sync_debug_mode("default")
-        texts = [str(one.message) for one in said]
-        steps[training.iteration + 1] = begin, end, is_ahead, waits[before:], texts, places.most_common(3)
+        texts = [str(one.message) for one in caught]
+        steps[training.iteration + 1] = begin, end, is_ahead, waits[before:], texts, stacks.most_common(3)
         return result
 
     def watched_memory() -> None:
-        told.append(torch.cuda.max_memory_allocated() / 2**20)
-        tell()
+        most.append(torch.cuda.max_memory_allocated() / 2**20)
+        write_memory()
 
     training.engine.train_step = watched_step  # type: ignore[method-assign]
     training._write_memory = watched_memory  # type: ignore[method-assign]
@@ -112,11 +112,11 @@ def _train(folder: str) -> dict[str, Any]:
         "steps": {
             number: {
                 **{"device_ms": begin.elapsed_time(end), "is_ahead": is_ahead, "waits": waits},
-                **{"said": said, "places": places},
+                **{"warnings": texts, "stacks": stacks},
             }
-            for number, (begin, end, is_ahead, waits, said, places) in steps.items()
+            for number, (begin, end, is_ahead, waits, texts, stacks) in steps.items()
         },
-        "most_mib": told[0],
+        "most_mib": most[0],
         "weights_mib": weights / 2**20,
         "name": torch.cuda.get_device_name(),
     }
@@ -124,19 +124,19 @@ def _train(folder: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _sampled() -> Iterator[Counter[str]]:
-    """Look now and then at where this thread is: for whoever has to find out what it waits for."""
-    places: Counter[str] = Counter()
+    """Sample this thread's stack now and then, to show what it waits for."""
+    stacks: Counter[str] = Counter()
     thread, is_over = threading.get_ident(), threading.Event()
 
-    def look() -> None:
+    def sample() -> None:
         while not is_over.wait(0.005):
             stack = traceback.extract_stack(sys._current_frames()[thread])[-3:]
-            places[" < ".join(f"{one.filename}:{one.lineno} {one.line}" for one in reversed(stack))] += 1
+            stacks[" < ".join(f"{one.filename}:{one.lineno} {one.line}" for one in reversed(stack))] += 1
 
-    sampler = threading.Thread(target=look, daemon=True)
+    sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()
     try:
-        yield places
+        yield stacks
     finally:
         is_over.set()
         sampler.join()
@@ -166,7 +166,7 @@ def _outer(timeline: Timeline, step: int) -> list[Span]:
 
 
 @pytest.mark.parametrize("step", TRACED)
-def test_spans_have_the_device_s_times_and_cover_its_step(
+def test_spans_have_device_times_and_cover_the_step(
     timeline: Timeline, seen: dict[str, Any], step: int
 ) -> None:
     assert timeline.steps == list(TRACED)
@@ -185,26 +185,24 @@ def test_spans_have_the_device_s_times_and_cover_its_step(
     assert len(events) == len(timeline.spans[0])
 
 
-def test_nobody_waits_within_a_step_that_is_traced(seen: dict[str, Any]) -> None:
+def test_host_does_not_wait_within_a_traced_step(seen: dict[str, Any]) -> None:
     steps = seen["steps"]
     for number in (*PLAIN, *TRACED):
         assert steps[str(number)]["waits"] == [], number
         # Nor does torch say so of an operation.
-        said = [text for text in steps[str(number)]["said"] if "synchronizing" in text]
-        assert said == [], (number, steps[str(number)]["places"])
+        synchronizing = [text for text in steps[str(number)]["warnings"] if "synchronizing" in text]
+        assert synchronizing == [], (number, steps[str(number)]["stacks"])
 
 
 @pytest.mark.parametrize("number", [*PLAIN, *TRACED])
-def test_the_host_is_ahead_of_the_device_also_in_a_step_that_is_traced(
-    seen: dict[str, Any], number: int
-) -> None:
+def test_host_is_ahead_of_the_device_in_a_traced_step_too(seen: dict[str, Any], number: int) -> None:
     step = seen["steps"][str(number)]
     assert step["device_ms"] >= 1000 * BATCHES * SLEEP_S
-    # When the host has handed over the step, the device has not done it.
-    assert step["is_ahead"], step["places"]
+    # When the host has launched the step's kernels, the device has not finished them.
+    assert step["is_ahead"], step["stacks"]
 
 
-def test_torch_s_profiler_sees_kernels_and_our_names(job: Path) -> None:
+def test_torch_profiler_records_kernels_and_our_names(job: Path) -> None:
     assert [path.name for path in (job / "profile").iterdir()] == ["rank-00000.json"]
     events = json.loads((job / "profile" / "rank-00000.json").read_text())["traceEvents"]
     names = {event.get("name") for event in events}
@@ -231,7 +229,7 @@ if shutil.which("nsys"):
         assert (tmp_path / "job" / "profile" / "rank-00000.nsys-rep").stat().st_size > 0
 
 
-def test_the_memory_line_has_the_most_that_was_allocated(job: Path, seen: dict[str, Any]) -> None:
+def test_memory_line_has_the_peak_of_allocated_memory(job: Path, seen: dict[str, Any]) -> None:
     (run,) = summarise([job / "logs" / "n1.out"]).runs
     sizes = run["memory_mib"]["0"]
     assert sizes["max allocated"] == pytest.approx(seen["most_mib"], abs=1e-6)
@@ -239,7 +237,7 @@ def test_the_memory_line_has_the_most_that_was_allocated(job: Path, seen: dict[s
     assert sizes["reserved"] <= sizes["max reserved"]
 
 
-def test_the_report_has_what_the_gpu_told(job: Path, seen: dict[str, Any]) -> None:
+def test_report_has_the_gpus_records(job: Path, seen: dict[str, Any]) -> None:
     found = collect(job)
     assert found.timeline is not None
     assert found.timeline["shares_ms"]["0"]["forward"] >= 1000 * BATCHES * SLEEP_S

@@ -21,7 +21,7 @@ from rdm_trainer.distributed.context_attention import (
     merged,
 )
 from rdm_trainer.engines import engine
-from tests.context import Alone, all_ranks, make_problem, one_rank
+from tests.context_attention import GatheredContext, all_ranks, make_problem, one_rank
 from tests.distributed.training import configure
 
 
@@ -53,7 +53,7 @@ def test_gradients_are_those_of_small_differences() -> None:
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         # One rank has all keys, so all their gradients are its own.
-        part = Alone(0, 1, None, torch.cat((key, value)))
+        part = GatheredContext(0, 1, None, torch.cat((key, value)))
         return context_attention(query, key, value, part, "cpu")
 
     assert torch.autograd.gradcheck(attend, (query, key, value), fast_mode=True)
@@ -203,7 +203,7 @@ def test_a_rank_calls_a_kernel_three_times_at_most(kernel: Kernel, rank: int) ->
     # Without a GPU, torch still checks its kernels' arguments and shapes.
     device = "cpu" if kernel == "cpu" else "meta"
     problem = make_problem(64, (6, 2), dtype=torch.bfloat16, device=device)
-    part = Alone(rank, 4, None, torch.cat((problem.key, problem.value)))
+    part = GatheredContext(rank, 4, None, torch.cat((problem.key, problem.value)))
     # A layer's queries, keys and values are views of one projection.
     query, key, value = (torch.stack([part.own(one)] * 2, dim=3)[:, :, :, 0] for one in problem[:3])
     with Calls() as calls:
@@ -222,7 +222,7 @@ def test_a_rank_calls_a_kernel_three_times_at_most(kernel: Kernel, rank: int) ->
 @pytest.mark.parametrize("kernel", ["flash", "cudnn"])
 def test_the_compiler_makes_one_graph_of_the_kernels_of_gpus(kernel: Kernel) -> None:
     problem = make_problem(32, (4, 2), dtype=torch.bfloat16, device="meta")
-    part = Alone(1, 2, None, torch.cat((problem.key, problem.value)).detach())
+    part = GatheredContext(1, 2, None, torch.cat((problem.key, problem.value)).detach())
     query, key, value = (part.own(one) for one in problem[:3])
     compiled = torch.compile(context_attention, backend="aot_eager", fullgraph=True)
     mixed = compiled(query, key, value, part, kernel)

@@ -24,23 +24,23 @@ if "PLANTED" in os.environ and is_rank:
     from rdm_trainer.engines.deepspeed.engine import DeepSpeedEngine
 
     adopt_launcher_environment(os.environ)
-    place, rank = Path(os.environ["PLANTED"]), os.environ["RANK"]
+    folder, rank = Path(os.environ["PLANTED"]), os.environ["RANK"]
     job, attempt = os.environ["RDM_JOB_ID"].partition("@")[0], os.environ["RDM_ATTEMPT"]
-    (place / f"{job}.{rank}.{attempt}").touch()
+    (folder / f"{job}.{rank}.{attempt}").touch()
     made, step = DeepSpeedEngine.__init__, DeepSpeedEngine.train_step
     taken: list[bytes] = []
     MIB64 = 64 * 1024**2
 
     def planted(name: str) -> float:
         with contextlib.suppress(OSError):
-            return float((place / name).read_text() or 1)
+            return float((folder / name).read_text() or 1)
         return 0.0
 
     def init(self: DeepSpeedEngine, *args: Any, on_loss: Any, **more: Any) -> None:
-        def tell(loss: Any) -> None:
+        def report_loss(loss: Any) -> None:
             on_loss(loss * float("nan") if planted(f"nan.{rank}") else loss)
 
-        made(self, *args, on_loss=tell, **more)
+        made(self, *args, on_loss=report_loss, **more)
         # In the forward pass, as a slow kernel: before and after it, a rank waits for others.
         self.module.register_forward_pre_hook(lambda *_: time.sleep(planted(f"slow.{rank}")))
 

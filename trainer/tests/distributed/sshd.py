@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real sshd for the nodes of :mod:`tests.distributed.nodes`: a login to an address is one to its node.
+"""A real sshd at each address of the nodes of :mod:`tests.distributed.nodes`.
 
 Launchers that use ssh run one command everywhere, by a path that each node has (``rdm_job.links``). Here all
 nodes are on one machine and have the same path, so they must share the directory of the jobs.
@@ -20,7 +20,7 @@ from rdm_job import network
 from tests.distributed.nodes import Nodes
 from tests.waiting import wait_until
 
-__all__ = ["open_doors"]
+__all__ = ["run_sshd"]
 
 # Debian's bash reads .bashrc for each command of ssh, unless SHLVL says that it is a shell within a shell.
 # That file may take seconds, and let one login wait for another.
@@ -45,7 +45,7 @@ LogLevel ERROR
 
 
 @contextlib.contextmanager
-def open_doors(nodes: Nodes, folder: Path) -> Iterator[None]:
+def run_sshd(nodes: Nodes, folder: Path) -> Iterator[None]:
     """Run an sshd that listens at each node's address, and give agents an ``ssh`` that knows its port.
 
     Args:

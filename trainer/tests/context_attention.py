@@ -17,7 +17,7 @@ Found = list[torch.Tensor]
 
 
 class Problem(NamedTuple):
-    """What attention takes, each [batch, tokens, heads, head size], and the gradient of its output."""
+    """The inputs of attention, each [batch, tokens, heads, head size], and the gradient of its output."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -52,7 +52,7 @@ def make_problem(
 
 
 def one_rank(problem: Problem, scale: float | None = None) -> Found:
-    """Return what torch's attention to the whole sequence makes of it."""
+    """Return the result of torch's attention to the whole sequence."""
     query, key, value = (one.transpose(1, 2) for one in problem[:3])
     mixed = functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=scale, enable_gqa=True
@@ -61,8 +61,8 @@ def one_rank(problem: Problem, scale: float | None = None) -> Found:
 
 
 @dataclass(frozen=True)
-class Alone(SequencePart):
-    """What a rank has, where the test has what the others send, and nobody takes what this one sends.
+class GatheredContext(SequencePart):
+    """A rank's collectives: the test provides what the others send, and discards what this one sends.
 
     Args:
         keys_and_values: Of all tokens, [2 x batch, tokens, key-value heads, head size].
@@ -84,8 +84,8 @@ class Alone(SequencePart):
 
 
 @dataclass(frozen=True)
-class _Summed(Alone):
-    """The gradients that ranks send are added up in ``sums``, and come back to none of them."""
+class _SummedGradients(GatheredContext):
+    """Adds the gradients that ranks send to ``sums``, and returns none."""
 
     sums: torch.Tensor
 
@@ -95,12 +95,12 @@ class _Summed(Alone):
 
 
 def all_ranks(problem: Problem, ranks: int, kernel: Kernel, scale: float | None = None) -> Found:
-    """Return what the ranks make of it together: their outputs in order, and the sums of their gradients."""
+    """Return the result of all ranks: their outputs in order, and the sums of their gradients."""
     output, of_query = torch.zeros_like(problem.query), torch.zeros_like(problem.query)
     keys_and_values = torch.cat((problem.key, problem.value)).detach()
     sums = torch.zeros_like(keys_and_values)
     for rank in range(ranks):
-        part = _Summed(rank, ranks, None, keys_and_values, sums)
+        part = _SummedGradients(rank, ranks, None, keys_and_values, sums)
         query, key, value = (part.own(one) for one in problem[:3])
         mixed = context_attention(query, key, value, part, kernel, scale)
         gradients = torch.autograd.grad(mixed, (query, key, value), part.own(problem.gradient))
