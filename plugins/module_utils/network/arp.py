@@ -48,12 +48,14 @@ def in_use(addresses: Mapping[str, str], sysfs_root: str = "/sys") -> List[Dict[
             for name in wires:
                 if name not in found:
                     wires[name].probe()
-            while True:
+            left = until
+            while left > 0:
                 silent = {wire.socket: wire for name, wire in wires.items() if name not in found}
-                left = began + until - time.monotonic()
-                if not silent or left <= 0:
+                if not silent:
                     break
-                for ready in select.select(list(silent), [], [], left)[0]:
+                # Where a busy node has stood still until now, the answers that have arrived count.
+                left = began + until - time.monotonic()
+                for ready in select.select(list(silent), [], [], max(left, 0.0))[0]:
                     mac = silent[ready].owner()
                     if mac:
                         found[silent[ready].interface] = mac
