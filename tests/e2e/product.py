@@ -91,17 +91,21 @@ class Product:
 
 @dataclass
 class Background:
-    """A running ``rdm-provision`` whose progress is read while it runs."""
+    """A running ``rdm-provision`` whose progress is read while it runs.
 
-    process: subprocess.Popen[str]
+    Attributes:
+        process: its pipe has no buffer, since what is in one is lost to ``communicate``.
+    """
+
+    process: subprocess.Popen[bytes]
     text: str = ""
 
     def after(self, phase: str) -> None:
         """Wait for the end of a phase; fail if the run ends without it."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.text += line
-            if line.split()[:1] == [phase]:
+            self.text += line.decode()
+            if line.split()[:1] == [phase.encode()]:
                 return
         raise AssertionError(f"the run ended before the phase {phase} did:\n{self.text}")
 
@@ -117,7 +121,7 @@ class Background:
 
     def end(self, expect: int) -> str:
         """Wait for the end and return all output; fail on another exit code."""
-        self.text += self.process.communicate(timeout=COMMAND_S)[0]
+        self.text += self.process.communicate(timeout=COMMAND_S)[0].decode()
         assert self.process.returncode == expect, self.text
         return self.text
 
@@ -169,7 +173,7 @@ class Lab:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
+                bufsize=0,
                 start_new_session=True,
             )
         )
