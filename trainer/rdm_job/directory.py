@@ -23,16 +23,6 @@ from rdm_job import processes
 from rdm_job.agent_lock import AgentLock, holder
 from rdm_job.protocol import JOB_NAME, Request, State
 
-__all__ = [
-    "NODE_VARIABLE",
-    "SLURM",
-    "TIME",
-    "JobDirectory",
-    "here",
-    "jobs_root",
-    "this_node",
-]
-
 TIME = "time"
 SLURM = "slurm"
 """What stops a job, if not the user: ``TIME``, its time limit, after which it may continue; or ``SLURM``,

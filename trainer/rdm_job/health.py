@@ -17,8 +17,9 @@ from rdm_job.protocol import Request, State
 from rdm_log import collectives, peers
 from rdm_log.errors import Finding
 from rdm_log.peers import RankHeartbeat
+from rdm_log.records import DONE
 from rdm_log.signs import Sign
-from rdm_log.verdict import DONE, Observed, evaluate
+from rdm_log.verdict import Observed, evaluate
 from rdm_log.wording import listed
 
 _BUSY_S = 60.0

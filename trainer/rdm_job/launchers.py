@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rdm_core.config.job import LauncherConfig
-from rdm_job.directory import NODE_VARIABLE
+from rdm_core.heartbeat import NODE_VARIABLE
 from rdm_job.processes import ATTEMPT_VARIABLE, JOB_VARIABLE
 from rdm_job.protocol import Node
 from rdm_job.rank import DIRECTORY_VARIABLE

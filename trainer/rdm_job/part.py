@@ -12,9 +12,10 @@ import time
 from typing import Any
 
 from rdm_core import config as configuration
+from rdm_core.heartbeat import NODE_VARIABLE
 from rdm_job import processes
 from rdm_job.culprit import GONE, lines_of
-from rdm_job.directory import NODE_VARIABLE, JobDirectory
+from rdm_job.directory import JobDirectory
 from rdm_job.launchers import Attempt, environment_of_launcher, exports, launcher_of
 from rdm_job.links import Links
 from rdm_job.slurm.script import srun_of_ranks

@@ -25,10 +25,10 @@ from typing import Any
 from rdm_core import config as configuration
 from rdm_core.config import LauncherConfig, workload_of
 from rdm_core.errors import FAILED, TrainerError
-from rdm_core.heartbeat import FORMER_VARIABLE, HEARTBEAT_VARIABLE
+from rdm_core.heartbeat import FORMER_VARIABLE, HEARTBEAT_VARIABLE, NODE_VARIABLE
 from rdm_job import processes
 from rdm_job.culprit import LINES, why_it_ended
-from rdm_job.directory import NODE_VARIABLE, JobDirectory
+from rdm_job.directory import JobDirectory
 from rdm_job.environment import adopt_launcher_environment
 from rdm_job.marking import Marked
 from rdm_job.network import interface_of

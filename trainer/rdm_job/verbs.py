@@ -16,9 +16,10 @@ from typing import Any
 
 from rdm_core import config as configuration
 from rdm_core.errors import TrainerError
+from rdm_core.heartbeat import NODE_VARIABLE
 from rdm_job import outputs, processes
 from rdm_job.agent import GOES_ON
-from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
+from rdm_job.directory import JobDirectory, jobs_root
 from rdm_job.health import of_state
 from rdm_job.info import job_info
 from rdm_job.part import Part

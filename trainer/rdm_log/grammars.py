@@ -13,18 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = [
-    "BAR",
-    "GRAD_NORM",
-    "GRAMMARS",
-    "MEMORY",
-    "MILLISECONDS",
-    "NAMES",
-    "OWN",
-    "SECONDS",
-    "Grammar",
-]
-
 MILLISECONDS = "elapsed time per iteration (ms)"
 """The field with the time of a step, converted from whatever unit the program writes."""
 SECONDS = "elapsed time per iteration (s)"

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rdm_log.grammars import GRAD_NORM, GRAMMARS, MEMORY, MILLISECONDS, NAMES, OWN, SECONDS, Grammar
+from rdm_log.grammars import GRAMMARS, MEMORY, MILLISECONDS, NAMES, OWN, SECONDS, Grammar
 from rdm_log.records import (
     DONE,
     Argument,
@@ -32,16 +32,6 @@ from rdm_log.records import (
     Throughput,
     Timer,
 )
-
-__all__ = [
-    "GRAD_NORM",
-    "MILLISECONDS",
-    "NEEDLES",
-    "TIME",
-    "loss_name",
-    "of_steps",
-    "parse",
-]
 
 # Every line that matters contains ``_STEP_WORD`` or one of the needles; all others are skipped. Each is
 # searched for in the whole log, so there are few: ``time`` covers five kinds of lines, among them the heading

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from rdm_log import rank_timers
 from rdm_log.figures import Curve, Largest, Marks, Sample, Series
-from rdm_log.lines import GRAD_NORM, MILLISECONDS, loss_name
+from rdm_log.grammars import GRAD_NORM, MILLISECONDS
+from rdm_log.lines import loss_name
 from rdm_log.records import (
     NAN,
     SKIPPED,

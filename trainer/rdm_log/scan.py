@@ -20,8 +20,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rdm_log.grammars import BAR
-from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, of_steps, parse
+from rdm_log.grammars import BAR, MILLISECONDS
+from rdm_log.lines import NEEDLES, TIME, of_steps, parse
 from rdm_log.records import RankTimes, Record, Step
 
 BLOCK = 1024 * 1024

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rdm_log.grammars import MILLISECONDS
 from rdm_log.heads import head, info_of, info_of_job
-from rdm_log.lines import MILLISECONDS
 from rdm_log.records import Step
 from rdm_log.scan import pieces, read, records, regular, with_pieces
 from rdm_log.tails import count_lines, tail

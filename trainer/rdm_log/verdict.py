@@ -23,8 +23,6 @@ from rdm_log.signs import Sign
 from rdm_log.summary import newest_run
 from rdm_log.wording import NAMES_SHOWN, duration, listed
 
-__all__ = ["DONE", "EXIT_CODES", "Observed", "Verdict", "Word", "evaluate"]
-
 Word = Literal["healthy", "starting", "stalled", "suspect", "failed", "finished"]
 
 EXIT_CODES: dict[Word, int] = {

@@ -12,8 +12,6 @@ from rdm_job.devices.visible import lists_of
 from rdm_job.processes import usage
 from rdm_log.samples import Device
 
-__all__ = ["Sampler", "count", "line", "name"]
-
 _MIB = 1024 * 1024
 
 

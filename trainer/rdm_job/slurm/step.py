@@ -21,8 +21,9 @@ from rdm_core.config import workload_of
 from rdm_core.config.slurm import components
 from rdm_core.errors import DONE, FAILED, TrainerError
 from rdm_core.execution_environment import EXECUTION_ENVIRONMENT, FORMER_VARIABLE, HOST
+from rdm_core.heartbeat import NODE_VARIABLE
 from rdm_job import agent, network, outputs
-from rdm_job.directory import NODE_VARIABLE, SLURM, TIME, JobDirectory
+from rdm_job.directory import SLURM, TIME, JobDirectory
 from rdm_job.protocol import Failure, Node, Offer, State
 from rdm_job.rendezvous.meeting import Launcher, Started, Worker
 from rdm_job.rendezvous.roster import Member, Roster

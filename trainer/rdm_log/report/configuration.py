@@ -10,8 +10,6 @@ from typing import Any
 
 from rdm_log.scan import regular
 
-__all__ = ["differences", "flat", "read", "without_secrets"]
-
 HIDDEN = "(not shown)"
 
 _SECRET = re.compile(r"(?i)(?:^|[._-])(?:api[_-]?key|secret|passw(?:or)?d|credentials?|access[_-]?token)s?$")

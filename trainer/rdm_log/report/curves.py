@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rdm_log.lines import MILLISECONDS
+from rdm_log.grammars import MILLISECONDS
 from rdm_log.report.drawing import BLACK, GREEN, VERMILLION, Plot, colour_of, dash_of, plot, short
 from rdm_log.report.job import Job
 

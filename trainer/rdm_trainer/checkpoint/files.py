@@ -35,32 +35,6 @@ from typing import Any
 from rdm_core.atomic_file import PARTIAL, sync_directory, write_atomically
 from rdm_core.errors import TrainerError
 
-__all__ = [
-    "CHECKPOINTS",
-    "LATEST",
-    "MANIFEST",
-    "MEGATRON_LATEST",
-    "PARTIAL",
-    "Inventory",
-    "Manifest",
-    "Step",
-    "checkpoints_of",
-    "clear_leftovers",
-    "commit",
-    "complete_steps",
-    "measure",
-    "missing",
-    "point_to",
-    "prune",
-    "recover",
-    "require_below",
-    "scan",
-    "set_aside",
-    "tag",
-    "why_incomplete",
-    "write_all",
-]
-
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 MEGATRON_LATEST = "latest_checkpointed_iteration.txt"

@@ -39,8 +39,6 @@ from rdm_trainer.checkpoint.names import present_name
 from rdm_trainer.checkpoint.reading import load_mapped
 from rdm_trainer.distributed.parameters import ShardSpec
 
-__all__ = ["Flat", "PartitionReader", "Partitions", "Piece", "describe", "described_files"]
-
 # Keys of DeepSpeed's files, copied because the native engine reads them without DeepSpeed.
 # Source: ``deepspeed/checkpoint/constants.py`` of DeepSpeed 0.19.8.
 _BASE_OPTIMIZER_STATE = "base_optimizer_state"

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rdm_core.atomic_file import PARTIAL
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.files import Inventory, Manifest
@@ -255,7 +256,7 @@ def _send(collective: Collective, path: Path, size: int, to: int) -> str | None:
 
 def _receive(collective: Collective, path: Path, size: int, source: int) -> str | None:
     error: str | None = None
-    partial = path.with_name(f"{path.name}{files.PARTIAL}")
+    partial = path.with_name(f"{path.name}{PARTIAL}")
     file = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

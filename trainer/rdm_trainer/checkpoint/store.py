@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
+from rdm_core.atomic_file import PARTIAL
 from rdm_core.config import Config
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.checkpoint import damage, files, identity
@@ -151,7 +152,7 @@ class Checkpoints:
                 "check the data.",
                 exit_code=FAILED,
             )
-        partial = f"{files.tag(iteration)}{files.PARTIAL}"
+        partial = f"{files.tag(iteration)}{PARTIAL}"
         problem = self._storage.each(lambda: _recreate(self._storage.directory / partial))
         if problem is not None:
             return self._failed(iteration, problem)
@@ -169,7 +170,7 @@ class Checkpoints:
         self._collective.wait_until(self._states.wait)
         self._pending = None
         directory, name = self._storage.directory, files.tag(iteration)
-        partial = directory / f"{name}{files.PARTIAL}"
+        partial = directory / f"{name}{PARTIAL}"
         own = {path.relative_to(partial).as_posix(): size for path, size in self._states.files.items()}
         problem = self._storage.first_error(self._states.error)
         written: dict[str, int] = {}

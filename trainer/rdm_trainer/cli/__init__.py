@@ -16,8 +16,6 @@ import click
 
 from rdm_core.errors import BAD_INPUT, DONE, FAILED, STOPPED, TrainerError
 
-__all__ = ["cli", "main"]
-
 PROGRAM = "rdm-trainer"
 
 # Verb → (file and name of its command, its line in --help). In the order of the help.

@@ -17,8 +17,6 @@ from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.files import Inventory, Step
 from rdm_trainer.checkpoint.identity import describe
 
-__all__ = ["checkpoint"]
-
 
 @click.group()
 def checkpoint() -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["config"]
-
 
 class _CheckUnlessNamed(click.Group):
     """``config JOB`` is ``config check JOB``."""

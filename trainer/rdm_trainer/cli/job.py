@@ -15,8 +15,6 @@ import click
 from rdm_core.errors import BAD_INPUT, DONE, FAILED, TrainerError
 from rdm_job.protocol import Request
 
-__all__ = ["job"]
-
 
 def _answers(verb: Callable[..., dict[str, Any]]) -> Callable[..., int]:
     """Let a verb print what it returns, or its problems, as JSON."""

@@ -17,8 +17,6 @@ from rdm_log.wording import listed
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["log"]
-
 _TIMERS = 12
 """So many timers are shown, the longest ones."""
 

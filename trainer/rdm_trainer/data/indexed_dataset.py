@@ -25,8 +25,6 @@ import numpy.typing as npt
 
 from rdm_core.errors import FAILED, TrainerError
 
-__all__ = ["DTYPES", "IndexedDataset", "IndexedWriter", "best_dtype", "merge", "paths", "write_index"]
-
 MAGIC = b"MMIDIDX\x00\x00"
 OLD_MAGIC = b"TNTIDX\x00\x00"
 VERSION = 1

@@ -28,17 +28,6 @@ from rdm_trainer.engines.states import States
 from rdm_trainer.models.moe import MoEEmbedding
 from rdm_trainer.models.transformer import Block, Norm
 
-__all__ = [
-    "DTYPES",
-    "Batch",
-    "Engine",
-    "Observer",
-    "StepResult",
-    "adamw",
-    "attended_tokens",
-    "attention_kernels",
-]
-
 Observer = Callable[[str, str], contextlib.AbstractContextManager[Any]]
 """(kind, name) of an operation in a step → a context entered when it begins and left when it ends."""
 

@@ -17,8 +17,6 @@ from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models import bert, gpt, t5
 from rdm_trainer.tokenizers import special_tokens
 
-__all__ = ["PADDING", "build", "layers", "padding_of", "shard_specs"]
-
 PADDING = 0
 
 

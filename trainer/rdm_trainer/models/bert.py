@@ -26,8 +26,6 @@ from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.rope import RotaryPositions
 from rdm_trainer.models.transformer import Block, Norm, PositionEmbedding, word_embedding
 
-__all__ = ["layers"]
-
 
 class _Dense(nn.Module):
     """A linear layer replicated on every tensor rank."""

@@ -25,8 +25,6 @@ from rdm_trainer.models.moe import (
 from rdm_trainer.models.rope import RotaryPositions
 from rdm_trainer.models.transformer import Block, Norm, PositionEmbedding, word_embedding
 
-__all__ = ["layers"]
-
 Pair = tuple[torch.Tensor, torch.Tensor]
 """States [batch, sequence, hidden], and where each token's document begins, int64 [batch, sequence]."""
 

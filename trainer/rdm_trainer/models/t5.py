@@ -30,8 +30,6 @@ from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.relative import RelativePositions
 from rdm_trainer.models.transformer import Block, CrossAttention, Norm, PositionEmbedding, word_embedding
 
-__all__ = ["layers"]
-
 States = tuple[torch.Tensor, ...]
 
 

@@ -36,19 +36,6 @@ from rdm_trainer.models.relative import score_bias
 from rdm_trainer.models.rope import RotaryPositions
 from rdm_trainer.models.seen_tokens import attention_of_last, first_seen, flex_attention, mask_of
 
-__all__ = [
-    "MLP",
-    "Block",
-    "CrossAttention",
-    "Norm",
-    "Past",
-    "PositionEmbedding",
-    "SelfAttention",
-    "activated",
-    "residual_std",
-    "word_embedding",
-]
-
 States = torch.Tensor | list[Part]
 
 

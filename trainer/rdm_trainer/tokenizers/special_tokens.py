@@ -14,8 +14,6 @@ from rdm_core.errors import TrainerError
 if TYPE_CHECKING:
     from rdm_core.config import Config, TokenizerConfig
 
-__all__ = ["SpecialTokens", "of_job", "read_json", "read_wordpieces", "special_tokens"]
-
 END_OF_TEXT = "<|endoftext|>"
 
 

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from rdm_core.atomic_file import PARTIAL
 from rdm_core.config import TokenizerConfig
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer import models
-from rdm_trainer.checkpoint.files import PARTIAL
 from rdm_trainer.tokenizers.special_tokens import special_tokens
 from rdm_trainer.weights import families
 from rdm_trainer.weights.sources import CONFIG, INDEX, TOKENIZER_FILES, Source

@@ -21,17 +21,6 @@ from rdm_core.model_spec import RopeScaling
 from rdm_trainer.weights import bert, t5
 from rdm_trainer.weights.mapped import Mapped, Tensors, join_heads, split_heads
 
-__all__ = [
-    "Mapped",
-    "config_json",
-    "is_copy",
-    "is_unused",
-    "mapping",
-    "model_config",
-    "quantization",
-    "zeros",
-]
-
 # The model's section.
 
 _MOE = ("mixtral", "qwen3_moe")

@@ -32,19 +32,6 @@ from rdm_trainer.weights import families
 from rdm_trainer.weights.mapped import with_rows
 from rdm_trainer.weights.megatron import reading, torch_dist
 
-__all__ = [
-    "CONFIG",
-    "INDEX",
-    "TOKENIZER_FILES",
-    "CheckpointSource",
-    "HuggingFaceSource",
-    "Source",
-    "fill",
-    "open_published",
-    "open_source",
-    "require_model",
-]
-
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

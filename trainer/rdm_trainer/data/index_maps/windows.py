@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["are_needed", "build", "fits", "map_path"]
-
 # A sample needs a token to keep and one to mask.
 SHORTEST = 2
 

@@ -33,23 +33,15 @@ from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_e
 from rdm_trainer.distributed.tensor_parallel.float8 import Float8Weight
 from rdm_trainer.distributed.topology import Topology
 
-__all__ = [
-    "ColumnParallelLinear",
-    "RowParallelLinear",
-    "VocabParallelEmbedding",
-    "gathered",
-    "shared_tensor",
-    "summed_output",
-]
-
-
 # The dimension of tokens in states [batch, tokens, hidden].
 _TOKENS = 1
 
 
 def begin_sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    # torch.compile includes these collectives in its graph; the import above registers their results' shapes.
-    # The result must not be read before end_collective. Until then, the all-reduce overlaps with compute.
+    """Begin an all-reduce, which overlaps with compute until end_collective.
+
+    torch.compile includes these collectives in its graph; the import above registers their results' shapes.
+    """
     pending: torch.Tensor = torch.ops._c10d_functional.all_reduce(
         tensor.contiguous(), "sum", group.group_name
     )
@@ -57,7 +49,7 @@ def begin_sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def begin_gather(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    # The ranks' tensors are concatenated in the first dimension.
+    """Begin to concatenate the ranks' tensors in the first dimension."""
     pending: torch.Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
         tensor.contiguous(), group.size(), group.group_name
     )
@@ -65,7 +57,7 @@ def begin_gather(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def begin_scatter(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    # Each rank gets its part of the sum, split in the first dimension.
+    """Begin to give each rank its part of the sum, split in the first dimension."""
     pending: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
         tensor.contiguous(), "sum", group.size(), group.group_name
     )
@@ -73,6 +65,7 @@ def begin_scatter(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def end_collective(pending: torch.Tensor) -> torch.Tensor:
+    """Return the result, which must not be read before."""
     done: torch.Tensor
     if torch.compiler.is_compiling():
         done = torch.ops._c10d_functional.wait_tensor(pending)

@@ -22,13 +22,14 @@ from rdm_core.config import Config
 from rdm_trainer import models
 from rdm_trainer.distributed.parameters import shard_spec_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
+from rdm_trainer.distributed.token_counts import Batch
 from rdm_trainer.distributed.topology import Topology, quiet
 from rdm_trainer.engines.deepspeed.config import deepspeed_json
 from rdm_trainer.engines.deepspeed.distributed_optimizer import DistributedOptimizer
 from rdm_trainer.engines.deepspeed.pipeline import PipelineModel
 from rdm_trainer.engines.deepspeed.states import DeepSpeedStates
 from rdm_trainer.engines.deepspeed.subclasses import adopt
-from rdm_trainer.engines.engine import DTYPES, Batch, Engine, StepResult, adamw
+from rdm_trainer.engines.engine import DTYPES, Engine, StepResult, adamw
 
 
 class DeepSpeedEngine(Engine):

@@ -24,8 +24,6 @@ from rdm_trainer.distributed.token_counts import Batch
 from rdm_trainer.distributed.topology import Topology, own_group
 from rdm_trainer.engines.engine import Observer
 
-__all__ = ["Stage"]
-
 Tensors = tuple[torch.Tensor, ...]
 Shapes = list[tuple[torch.Size, torch.dtype]]
 

@@ -20,8 +20,6 @@ from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.tools.download.fetch import FRUITLESS, Transfer, digest, fetch
 
-__all__ = ["download"]
-
 Report = Callable[[Transfer], None]
 
 # About the number of characters of a document in the demo's corpus, which has whole paragraphs.

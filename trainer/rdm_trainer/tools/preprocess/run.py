@@ -39,8 +39,6 @@ from rdm_trainer.tokenizers.load import Tokenizer, load
 from rdm_trainer.tools.preprocess.encode_block import Encoded, Recipe, encode_block
 from rdm_trainer.tools.preprocess.text_input import Block, blocks
 
-__all__ = ["Progress", "Settings", "output_prefixes", "preprocess"]
-
 # The most seconds of work that are lost when the process is killed.
 JOURNAL_EVERY = 2.0
 # Blocks that wait for each process: enough to keep it busy.

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["sentences"]
-
 CLOSING = r"""["'\u201d\u2019\u00bb)\]]*"""
 OPENING = r"""["'\u201c\u2018\u00ab(\[\u00bf\u00a1]*"""
 # An end of a sentence: its mark, closing quotes and brackets, white space, and what can begin one; the full

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from rdm_core.atomic_file import PARTIAL
 from rdm_core.config import ModelConfig
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer import models
-from rdm_trainer.checkpoint.files import PARTIAL
 from rdm_trainer.weights.megatron import tensors
 from rdm_trainer.weights.megatron.arguments import arguments_of, refuse, tokenizer_type_of
 from rdm_trainer.weights.megatron.reading import FILE, LATEST, RELEASE, load

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdm_log import lines, scan
+from rdm_log.grammars import MILLISECONDS
 from rdm_log.records import (
     EngineStep,
     Evaluation,
@@ -79,7 +80,7 @@ NAMES = st.sampled_from(
     [
         "consumed samples",
         "consumed tokens",
-        lines.MILLISECONDS,
+        MILLISECONDS,
         "learning rate",
         "global batch size",
         "lm loss",
@@ -139,7 +140,7 @@ def others(draw: st.DrawFn) -> tuple[str, Record]:
         case "engine":
             return (
                 f"steps: {number} loss: 2.5000 iter time (s): 0.500 samples/sec: 125.000",
-                EngineStep(number, {lines.MILLISECONDS: 500.0, "samples per second": 125.0, "lm loss": 2.5}),
+                EngineStep(number, {MILLISECONDS: 500.0, "samples per second": 125.0, "lm loss": 2.5}),
             )
         case "throughput":
             return (
