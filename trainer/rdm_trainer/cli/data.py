@@ -78,12 +78,10 @@ def require_files_of(
 
 
 def _print(report: Report) -> None:
+    names = {"0": "min", "25": "25%", "50": "median", "75": "75%", "100": "max"}
+
     def spread(lengths: dict[str, int]) -> str:
-        return ", ".join(
-            f"{name} {lengths[key]:,}"
-            for key, name in (("0", "least"), ("25", "quarter"), ("50", "median"), ("75", "three quarters"))
-            if key in lengths
-        ) + (f", most {lengths['100']:,}" if lengths else "none")
+        return ", ".join(f"{name} {lengths[p]:,}" for p, name in names.items() if p in lengths) or "none"
 
     rows = [
         ("data set", report.prefix),
@@ -95,9 +93,9 @@ def _print(report: Report) -> None:
         ("per sequence", spread(report.tokens_per_sequence)),
     ]
     if report.highest is not None:
-        rows.append(("tokens from, to", f"{report.lowest:,}, {report.highest:,}"))
+        rows.append(("lowest, highest", f"{report.lowest:,}, {report.highest:,}"))
     if report.ends_documents is not None:
-        rows.append(("end marked", f"{report.ends_documents:.1%} of the documents"))
+        rows.append(("with end token", f"{report.ends_documents:.1%} of the documents"))
     rows.append(("begins", " ".join(map(str, report.first_tokens))))
     if report.first_text is not None:
         rows.append(("", repr(report.first_text)))
