@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import remove_container
 
 from tests.ansible_playbook import played
 from tests.integration.engine import Engine
@@ -42,8 +43,7 @@ def containers(
         yield
     finally:
         for node in addresses:
-            for found in engine.api.get("/containers/json", all=True, filters={"name": [f"^/rdm-{node}$"]}):
-                engine.api.delete(f"/containers/{found['Id']}", force=True)
+            remove_container(engine.api, f"rdm-{node}")
         engine.api.delete(f"/networks/{NETWORK}")
 
 

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import remove_container
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
     RESERVE,
     VF,
@@ -139,7 +141,8 @@ class Node:
 
     def remove(self, *names: str) -> None:
         """Remove containers."""
-        self.docker("rm", "-f", *names)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(partial(remove_container, DockerAPI(self.engine.socket, HANGS_S)), names))
 
     def reserve(self, address: str) -> dict[str, Any]:
         """Reserve a VF for an address; return the plugin's answer."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import remove_container
 from ansible_collections.rdm.provision.plugins.modules import container_exec
 
 from tests.integration.engine import Engine
@@ -33,7 +34,7 @@ def container(engine: Engine, busybox_image: str) -> Iterator[str]:
         engine.api.post(f"/containers/{name}/start")
     yield "exec-ours"
     for name in names:
-        engine.api.delete(f"/containers/{name}", force=True)
+        remove_container(engine.api, name)
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.request im
 from ansible_collections.rdm.provision.plugins.module_utils.container.swap import Change, Steps
 from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import ContainerVfs
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import remove_container
 from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
 from ansible_collections.rdm.provision.plugins.modules import docker_owned
 from ansible_collections.rdm.provision.rdm_sriov import rdma_namespace
@@ -122,7 +123,7 @@ def api(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
     fabric.number([*range(VFS)])
     yield fabric.engine.api
     for one in fabric.engine.api.get("/containers/json", all=True):
-        fabric.engine.api.delete(f"/containers/{one['Id']}", force=True, v=True)
+        remove_container(fabric.engine.api, one["Id"], volumes=True)
     assert fabric.promised() == {}, "a VF leaked"
 
 

@@ -16,6 +16,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerTimeout,
     DockerUnavailable,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import remove_container
 
 from tests.integration.engine import Engine
 
@@ -28,7 +29,7 @@ def container(engine: Engine, busybox_image: str) -> Iterator[str]:
     engine.api.post("/containers/create", spec, name=name)
     engine.api.post(f"/containers/{name}/start")
     yield name
-    engine.api.delete(f"/containers/{name}", force=True)
+    remove_container(engine.api, name)
 
 
 def test_get_returns_json_and_text(engine: Engine, container: str) -> None:

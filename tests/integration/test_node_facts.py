@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.base import host
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import remove_container
 from ansible_collections.rdm.provision.plugins.modules import node_facts
 
 from tests.conftest import COLLECTIONS
@@ -49,7 +50,7 @@ def occupied(engine: Engine, busybox_image: str) -> Iterator[Engine]:
     api.post("/containers/facts-running/start")
     yield engine
     for name in ("facts-running", "facts-created"):
-        api.delete(f"/containers/{name}", force=True)
+        remove_container(api, name)
     api.delete(f"/networks/{network['Id']}")
 
 

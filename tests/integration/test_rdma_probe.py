@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import remove_container
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.rdma_devices_script import gid_of
 
 from tests.integration.conftest import plugged
@@ -175,7 +176,7 @@ def on_rails(engine: Engine, python_image: str, tmp_path: Path) -> Iterator[Clus
             first = {"EndpointsConfig": {networks[0]: endpoints[0]}}
             spec = {"Image": python_image, "HostConfig": host, "NetworkingConfig": first}
             engine.api.post("/containers/create", spec, name=f"rdm-{node}")
-            ends.callback(engine.api.delete, f"/containers/rdm-{node}", force=True)
+            ends.callback(remove_container, engine.api, f"rdm-{node}")
             second = {"Container": f"rdm-{node}", "EndpointConfig": endpoints[1]}
             engine.api.post(f"/networks/{networks[1]}/connect", second)
             engine.api.post(f"/containers/rdm-{node}/start")
