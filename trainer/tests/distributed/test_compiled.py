@@ -15,6 +15,7 @@ from rdm_core.cost.dry_run import dry_run
 from rdm_trainer import models
 from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.engines import create
+from tests.activations import saved_bytes
 from tests.distributed import processes, training
 from tests.distributed.training import GPT, QWEN, T5, configure
 
@@ -203,7 +204,8 @@ def saved_bytes_of_context_rank(jobs: Mapping[str, Config]) -> dict[str, int]:
             assert part is not None
             inputs, labels = next(training.batches(job, topology, 1))
             own = tuple(part.own(label) for label in labels)
-            found[name] = training.kept(models.build(job, topology), part.own(inputs), own)
+            model, tokens = models.build(job, topology), part.own(inputs)
+            found[name] = saved_bytes(lambda: model(tokens, own), model.parameters())[0]  # noqa: B023
     return found
 
 

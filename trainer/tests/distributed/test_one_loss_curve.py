@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rdm_core.config import Config
+from tests import architectures
 from tests.distributed import processes, training
 from tests.distributed.training import BERT, GPT, MOE, QWEN, T5, configure
 
@@ -31,13 +32,9 @@ BALANCING = configure(MOE, {"model.moe_expert_capacity_factor": 1.0, "model.moe_
 # T5 1.1, as Hugging Face has it: with a table of relative positions for each stack, and an untied head.
 RELATIVE = {
     "model.tied_embeddings": False,
-    "model.position_embedding": "relative",
     "model.relative_attention_num_buckets": 8,
     "model.relative_attention_max_distance": 12,
-    "model.softmax_scale": 1.0,
-    "model.norm": "rmsnorm",
-    "model.activation": "geglu",
-    "model.biases": "none",
+    **{f"model.{key}": value for key, value in architectures.T5_1_1.items()},
 }
 
 

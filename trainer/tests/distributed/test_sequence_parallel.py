@@ -16,6 +16,7 @@ from rdm_core.cost.dry_run import dry_run
 from rdm_trainer import models
 from rdm_trainer.engines import create
 from rdm_trainer.models.transformer import Norm, PositionEmbedding
+from tests.activations import saved_bytes
 from tests.distributed import processes, training
 from tests.distributed.training import BERT, GPT, MOE, QWEN, T5, configure
 
@@ -141,22 +142,23 @@ def test_each_rank_drops_other_features_and_recomputation_repeats_them() -> None
     assert one["checkpointing"][0] == pytest.approx(one["first"][0], abs=1e-5)
 
 
-def kept(jobs: Mapping[str, Config]) -> dict[str, int]:
+def saved(jobs: Mapping[str, Config]) -> dict[str, int]:
     """Return the bytes that a forward pass of each job keeps for the backward pass, weights left out."""
     found = {}
     with training.without_code("aot_eager_decomp_partition"):
         for name, job in jobs.items():
             topology = create.create_topology(job)
             model = models.build(job, topology)
-            found[name] = training.kept(model, *next(training.batches(job, topology, 1)))
+            batch = next(training.batches(job, topology, 1))
+            found[name] = saved_bytes(lambda: model(*batch), model.parameters())[0]  # noqa: B023
     return found
 
 
-def kept_by_one(jobs: Mapping[str, Config]) -> dict[str, int]:
+def saved_by_one(jobs: Mapping[str, Config]) -> dict[str, int]:
     """Return the same for one of two ranks, whose collectives change no tensor."""
     dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    return kept(jobs)
+    return saved(jobs)
 
 
 @pytest.mark.parametrize(("experts", "most"), [(None, 0.6), (4, 0.7)])
@@ -166,7 +168,7 @@ def test_activation_memory_shrinks_as_the_dry_run_predicts(experts: int | None, 
     jobs = {"whole": plain, "shared": configure(plain, SHARDED)}
     predicted = {name: dry_run(job, 4).peak.memory.activations for name, job in jobs.items()}
     assert predicted["shared"] < most * predicted["whole"]
-    for rank in processes.run(4, kept, jobs):
+    for rank in processes.run(4, saved, jobs):
         assert rank["whole"] - rank["shared"] == pytest.approx(
             predicted["whole"] - predicted["shared"], rel=0.1
         )
@@ -174,5 +176,5 @@ def test_activation_memory_shrinks_as_the_dry_run_predicts(experts: int | None, 
 
 def test_compiled_rank_saves_no_more_activations() -> None:
     job = configure(GPT, {**TENSOR, **SHARDED, **ONE_SAMPLE})
-    (rank,) = processes.run(1, kept_by_one, {"eager": job, "compiled": configure(job, COMPILED)})
+    (rank,) = processes.run(1, saved_by_one, {"eager": job, "compiled": configure(job, COMPILED)})
     assert rank["compiled"] <= rank["eager"]

@@ -14,6 +14,7 @@ from rdm_core.config import Config, DataConfig, ModelConfig, OptimisationConfig
 from rdm_trainer.data.loaders import starts_of
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines import create
+from tests import architectures
 from tests.distributed import processes
 
 # A vocabulary that is padded differently for 1, 2 and 4 tensor ranks, and sizes that these divide.
@@ -44,11 +45,7 @@ QWEN = dataclasses.replace(
         kv_channels=8,
         ffn_hidden_size=48,
         seq_length=16,
-        position_embedding="rope",
-        norm="rmsnorm",
-        qk_norm=True,
-        activation="swiglu",
-        biases="qkv",
+        **architectures.QWEN,
         tied_embeddings=False,
         vocab_size=98,
         make_vocab_size_divisible_by=8,
@@ -174,18 +171,3 @@ def without_code(backend: str) -> Iterator[None]:
     torch.compile = compile_whole  # type: ignore[assignment]
     yield
     torch.compile = compile_anything
-
-
-def kept(model: torch.nn.Module, inputs: Any, labels: Any) -> int:
-    """Return the bytes that a forward pass keeps for the backward pass, weights left out."""
-    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(inputs, labels)
-    return sum(one.nbytes() for pointer, one in storages.items() if pointer not in weights)

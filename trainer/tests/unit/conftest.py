@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What several unit tests share."""
+"""Fixtures of several unit tests."""
 
 from __future__ import annotations
 

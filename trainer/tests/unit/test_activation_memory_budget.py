@@ -21,6 +21,8 @@ from rdm_trainer import models, profile_model
 from rdm_trainer.distributed.pipeline_parallel.pipeline import _compiler
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.transformer import Block
+from tests import architectures
+from tests.activations import saved_bytes
 
 GPT = ModelConfig(
     layers=2,
@@ -30,37 +32,17 @@ GPT = ModelConfig(
     vocab_size=50,
     make_vocab_size_divisible_by=8,
 )
-LLAMA = dataclasses.replace(
-    GPT,
-    query_groups=2,
-    ffn_hidden_size=192,
-    position_embedding="rope",
-    norm="rmsnorm",
-    activation="swiglu",
-    biases="none",
-)
+LLAMA = dataclasses.replace(GPT, query_groups=2, ffn_hidden_size=192, **architectures.LLAMA)
 
 
-def kept(forward: Callable[[], torch.Tensor], weights: list[torch.Tensor]) -> tuple[int, list[torch.Tensor]]:
-    """Return the bytes that a forward pass keeps besides the weights, and its result with their gradients."""
-    known = {weight.untyped_storage().data_ptr() for weight in weights}
-    sizes: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = forward()
-    return sum(sizes.values()), [result.detach(), *torch.autograd.grad(result, weights)]
+def run(forward: Callable[[], torch.Tensor], weights: list[torch.Tensor]) -> tuple[int, list[torch.Tensor]]:
+    """Return the bytes that a forward pass saves besides the weights, and its result with their gradients."""
+    size, result = saved_bytes(forward, weights)
+    return size, [result.detach(), *torch.autograd.grad(result, weights)]
 
 
 @pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
-def test_the_smaller_the_budget_the_less_blocks_keep_of_the_same_passes(
-    shape: ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smaller_budget_saves_fewer_activations(shape: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
     def without_code(graph: torch.fx.GraphModule, inputs: list[Any], options: Any) -> Any:
@@ -88,7 +70,7 @@ def test_the_smaller_the_budget_the_less_blocks_keep_of_the_same_passes(
         )
         model = models.build(job, Topology.single())
         blocks = nn.Sequential(*(layer for layer in model.modules() if isinstance(layer, Block)))
-        size, found = kept(lambda: blocks(states).square().mean(), [states, *blocks.parameters()])  # noqa: B023
+        size, found = run(lambda: blocks(states).square().mean(), [states, *blocks.parameters()])  # noqa: B023
         sizes.append(size)
         passes.append(found)
         if budget < 1:
@@ -127,11 +109,11 @@ def test_the_compilers_cache_distinguishes_budgets() -> None:
         torch.compiler.reset()
         counters.clear()
         pass_ = torch.compile(forward, dynamic=False, backend=_compiler(budget, None))
-        size, found = kept(lambda: pass_().mean(), weights)
+        size, found = run(lambda: pass_().mean(), weights)
         torch.testing.assert_close(found, expected)
         return size, counters["aot_autograd"]["autograd_cache_hit"]
 
-    _, expected = kept(lambda: forward().mean(), weights)
+    _, expected = run(lambda: forward().mean(), weights)
     with fresh_cache():
         found = [compiled(budget) for budget in (0.9, 0.3, 0.9, 0.3)]
     (more, _), (less, _) = found[:2]

@@ -26,7 +26,7 @@ def test_a_size_may_have_a_unit(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "1T", "-1M", "512K", "1.5G"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no size from 1M up"):
         parse_size(text)
 
@@ -38,7 +38,7 @@ def test_sizes_grow_fourfold_and_end_with_the_largest() -> None:
 
 
 @given(st.integers(2, 60))
-def test_every_pair_meets_once_and_nobody_is_in_two(count: int) -> None:
+def test_every_pair_is_scheduled_once_without_overlap(count: int) -> None:
     met: list[tuple[int, int]] = []
     for number in range(count - 1 + count % 2):
         for node in range(count):

@@ -20,7 +20,7 @@ def test_a_file_is_replaced_with_its_permissions(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_previous_file(tmp_path: Path) -> None:
     path = tmp_path / "taken"
     path.mkdir()
     with pytest.raises(OSError, match="taken"):
@@ -29,7 +29,7 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_whatever_ends_its_writing_the_file_before_stays(tmp_path: Path, durable: bool) -> None:
+def test_interrupted_write_leaves_the_previous_file(tmp_path: Path, durable: bool) -> None:
     path = tmp_path / "state.json"
     path.write_text("before")
 
@@ -47,7 +47,7 @@ def test_whatever_ends_its_writing_the_file_before_stays(tmp_path: Path, durable
     assert path.read_text() == "before"
 
 
-def test_a_durable_file_is_on_the_disk_before_and_after_it_has_its_name(
+def test_durable_file_is_synced_before_and_after_its_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, synced = tmp_path / "latest", list[tuple[str, bool]]()
@@ -63,9 +63,7 @@ def test_a_durable_file_is_on_the_disk_before_and_after_it_has_its_name(
     assert len(synced) == 2
 
 
-def test_a_disk_that_is_full_only_when_synced_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_at_fsync_leaves_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -26,7 +26,7 @@ def test_the_batches_of_a_known_ramp() -> None:
     begin=st.integers(0, 400),
     length=st.integers(0, 400),
 )
-def test_steps_are_those_that_are_taken(
+def test_counted_steps_are_the_steps_taken(
     start: int, increment: int, levels: int, samples: int, begin: int, length: int
 ) -> None:
     ramp = BatchRamp(start, increment, samples, start + levels * increment)

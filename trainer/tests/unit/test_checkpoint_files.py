@@ -65,7 +65,7 @@ class _Killed(BaseException):
     """A kill in the middle of something."""
 
 
-def test_whatever_ends_a_commit_a_complete_checkpoint_stays(
+def test_interrupted_commit_leaves_a_complete_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kill the writer at each rename; there are never fewer complete checkpoints than before."""
@@ -105,7 +105,7 @@ def test_whatever_ends_a_commit_a_complete_checkpoint_stays(
     assert killed_at > 5
 
 
-def test_whatever_ends_the_writing_of_a_step_again_one_of_the_two_stays(
+def test_interrupted_rewrite_of_a_step_leaves_one_of_the_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, killed_at, left_over = Path.rename, 0, set()
@@ -138,7 +138,7 @@ def test_whatever_ends_the_writing_of_a_step_again_one_of_the_two_stays(
     assert left_over == {"global_step4.partial", "global_step4.replaced.partial"}
 
 
-def test_a_step_whose_successor_has_no_manifest_is_taken_back(tmp_path: Path) -> None:
+def test_step_whose_successor_has_no_manifest_is_restored(tmp_path: Path) -> None:
     write(tmp_path, 4)
     (tmp_path / "global_step4").rename(tmp_path / "global_step4.replaced.partial")
     (tmp_path / "global_step4.partial").mkdir()
@@ -192,7 +192,7 @@ def test_parts_of_different_runs_do_not_make_a_whole() -> None:
     assert files.complete_steps(inventories) == {}
 
 
-def test_why_a_step_is_not_complete_is_said() -> None:
+def test_reason_of_an_incomplete_step_is_reported() -> None:
     manifest = Manifest(2, {"a.pt": 1, "b.pt": 1, "c.pt": 1})
     other = Manifest(2, {"a.pt": 1})
 
@@ -273,7 +273,7 @@ def test_the_models_of_earlier_releases_are_known(former: dict[str, Any], tmp_pa
             identity.require_same_model({**former, key: "other"}, config, tmp_path)
 
 
-def test_only_a_bias_of_the_head_is_named_so_that_other_checkpoints_stay_the_same(tmp_path: Path) -> None:
+def test_manifest_names_a_head_bias_only_where_there_is_one(tmp_path: Path) -> None:
     without, having = (
         configuration.from_dict({"model": {"kind": "t5", "vocab_extra_ids": 5, "lm_head_bias": head_bias}})
         for head_bias in (False, True)
@@ -335,9 +335,7 @@ def test_a_layout_names_its_engine() -> None:
     assert experts == "TP 1 x PP 1 x DP 4, EP 2, ZeRO 1, fp32, deepspeed"
 
 
-def test_a_copy_that_does_not_reach_the_disk_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_that_cannot_be_synced_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -354,7 +352,7 @@ def test_a_copy_that_does_not_reach_the_disk_has_failed(
     assert not list(copy.parent.iterdir())
 
 
-def test_a_damaged_file_is_named_whatever_reading_it_raises(tmp_path: Path) -> None:
+def test_damaged_file_is_named_for_every_exception(tmp_path: Path) -> None:
     for name in ("a.pt", "b.pt"):
         archive(tmp_path / name)
     with pytest.raises(KeyError, match="no file's fault"), damage.naming(tmp_path, ["a.pt", "b.pt"]):
@@ -378,7 +376,7 @@ def test_a_conversion_is_refused_in_one_sentence(tmp_path: Path) -> None:
     assert "convert" not in run_verb("--help").output
 
 
-def test_an_error_of_one_sentence_is_raised_as_it_is(tmp_path: Path) -> None:
+def test_error_with_a_sentence_is_raised_unchanged(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="in one sentence"), damage.naming(tmp_path, ["damaged.pt"]):
         raise TrainerError("in one sentence")
 

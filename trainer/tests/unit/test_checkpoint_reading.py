@@ -51,7 +51,7 @@ def same(found: Any) -> bool:
     return tensors and found["none"] is None
 
 
-def test_what_deepspeed_writes_is_read(tmp_path: Path) -> None:
+def test_files_written_by_deepspeed_are_read(tmp_path: Path) -> None:
     scalers = [LossScaler(8.0), DynamicLossScaler(**SCALER)]
     torch.save({**STATE, **OF_DEEPSPEED, "scalers": scalers}, tmp_path / "a.pt")
     found = reading.load_mapped(tmp_path / "a.pt")
@@ -63,16 +63,18 @@ def test_what_deepspeed_writes_is_read(tmp_path: Path) -> None:
     assert [vars(scaler) for scaler in found["scalers"]] == [vars(scaler) for scaler in scalers]
 
 
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 @settings(max_examples=300, deadline=None)
 # In the zip file's list of members: a weight becomes a directory, and torch reads nothing from it.
-@example(place=0.88643, bit=4)
+@example(position=0.88643, bit=4)
 # In the same list: a weight is marked as compressed.
-@example(place=0.87725, bit=3)
-def test_no_flipped_bit_is_loaded(tmp_path_factory: pytest.TempPathFactory, place: float, bit: int) -> None:
+@example(position=0.87725, bit=3)
+def test_no_flipped_bit_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory, position: float, bit: int
+) -> None:
     path = tmp_path_factory.mktemp("flipped") / "a.pt"
     content = bytearray(save(path))
-    content[int(place * len(content))] ^= 1 << bit
+    content[int(position * len(content))] ^= 1 << bit
     path.write_bytes(content)
     try:
         found = torch.load(path, weights_only=True)
@@ -139,7 +141,7 @@ def test_a_stage_that_an_older_python_wrote_is_read_and_no_other_attribute(tmp_p
         reading.load_mapped(tmp_path / "b.pt")
 
 
-def test_nothing_is_run_that_a_file_names(tmp_path: Path) -> None:
+def test_no_code_named_in_a_file_is_run(tmp_path: Path) -> None:
     torch.save({"weights": _Runs(tmp_path / "made")}, tmp_path / "a.pt")
     with pytest.raises(pickle.UnpicklingError):
         reading.load_mapped(tmp_path / "a.pt")

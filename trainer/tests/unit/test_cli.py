@@ -50,7 +50,7 @@ def test_an_unknown_verb_gets_the_nearest(program: Program) -> None:
     assert "Did you mean train?" in err
 
 
-def test_a_wrong_number_is_called_so(program: Program) -> None:
+def test_invalid_number_is_reported(program: Program) -> None:
     _, _, err = program("dry-run", XL, "--world", "2.5")
     assert err.startswith("Error: Invalid value for '--world': '2.5' is not an integer.")
     _, _, err = program("rendezvous", "--timeout", "long")
@@ -78,7 +78,7 @@ def test_a_missing_choice_is_one_line(program: Program) -> None:
         ),
     ],
 )
-def test_a_spec_of_workers_is_for_a_launcher_with_a_secret(
+def test_worker_spec_needs_a_launcher_with_a_secret(
     program: Program, role: tuple[str, ...], option: tuple[str, ...], message: str
 ) -> None:
     given = ("--id", "x", "--worker-spec", "docker", "--submit", "true", *option)
@@ -93,7 +93,7 @@ def test_a_profile_that_cannot_be_written_is_not_measured(program: Program) -> N
     assert err.startswith("Error: --output is /proc/x.json, which cannot be written: ")
 
 
-def test_what_writes_no_profile_needs_no_place_for_it(
+def test_profile_directory_is_needed_only_to_write_one(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What follows the check would measure.
@@ -110,7 +110,7 @@ def test_what_writes_no_profile_needs_no_place_for_it(
 
 
 @pytest.mark.parametrize(("verb", "job"), [("train", XL), ("finetune", FINETUNED)])
-def test_a_shell_of_srun_shows_configurations(
+def test_config_works_in_a_shell_of_srun(
     verb: str, job: str, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"}
@@ -131,7 +131,7 @@ def test_a_launcher_s_wrong_variable_is_a_sentence(program: Program, monkeypatch
     assert err.startswith("Error: WORLD_SIZE is 'two' instead of a number; start")
 
 
-def test_config_prints_what_can_be_read_again(program: Program, tmp_path: Path) -> None:
+def test_config_output_can_be_read_again(program: Program, tmp_path: Path) -> None:
     code, out, _ = program("config", XL, "model.layers=12", "parallel.partition=even", "--world", "64")
     assert code == 3
     code, out, _ = program("config", XL, "parallel.data=null", "launcher.nodes=16", "--world", "64")
@@ -142,7 +142,7 @@ def test_config_prints_what_can_be_read_again(program: Program, tmp_path: Path) 
     assert again.model.ffn_hidden_size == 6400
 
 
-def test_config_tells_what_needs_no_wrong_key_beside_it(program: Program) -> None:
+def test_config_reports_problems_that_do_not_depend_on_a_wrong_key(program: Program) -> None:
     words = ("model.layers=few", "parallel.zero_stage=3", "parallel.pipeline=2")
     code, _, err = program("config", XL, *words)
     assert code == 3
@@ -225,7 +225,7 @@ def test_a_wrong_option_is_one_sentence(program: Program, arguments: tuple[str, 
     assert words in err
 
 
-def test_problems_are_json_when_asked(program: Program) -> None:
+def test_problems_are_json_on_request(program: Program) -> None:
     code, out, err = program("config", "no-such.yaml", "--json")
     assert (code, err) == (3, "")
     assert json.loads(out) == {
@@ -247,7 +247,7 @@ def test_dry_run_shows_stages_and_the_verdict(program: Program, monkeypatch: pyt
     assert "engine deepspeed" in " ".join(out.split())
 
 
-def test_dry_run_says_what_of_the_hosts_memory_is_needed(program: Program) -> None:
+def test_dry_run_reports_the_host_memory_needed(program: Program) -> None:
     nodes = "launcher={nodes: 1, devices_per_node: 1}"
     keys = ("engine=deepspeed", "parallel={pipeline: 1, data: 1, partition: even}", nodes)
     out = program("dry-run", XL, "--gpu", "A10", *keys)[1]
@@ -258,7 +258,7 @@ def test_dry_run_says_what_of_the_hosts_memory_is_needed(program: Program) -> No
     assert "at least 26.1" in out
 
 
-def test_dry_run_that_does_not_fit_says_what_would(program: Program) -> None:
+def test_dry_run_that_does_not_fit_suggests_what_does(program: Program) -> None:
     code, out, _ = program("dry-run", str(CONFIGS / "t5-23b.yaml"), "--gpu", "A10")
     assert code == 1
     assert "Does not fit A10" in out
@@ -282,7 +282,7 @@ def test_dry_run_counts_eager_forwards(program: Program) -> None:
     assert re.search(r"parallel.eager_forwards=0: .* GiB, fits", out)
 
 
-def test_dry_run_takes_a_budget_for_what_it_is(program: Program) -> None:
+def test_dry_run_accepts_the_budget_that_it_proposes(program: Program) -> None:
     budget = "parallel.activation_memory_budget=0.5"
     assert "by the budget of 0.5;" in program("dry-run", XL, budget)[1]
     out = program("dry-run", XL)[1]
@@ -317,7 +317,7 @@ def test_dry_run_finds_the_fewest_blocks_to_recompute_in_intervals() -> None:
 
 
 @pytest.mark.parametrize("name", ["t5-11b", "t5-23b", "gpt-345m", "gpt2-xl"])
-def test_dry_run_cuts_no_number_off(program: Program, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_dry_run_truncates_no_number(program: Program, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = program("dry-run", str(CONFIGS / f"{name}.yaml"))
     assert "logits" in out
@@ -353,7 +353,7 @@ def test_an_unknown_gpu_is_refused_with_the_known_ones(program: Program) -> None
     assert "MI300X" in err
 
 
-def test_a_former_option_is_taken_with_a_notice(
+def test_former_option_is_accepted_with_a_notice(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))

@@ -42,7 +42,7 @@ class Seen:
         return end
 
 
-def test_what_was_bound_before_is_seen_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_bound_before_are_observed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # deepspeed.comm.torch is torch itself as an attribute.
     module = importlib.import_module("deepspeed.comm.torch")
     # Otherwise, DeepSpeed would compile an extension.
@@ -159,7 +159,7 @@ def test_a_group_can_be_left_out() -> None:
     assert seen.names == []
 
 
-def test_afterwards_everything_is_as_it_was() -> None:
+def test_functions_are_restored_afterwards() -> None:
     def every() -> list[dict[str, Any]]:
         return [dict(vars(owner)) for owner in (dist, dist.ProcessGroup, dist.Work, layers)]
 

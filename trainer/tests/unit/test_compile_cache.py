@@ -33,7 +33,7 @@ def _product(transposed: bool) -> type[torch.autograd.Function]:
     return Product
 
 
-def test_a_function_is_compiled_once_and_anew_when_its_backward_pass_changes() -> None:
+def test_function_is_recompiled_only_when_its_backward_pass_changes() -> None:
     model = ModelConfig(layers=1, hidden_size=16, attention_heads=2, seq_length=8, vocab_size=16)
     job = Config(model=model, optimisation=OptimisationConfig(train_iterations=1, compile=True))
     Maker(job, torch.device("cpu"), torch.float32)  # It sets what the cache keeps.

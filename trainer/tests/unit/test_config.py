@@ -55,7 +55,7 @@ def problems_of(path: Path, *overrides: str) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_every_problem_of_a_file_is_told_at_once_with_its_line(tmp_path: Path) -> None:
+def test_every_problem_of_a_file_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         """\
@@ -144,7 +144,7 @@ launcher:
         ("parallel: {activation_memory_budget: 1.5}", "is 1.5; it must be at most 1 and above 0"),
     ],
 )
-def test_what_is_not_a_configuration_is_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_yaml_is_refused_with_an_explanation(tmp_path: Path, text: str, words: str) -> None:
     assert any(words in problem for problem in problems_of(written(tmp_path, text)))
 
 
@@ -159,7 +159,7 @@ def aliases(levels: int, each: str) -> str:
     return "\n".join(lines)
 
 
-def test_what_aliases_multiply_is_bounded(tmp_path: Path) -> None:
+def test_expansion_of_yaml_aliases_is_bounded(tmp_path: Path) -> None:
     assert "has more than 100,000 values" in problems_of(written(tmp_path, aliases(9, "[x, y]")))[0]
     assert "has more than 1,000 keys" in problems_of(written(tmp_path, aliases(9, "{x: 1, y: 2}")))[0]
     path = written(tmp_path, "name: x")
@@ -168,7 +168,7 @@ def test_what_aliases_multiply_is_bounded(tmp_path: Path) -> None:
     assert "is not YAML; quote it" in problems_of(path, f"data.blend={bomb}")[0]
 
 
-def test_a_file_that_does_not_end_is_refused(tmp_path: Path) -> None:
+def test_endless_file_is_refused(tmp_path: Path) -> None:
     assert "has more than 1,048,576 characters" in problems_of(Path("/dev/zero"))[0]
     assert "has more than" in problems_of(written(tmp_path, "#" * 2_000_000))[0]
 
@@ -218,7 +218,7 @@ launcher:
     assert (tuned.data.train, tuned.data.valid) == (("/home/me/rows.jsonl",), ("/home/me/more.jsonl",))
 
 
-def test_a_key_that_an_override_has_twice_is_told() -> None:
+def test_duplicate_key_in_an_override_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"model\.layers is given 2 times; keep one"):
         from_dict({}, ["model={layers: 2, layers: 3}"])
 
@@ -246,7 +246,7 @@ def test_numbers_are_read_as_people_write_them(tmp_path: Path) -> None:
     assert any("integer" in problem for problem in problems_of(path, "model.layers=1e2"))
 
 
-def test_overrides_go_over_the_file_and_take_yaml(tmp_path: Path) -> None:
+def test_overrides_win_over_the_file_and_are_yaml(tmp_path: Path) -> None:
     path = written(tmp_path, "model: {layers: 2}\noptimisation: {train_samples: 80}\n")
     config = load(
         path,
@@ -268,13 +268,13 @@ def test_overrides_go_over_the_file_and_take_yaml(tmp_path: Path) -> None:
     assert config.parallel.partition == "0-6"
 
 
-def test_an_override_mends_a_line_and_is_not_blamed_on_it(tmp_path: Path) -> None:
+def test_override_corrects_a_line_and_errors_name_the_override(tmp_path: Path) -> None:
     path = written(tmp_path, "model:\n  layers: many\n")
     assert load(path, ["model.layers=3"]).model.layers == 3
     assert problems_of(path, "model.layers=few") == ("model.layers must be an integer, not 'few'.",)
 
 
-def test_the_documents_fp16_is_a_command_away() -> None:
+def test_fp16_of_the_document_is_set_by_overrides() -> None:
     text = (CONFIGS.parents[1] / "docs" / "engines.md").read_text("utf-8")
     section = text.partition("\n## fp16\n")[2].partition("\n## ")[0]
     keys = re.findall(r"\S+=\S+", section)
@@ -328,7 +328,7 @@ def test_any_value_survives_yaml(
     assert load(written(tmp_path_factory.getbasetemp(), dump(config))) == config
 
 
-def test_resolved_says_what_follows_from_other_keys() -> None:
+def test_resolved_configuration_has_the_derived_values() -> None:
     config = with_changes(model__kind="t5", model__vocab_extra_ids=100, parallel__tensor=2)
     resolved = config.resolved(8)
     assert resolved.parallel.data == 4
@@ -504,7 +504,7 @@ def assert_a_sentence_has(words: str, found: list[str]) -> None:
         ({"parallel__data": 16}, "= 16; 16 would be"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(changes: dict[str, Any], words: str) -> None:
+def test_invalid_combination_is_one_sentence(changes: dict[str, Any], words: str) -> None:
     assert_a_sentence_has(words, check(with_changes(**changes)))
 
 
@@ -534,7 +534,7 @@ def test_what_does_not_fit_is_one_sentence(changes: dict[str, Any], words: str) 
         ({"launcher__nodes": 3}, 8, 2, "nodes 3 x 2 devices = 6, but the world is 8"),
     ],
 )
-def test_what_does_not_fit_the_world_is_one_sentence(
+def test_combination_invalid_for_the_world_size_is_one_sentence(
     changes: dict[str, Any], world: int | None, devices: int | None, words: str
 ) -> None:
     assert_a_sentence_has(words, check(with_changes(**changes), world, devices))
@@ -560,7 +560,7 @@ def test_problems_are_collected_over_all_parts() -> None:
     assert str(caught.value).count("\n  - ") == len(caught.value.problems)
 
 
-def test_what_needs_no_wrong_key_is_checked_beside_it(tmp_path: Path) -> None:
+def test_checks_that_do_not_depend_on_a_wrong_key_still_run(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         """\
@@ -601,7 +601,7 @@ seq_length: 64
         ("{launcher: {env: {A: 1}}}", ["launcher.env.A=[a", "data.mock=[a"], "data has no data set"),
     ],
 )
-def test_nothing_is_said_of_keys_whose_value_is_not_known(
+def test_keys_with_an_unknown_value_are_not_checked(
     tmp_path: Path, text: str, overrides: list[str], hidden: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -615,7 +615,7 @@ def test_nothing_is_said_of_keys_whose_value_is_not_known(
     assert not any(hidden in problem for problem in found), found
 
 
-def test_an_override_without_a_key_may_be_for_any(tmp_path: Path) -> None:
+def test_override_without_a_key_is_reported_for_any(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, "{seed: x}"), ["data.mock true"])
     assert len(caught.value.problems) == 2
@@ -646,7 +646,7 @@ def test_nothing_here_imports_torch() -> None:
         ("launcher.profiler_steps", "0-1", "give the first and the last step"),
     ],
 )
-def test_steps_that_are_none_are_refused(key: str, text: str, message: str) -> None:
+def test_invalid_steps_are_refused(key: str, text: str, message: str) -> None:
     section, name = key.split(".")
     base = Config()
     config = dataclasses.replace(
@@ -712,7 +712,7 @@ T5 = "kind=t5 vocab_extra_ids=9"
         ),
     ],
 )
-def test_what_a_model_cannot_be_is_one_sentence(model: str, parallel: str, sentence: str) -> None:
+def test_invalid_model_is_one_sentence(model: str, parallel: str, sentence: str) -> None:
     overrides = [f"model.{word}" for word in model.split()] + [
         f"parallel.{word}" for word in parallel.split()
     ]

@@ -30,7 +30,7 @@ TRAININGS = [
 
 
 @pytest.mark.parametrize("path", TRAININGS, ids=lambda path: path.stem)
-def test_every_example_keeps_its_lines_but_those_that_say_the_values(path: Path) -> None:
+def test_every_example_keeps_all_other_lines(path: Path) -> None:
     text = path.read_text("utf-8")
     edited = edit.with_values(text, OVERRIDES)
     assert configuration.load_text(edited) == configuration.load_text(text, OVERRIDES)
@@ -72,13 +72,13 @@ def test_an_end_without_a_new_line_and_after_a_text_of_several(note: str) -> Non
     assert configuration.load_text(edited) == configuration.load_text(text, OVERRIDES)
 
 
-def test_what_is_shared_is_refused_and_said() -> None:
+def test_yaml_anchors_are_refused_with_a_reason() -> None:
     text = f"name: one\n{MODEL}{REST}parallel: {{tensor: &two 2, pipeline: *two}}\n"
     with pytest.raises(ConfigError, match=r"set by hand: parallel\.tensor=2, parallel\.pipeline=4"):
         edit.with_values(text, OVERRIDES)
 
 
-def test_a_file_stays_a_link_with_its_mode_and_as_it_was_after_an_error(tmp_path: Path) -> None:
+def test_edited_file_keeps_its_link_and_mode_and_errors_change_nothing(tmp_path: Path) -> None:
     path, link = tmp_path / "job.yaml", tmp_path / "link.yaml"
     text = f"name: one  # mine\r\n{MODEL}{REST}"
     path.write_bytes(text.encode())

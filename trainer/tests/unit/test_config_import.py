@@ -63,7 +63,7 @@ def error_of(text: str) -> str:
     return "\n".join(caught.value.problems)
 
 
-def test_the_documents_file_gives_the_documents_numbers() -> None:
+def test_documents_script_gives_the_documents_values() -> None:
     found = imported(DOCUMENT)
     job = from_dict(found.job)
     assert check(job, world_size=32, devices_per_node=4) == []
@@ -80,7 +80,7 @@ def test_the_documents_file_gives_the_documents_numbers() -> None:
     assert "CONTAINER_NAME" in found.notes[-1]
 
 
-def test_its_switches_are_keys_here() -> None:
+def test_switches_of_the_script_become_keys() -> None:
     text = DOCUMENT.replace("PROFILE=false", "PROFILE=true").replace("NSYS=false", "NSYS=true")
     text = text.replace("RELOAD_CONTAINER=false", "RELOAD_CONTAINER=true")
     found = imported(text.replace("CLUSTER=true", "CLUSTER=false"))
@@ -111,7 +111,7 @@ def test_its_switches_are_keys_here() -> None:
         ("MODEL='xl'", "", "MODEL is not set before"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_with_its_line(before: str, after: str, message: str) -> None:
+def test_unsupported_line_is_refused_with_its_number(before: str, after: str, message: str) -> None:
     assert before in DOCUMENT
     assert message in error_of(DOCUMENT.replace(before, after))
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_read_is_refused_with_its_line(before: str, after: str, m
         "suspend -f; : {here}",
     ],
 )
-def test_nothing_is_started_read_or_written(statement: str, tmp_path: Path) -> None:
+def test_script_starts_reads_and_writes_nothing(statement: str, tmp_path: Path) -> None:
     """Whatever the file contains, bash may set variables, and can do nothing else."""
     program = tmp_path / "program"
     program.write_text(f"#!/bin/bash\necho > {tmp_path}/made\n")
@@ -151,7 +151,7 @@ def test_nothing_is_started_read_or_written(statement: str, tmp_path: Path) -> N
     assert [*tmp_path.iterdir()] == [program]
 
 
-def test_what_a_line_sets_counts_at_once_but_not_behind_export() -> None:
+def test_assignment_takes_effect_at_once_but_not_within_export() -> None:
     found = shell.variables("A=1\nA=2 B=$A\nexport A=3 C=$A\n", "conf.sh")
     assert found == {"A": "3", "B": "2", "C": "2"}
 

@@ -25,7 +25,7 @@ def generator(name: str = "training_configuration") -> ModuleType:
     return module
 
 
-def test_the_reference_is_what_the_dataclasses_say() -> None:
+def test_reference_page_matches_the_dataclasses() -> None:
     written = (DOCS / "training-configuration.md").read_text(encoding="utf-8")
     assert written == generator().page(), "run `make docs`"
     written = (DOCS / "finetune-configuration.md").read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def test_every_key_is_on_the_page() -> None:
     assert {key for key in keys(schema.Config) if f"| `{key}` " not in page} == set()
 
 
-def test_megatron_s_flags_are_mapped_to_keys_that_there_are() -> None:
+def test_megatrons_flags_are_mapped_to_existing_keys() -> None:
     sections = {
         name: {field.name for field in dataclasses.fields(cls)}
         for name, cls in typing.get_type_hints(schema.Config).items()

@@ -28,7 +28,7 @@ from tests.distributed.training import configure
 @pytest.mark.parametrize("scale", [None, 0.7])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)], ids="{0[0]} to {0[1]}".format)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_output_and_gradients_are_those_of_the_whole(
+def test_output_and_gradients_are_those_of_the_whole_sequence(
     ranks: int, heads: tuple[int, int], scale: float | None
 ) -> None:
     problem = make_problem(8 * 3 * ranks, heads)
@@ -48,7 +48,7 @@ def test_bf16_is_as_exact_as_one_kernel(ranks: int) -> None:
         assert (ours - true).norm() <= 0.01 * true.norm()
 
 
-def test_gradients_are_those_of_small_differences() -> None:
+def test_gradients_match_finite_differences() -> None:
     query, key, value, _ = make_problem(8, (2, 1), head_size=4, dtype=torch.float64)
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -131,7 +131,7 @@ def test_the_kernel_depends_on_device_cudnn_precision_and_head_size(
         ((8, 0), 91501, 1024, False),
     ],
 )
-def test_engines_prefer_cudnn_where_it_is_right(
+def test_engines_prefer_cudnn_where_it_is_correct(
     capability: tuple[int, int], cudnn: int, tokens: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders: list[bool] = []

@@ -31,12 +31,12 @@ def test_each_token_is_of_one_rank_and_all_ranks_see_as_many(ranks: int, size: i
     tokens = 2 * ranks * size
     sequence = torch.arange(tokens)[None]
     parts = [SequencePart(rank, ranks, None) for rank in range(ranks)]
-    places = [part.places(tokens // ranks, torch.device("cpu")) for part in parts]
-    assert sorted(torch.cat(places).tolist()) == list(range(tokens))
-    for part, own in zip(parts, places, strict=True):
+    positions = [part.places(tokens // ranks, torch.device("cpu")) for part in parts]
+    assert sorted(torch.cat(positions).tolist()) == list(range(tokens))
+    for part, own in zip(parts, positions, strict=True):
         assert part.own(sequence)[0].tolist() == own.tolist()
     # With a causal mask, the token at position n sees n + 1 tokens.
-    assert len({int(own.sum()) for own in places}) == 1
+    assert len({int(own.sum()) for own in positions}) == 1
 
 
 def test_the_parts_of_attention_are_those_of_the_whole() -> None:

@@ -103,7 +103,7 @@ def test_no_counted_token_gives_no_loss_and_no_gradient() -> None:
     assert not gradient(states).any()
 
 
-def test_nothing_is_kept_for_a_backward_pass_that_will_not_come() -> None:
+def test_nothing_is_saved_without_a_backward_pass() -> None:
     states, weight, labels, mask = case(5, 4, 8, 8, 0)
     with torch.no_grad():
         loss = linear_cross_entropy(states, weight, labels, mask)

@@ -36,12 +36,12 @@ def test_deepspeed_clips_only_what_the_engine_does_not() -> None:
     assert settings("optimisation.clip_grad=0.5", clips=False)["gradient_clipping"] == 0.0
 
 
-def test_deepspeed_is_never_asked_to_compile_an_optimiser() -> None:
+def test_deepspeed_never_compiles_an_optimiser() -> None:
     for stage in range(4):
         assert "optimizer" not in settings(f"parallel.zero_stage={stage}")
 
 
-def test_offloading_is_handed_on() -> None:
+def test_offloading_is_passed_to_deepspeed() -> None:
     assert not [key for key in settings()["zero_optimization"] if key.startswith("offload")]
     found = settings("parallel={zero_stage: 3, offload_optimizer: cpu, offload_parameters: cpu}")
     assert found["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
@@ -57,7 +57,7 @@ def test_buffers_are_as_large_as_the_model_at_most() -> None:
     assert large["reduce_bucket_size"] == large["allgather_bucket_size"] == 200_000_000
 
 
-def test_what_deepspeed_does_not_publish_is_used_in_one_folder() -> None:
+def test_private_names_of_deepspeed_are_used_in_one_folder() -> None:
     trainer = Path(rdm_trainer.__file__).parent
     found = {
         (path.relative_to(trainer).as_posix(), module)

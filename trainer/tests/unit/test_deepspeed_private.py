@@ -51,7 +51,7 @@ def test_private_names_are_listed() -> None:
     assert found <= listed, f"not in the table: {sorted(found - listed)}"
 
 
-def test_what_is_listed_exists() -> None:
+def test_listed_names_exist() -> None:
     top = Path(deepspeed.__file__).parent
     files = [*map(inspect.getfile, THEIRS), *(str(top / path) for path in FILES)]
     words = {word for file in files for word in re.findall(r"\w+", Path(file).read_text("utf-8"))}

@@ -79,7 +79,7 @@ def test_metadata_names_no_file_elsewhere(file: str, tmp_path: Path) -> None:
         distributed.read_metadata(tmp_path)
 
 
-def test_a_file_is_compared_with_the_checksum_beside_it(tmp_path: Path) -> None:
+def test_file_is_compared_with_its_checksum_file(tmp_path: Path) -> None:
     file = tmp_path / "__0_0.distcp"
     file.write_bytes(b"weights" * 1000)
     checksum_file = damage.note(file)

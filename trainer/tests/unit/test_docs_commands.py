@@ -80,7 +80,7 @@ def parse(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("guide", "words"), [pytest.param(*one, id=" ".join(one[1])[:60]) for one in shown()]
 )
-def test_a_command_of_the_guides_is_one_that_the_program_takes(
+def test_program_accepts_each_command_of_the_guides(
     guide: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert guide
@@ -100,7 +100,7 @@ def test_the_guides_commands_are_found() -> None:
         parse(["rendezvous", "--rank", "name", "--", "true"])
 
 
-def test_the_commands_at_the_top_of_our_specs_are_such_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_accepts_the_commands_in_spec_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLE", "launcher")
     monkeypatch.setenv("RDZV_ID", "shown")
     for spec in SPECS.glob("*.j2"):

@@ -25,7 +25,7 @@ def report(name: str, *overrides: str, world: int | None = None) -> Report:
     return dry_run(config, world or config.written_world_size)
 
 
-def test_the_documents_shapes_are_all_there() -> None:
+def test_all_shapes_of_the_document_are_shipped() -> None:
     documents = {"t5-23b", "t5-11b", "gpt-5b", "gpt-1.3b", "gpt-345m", "gpt2-xl", "gpt2-small", "slurm-debug"}
     assert documents <= set(NAMES)
 
@@ -62,7 +62,7 @@ def test_the_documents_batches_and_layouts(
     assert (found.tensor, found.pipeline, found.data) == layout
 
 
-def test_stages_hold_what_the_partition_says() -> None:
+def test_stages_hold_the_layers_of_the_partition() -> None:
     stages = report("gpt2-xl").stages
     assert [stage.blocks for stage in stages] == [0, 11, 8, 8, 8, 8, 5, 0]
     assert stages[0].layers == ("Embedding",)
@@ -80,7 +80,7 @@ def test_one_stage_holds_every_parameter_once(name: str) -> None:
     assert [stage.parameters for stage in found.stages] == [found.parameters]
 
 
-def test_each_engine_shares_the_states_beside_experts_over_its_own_replicas() -> None:
+def test_each_engine_shards_states_next_to_experts_over_its_replicas() -> None:
     sizes = flops.layer_sizes(job("qwen3-30b-a3b").spec)
     experts = sum(size.experts for size in sizes) // 8
     others = sum(size.split + size.whole for size in sizes)
@@ -122,7 +122,7 @@ def test_memory_of_weights_gradients_and_states_by_precision_and_zero_stage() ->
         assert given == pytest.approx(bytes_each, rel=1e-6), (precision, stage)
 
 
-def test_what_is_offloaded_takes_memory_of_the_host() -> None:
+def test_offloaded_states_take_host_memory() -> None:
     def stage(name: str, zero: int, *offloaded: str) -> Stage:
         one = ("parallel.data=8", "parallel.pipeline=1", "parallel.tensor=1", "optimisation.precision=bf16")
         keys = (f"parallel.{key}=cpu" for key in offloaded)
@@ -179,7 +179,7 @@ def test_activations_are_those_of_korthikanti_without_attention_scores() -> None
     ("layers", "hidden", "heads", "length", "micro_batch", "measured_gib"),
     [(48, 1600, 25, 1024, 16, 49), (24, 2048, 16, 2048, 8, 34), (24, 1024, 16, 1024, 32, 30)],
 )
-def test_estimates_agree_with_what_a_plain_loop_took_on_an_h200(
+def test_estimates_match_the_measured_memory_of_a_plain_loop_on_an_h200(
     layers: int, hidden: int, heads: int, length: int, micro_batch: int, measured_gib: float
 ) -> None:
     """Peaks of bf16 training with 2 bytes each of weight, gradient and both moments, compiled, torch 2.11."""
@@ -283,7 +283,7 @@ def test_a_decoders_stage_also_receives_the_states_of_the_encoder() -> None:
         (("model.position_embedding=rope",), 2, 0),
     ],
 )
-def test_changed_queries_and_keys_exist_beside_the_product_of_which_values_are_a_view(
+def test_normed_queries_and_keys_add_to_the_product_that_values_view(
     other: tuple[str, ...], context: int, copies: int
 ) -> None:
     one = ("parallel.data=1", "parallel.activation_checkpointing=none", "optimisation.global_batch_size=1")
@@ -446,7 +446,7 @@ def test_a_head_whose_gradient_is_added_to_a_sum_takes_less_memory() -> None:
         assert logits("engine=deepspeed", f"parallel.{other}") > summed
 
 
-def test_what_no_machine_has_is_estimated_at_once() -> None:
+def test_estimate_for_a_huge_world_is_fast() -> None:
     # A prime: no number of equal chunks is found.
     found = report(
         "gpt2-small",

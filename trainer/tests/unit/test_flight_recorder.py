@@ -20,7 +20,7 @@ from tests.waiting import DEADLINE_S, wait_until
 STATE = GroupState("4", 0, 2, "data-parallel", 7, 7, "all_reduce", 1e9)
 
 
-def test_a_rank_that_goes_on_takes_its_report_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_that_continues_withdraws_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_recorder, "_EACH_S", 0.02)
     monkeypatch.setattr(flight_recorder, "_HUNG_S", 0.5)
     monkeypatch.setattr(FlightRecorder, "states", lambda _: [STATE])
@@ -45,7 +45,7 @@ def test_a_rank_that_goes_on_takes_its_report_back(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ["_dump_fr_trace_json", "_world"])
-def test_one_line_says_that_another_torch_cannot_be_read(
+def test_unsupported_torch_is_reported_in_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight_recorder, "_EACH_S", 0.02)
@@ -62,7 +62,7 @@ def test_one_line_says_that_another_torch_cannot_be_read(
     assert name in line
 
 
-def test_torchs_older_variable_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_older_variable_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     name, older = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
     for one in (name, older):
         monkeypatch.setenv(one, "0")

@@ -103,7 +103,7 @@ def test_a_weight_is_cast_only_by_an_update() -> None:
 
 
 @pytest.mark.parametrize("recipe", get_args(Recipe))
-def test_zeros_stay_zeros_and_what_is_not_finite_shows(recipe: Recipe) -> None:
+def test_zeros_stay_zeros_and_values_that_are_not_finite_stay_so(recipe: Recipe) -> None:
     layer, _ = layer_in_fp8(recipe)
     assert layer.bias is not None
     layer.bias.data.zero_()

@@ -190,7 +190,7 @@ def test_every_accelerators_own_name_finds_it() -> None:
         assert flops.find_accelerator(accelerator.name) is accelerator
 
 
-def test_others_are_not_guessed() -> None:
+def test_unknown_accelerators_are_not_guessed() -> None:
     assert flops.peak_tflops("AMD EPYC 7B13") is None
     assert flops.peak_tflops("") is None
     assert flops.peak_tflops("NVIDIA H200") == pytest.approx(989.4)

@@ -165,7 +165,7 @@ def test_the_step_trace_has_the_device_s_times_and_waits_for_them_once(gpu: Gpu,
     assert [method.__name__ for method in methods] == ["allreduce", "broadcast", "wait"], "as they were"
 
 
-def test_nsys_sees_the_steps_that_were_asked_for_and_our_names(gpu: Gpu, tmp_path: Path) -> None:
+def test_nsys_records_the_requested_steps_and_our_names(gpu: Gpu, tmp_path: Path) -> None:
     engine = Engine(gpu)
     config = Config(launcher=LauncherConfig(profiler="nsys", profiler_ranks=(1,), profiler_steps="2-3"))
     for rank in (0, 1):

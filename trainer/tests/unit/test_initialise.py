@@ -40,7 +40,7 @@ def drawn(shard_spec: ShardSpec, prefix: str = "3.", seed: int = 1) -> torch.Ten
     block=st.integers(1, 60),
 )
 @settings(max_examples=60, deadline=None)
-def test_the_parts_together_are_the_whole(
+def test_shards_make_up_the_whole_weight(
     rows: int, columns: int, parts: int, dimension: int, block: int
 ) -> None:
     shape = (rows * parts, columns) if dimension == 0 else (rows, columns * parts)
@@ -90,7 +90,7 @@ def test_parameters_differ_by_name_and_seed() -> None:
     assert torch.equal(first, drawn(shard_spec))
 
 
-def test_the_numbers_have_the_wanted_spread() -> None:
+def test_initial_weights_have_the_configured_standard_deviation() -> None:
     weight = drawn(ShardSpec((2000, 1000), std=0.02))
     assert weight.std().item() == pytest.approx(0.02, rel=0.01)
     assert weight.mean().item() == pytest.approx(0.0, abs=1e-4)

@@ -24,7 +24,7 @@ from rdm_trainer.models.moe import load_balancing_loss
 from rdm_trainer.weights.megatron import writing
 from rdm_trainer.weights.sources import open_source
 from tests.unit.test_megatron_weights import same, the_same_behind_every_layout
-from tests.unit.test_weights import MIXTRAL, shaken
+from tests.unit.test_weights import MIXTRAL, randomised
 
 MODELS = {
     "mixtral": dataclasses.replace(MIXTRAL, layers=4),
@@ -38,7 +38,7 @@ Weights = dict[str, torch.Tensor]
 
 @pytest.mark.parametrize("name", MODELS)
 def test_experts_are_the_same_behind_every_layout(name: str, tmp_path: Path) -> None:
-    the_same_behind_every_layout(shaken(MODELS[name]), tmp_path)
+    the_same_behind_every_layout(randomised(MODELS[name]), tmp_path)
 
 
 def transformer_config(args: argparse.Namespace, *same_name: str, **more: Any) -> Any:
@@ -130,7 +130,7 @@ def test_megatron_cores_own_model_computes_the_same(name: str, tmp_path: Path) -
     from megatron.core.transformer.moe.moe_utils import switch_load_balancing_loss_func
 
     model = MODELS[name]
-    source = shaken(model)
+    source = randomised(model)
     writing.write(source, tmp_path / "out", fused=False)
     file = tmp_path / "out/release/mp_rank_00/model_optim_rng.pt"
     saved = torch.load(file, weights_only=False)
@@ -161,7 +161,7 @@ def test_megatron_cores_own_model_computes_the_same(name: str, tmp_path: Path) -
 
 
 def test_transformer_engine_keeps_the_norm_before_experts_separate(tmp_path: Path) -> None:
-    writing.write(shaken(MODELS["mixtral"]), tmp_path / "out", tensor=2)
+    writing.write(randomised(MODELS["mixtral"]), tmp_path / "out", tensor=2)
     saved = torch.load(tmp_path / "out/release/mp_rank_01/model_optim_rng.pt", weights_only=False)
     layer = "decoder.layers.3."
     shapes = {
@@ -206,7 +206,7 @@ def grouped(weights: Weights) -> Weights:
 def test_ranks_that_share_experts_are_joined(
     named: Callable[[Weights], Weights], pipeline: int, virtual: int, tmp_path: Path
 ) -> None:
-    source = shaken(MODELS["mixtral"])
+    source = randomised(MODELS["mixtral"])
     writing.write(source, tmp_path / "out", tensor=2, pipeline=pipeline, virtual=virtual)
     (tmp_path / "iter_0000007").mkdir()
     for folder in (tmp_path / "out/release").iterdir():
@@ -230,8 +230,8 @@ def test_ranks_that_share_experts_are_joined(
     same(tmp_path, source)
 
 
-def test_other_experts_are_one_sentence(tmp_path: Path) -> None:
-    writing.write(shaken(MODELS["mixtral"]), tmp_path / "out")
+def test_unsupported_experts_are_one_sentence(tmp_path: Path) -> None:
+    writing.write(randomised(MODELS["mixtral"]), tmp_path / "out")
     file = tmp_path / "out/release/mp_rank_00/model_optim_rng.pt"
     saved = torch.load(file, weights_only=False)
     for changes, words in (

@@ -23,7 +23,7 @@ from rdm_trainer.weights.megatron import writing
 from rdm_trainer.weights.sources import fill, open_source, require_model
 from tests.unit.test_megatron_experts import load_into, save_distributed, transformer_config
 from tests.unit.test_megatron_weights import same
-from tests.unit.test_weights import GPT2, T5, build, shaken
+from tests.unit.test_weights import GPT2, T5, build, randomised
 
 LEARNED = dataclasses.replace(GPT2, kind="t5", decoder_seq_length=20, vocab_size=45, vocab_extra_ids=5)
 MODELS = {
@@ -44,7 +44,7 @@ def saved_of(where: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_t5_is_the_same_behind_every_layout(name: str, tmp_path: Path) -> None:
-    source = shaken(MODELS[name])
+    source = randomised(MODELS[name])
     for tensor, fused in ((2, True), (4, False)):
         writing.write(source, tmp_path / f"{tensor}", tensor=tensor, fused=fused)
         found = same(tmp_path / f"{tensor}", source)
@@ -93,7 +93,7 @@ def their_model(args: argparse.Namespace) -> Any:
 @torch.no_grad()
 def test_megatron_cores_own_model_computes_the_same(name: str, tmp_path: Path) -> None:
     model = MODELS[name]
-    source = shaken(model)
+    source = randomised(model)
     writing.write(source, tmp_path / "out", fused=False)
     saved = saved_of(tmp_path / "out/release")
     theirs = their_model(saved["args"])
@@ -129,7 +129,7 @@ def test_megatron_cores_own_model_computes_the_same(name: str, tmp_path: Path) -
 @pytest.mark.filterwarnings("ignore")
 @torch.no_grad()
 def test_a_distributed_t5_of_another_model_is_one_sentence(tmp_path: Path) -> None:
-    writing.write(shaken(LEARNED), tmp_path / "out", fused=False)
+    writing.write(randomised(LEARNED), tmp_path / "out", fused=False)
     saved = saved_of(tmp_path / "out/release")
     theirs = their_model(saved["args"])
     theirs.load_state_dict(saved["model"], strict=False)
@@ -230,7 +230,7 @@ def older(weights: Weights) -> dict[str, Any]:
 def test_a_split_into_stages_of_encoder_and_decoder_is_read(
     form: str, name: str, encoder: list[list[int]], decoder: list[list[int]], tmp_path: Path
 ) -> None:
-    source = shaken(MODELS[name])
+    source = randomised(MODELS[name])
     writing.write(source, tmp_path / "out", tensor=2, fused=form == "core")
     for rank in (0, 1):
         file = f"mp_rank_0{rank}/model_optim_rng.pt"
@@ -245,8 +245,8 @@ def test_a_split_into_stages_of_encoder_and_decoder_is_read(
     same(tmp_path, source)
 
 
-def test_what_a_t5_of_megatrons_has_and_ours_has_not_is_one_sentence(tmp_path: Path) -> None:
-    writing.write(shaken(LEARNED), tmp_path / "out")
+def test_unsupported_feature_of_megatrons_t5_is_one_sentence(tmp_path: Path) -> None:
+    writing.write(randomised(LEARNED), tmp_path / "out")
     saved = saved_of(tmp_path / "out/release")
     file = tmp_path / "out/release/mp_rank_00/model_optim_rng.pt"
     weights = saved["model"]
@@ -271,7 +271,7 @@ def test_what_a_t5_of_megatrons_has_and_ours_has_not_is_one_sentence(tmp_path: P
     # The padding of a head's bias is no token's.
     padded = {"output_layer.bias": torch.arange(56) >= 50}
     torch.save({**saved, "model": {**weights, **padded}}, file)
-    same(tmp_path / "out", shaken(LEARNED))
+    same(tmp_path / "out", randomised(LEARNED))
     # A tokenizer says how many tokens there are; without its number, the padding is not known.
     args = argparse.Namespace(**{**vars(saved["args"]), "vocab_size": None})
     torch.save({**saved, "args": args}, file)
@@ -306,7 +306,7 @@ def test_what_megatron_has_not_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_t5_from_and_to_megatron_on_the_command_line(tmp_path: Path) -> None:
-    source = shaken(MODELS["untied"])
+    source = randomised(MODELS["untied"])
     writing.write(source, tmp_path / "theirs", tensor=2)
     for arguments in (
         ["import", str(tmp_path / "theirs"), str(tmp_path / "job.yaml")],

@@ -33,7 +33,7 @@ from rdm_trainer.weights.megatron.arguments import arguments_of
 from rdm_trainer.weights.megatron.tensors import fused as fused_name
 from rdm_trainer.weights.megatron.tensors import placed
 from rdm_trainer.weights.sources import fill, open_source, require_model
-from tests.unit.test_weights import GPT2, LLAMA, InMemory, build, shaken
+from tests.unit.test_weights import GPT2, LLAMA, InMemory, build, randomised
 
 MODELS = {
     "gpt": dataclasses.replace(GPT2, layers=4),
@@ -66,7 +66,7 @@ def the_same_behind_every_layout(source: InMemory, where: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "qwen2", "qwen3"])
 def test_a_model_is_the_same_behind_every_layout(name: str, tmp_path: Path) -> None:
-    the_same_behind_every_layout(shaken(MODELS[name]), tmp_path)
+    the_same_behind_every_layout(randomised(MODELS[name]), tmp_path)
 
 
 Weights = dict[str, torch.Tensor]
@@ -144,7 +144,7 @@ def test_an_interleaved_pipeline_is_read(
     name: str, tensor: int, blocks: list[list[list[int]]], tmp_path: Path
 ) -> None:
     model = dataclasses.replace(MODELS[name], layers=8)
-    source = shaken(model)
+    source = randomised(model)
     writing.write(source, tmp_path / "whole", tensor=tensor)
     interleaved(tmp_path / "whole/release", tmp_path / "saved/iter_0000007", blocks)
     found = same(tmp_path / "saved", source)
@@ -153,7 +153,7 @@ def test_an_interleaved_pipeline_is_read(
 
 
 def test_an_interleaved_pipeline_is_written_as_megatron_saves_it(tmp_path: Path) -> None:
-    source = shaken(dataclasses.replace(MODELS["qwen2"], layers=8))
+    source = randomised(dataclasses.replace(MODELS["qwen2"], layers=8))
     writing.write(source, tmp_path / "whole", tensor=2)
     interleaved(tmp_path / "whole/release", tmp_path / "theirs/iter_0000007", EIGHT)
     writing.write(source, tmp_path / "ours", tensor=2, pipeline=2, virtual=2)
@@ -174,7 +174,7 @@ def test_an_interleaved_pipeline_is_written_as_megatron_saves_it(tmp_path: Path)
 
 
 def test_files_of_other_chunks_are_one_sentence(tmp_path: Path) -> None:
-    writing.write(shaken(MODELS["gpt"]), tmp_path / "out", pipeline=2, virtual=2)
+    writing.write(randomised(MODELS["gpt"]), tmp_path / "out", pipeline=2, virtual=2)
     file = tmp_path / "out/release/mp_rank_00_001/model_optim_rng.pt"
     saved = torch.load(file, weights_only=False)
     name = "decoder.layers.0.mlp.linear_fc2.weight"
@@ -196,7 +196,7 @@ def test_files_of_other_chunks_are_one_sentence(tmp_path: Path) -> None:
 def test_scaled_positions_and_windows_are_megatrons_arguments(tmp_path: Path) -> None:
     found = {}
     for name in ("llama", "llama 3.1", "mistral"):
-        source = shaken(MODELS[name])
+        source = randomised(MODELS[name])
         writing.write(source, tmp_path / name)
         same(tmp_path / name, source)
         file = tmp_path / name / "release/mp_rank_00/model_optim_rng.pt"
@@ -221,7 +221,7 @@ def test_the_kind_of_the_tokenizer_is_an_argument_where_it_is_known(tmp_path: Pa
         file = tmp_path / target / "release/mp_rank_00/model_optim_rng.pt"
         return vars(torch.load(file, weights_only=False)["args"]).get("tokenizer_type", "unknown")
 
-    source = shaken(MODELS["gpt"])
+    source = randomised(MODELS["gpt"])
     for number, (tokenizer, expected) in enumerate(
         (
             (None, "unknown"),
@@ -239,7 +239,7 @@ def test_the_kind_of_the_tokenizer_is_an_argument_where_it_is_known(tmp_path: Pa
 
 
 def test_a_rank_has_megatrons_names_and_its_own_rows(tmp_path: Path) -> None:
-    source = shaken(MODELS["llama"])
+    source = randomised(MODELS["llama"])
     writing.write(source, tmp_path / "out", tensor=2, pipeline=2)
     file = tmp_path / "out/release/mp_rank_01_001/model_optim_rng.pt"
     saved = torch.load(file, weights_only=False)
@@ -270,7 +270,7 @@ class Kind(enum.Enum):
 
 
 def test_an_older_megatrons_names_are_read_and_nothing_is_run(tmp_path: Path) -> None:
-    source = shaken(MODELS["gpt"])
+    source = randomised(MODELS["gpt"])
     writing.write(source, tmp_path / "new", fused=False)
     file = tmp_path / "new/release/mp_rank_00/model_optim_rng.pt"
     saved = torch.load(file, weights_only=False)
@@ -329,8 +329,8 @@ def test_an_older_megatrons_names_are_read_and_nothing_is_run(tmp_path: Path) ->
         ({"language_model": {"encoder": {}, "pooler": {}}}, "has pooler, as a BERT has it"),
     ],
 )
-def test_another_model_is_not_taken_for_a_gpt(added: dict[str, Any], words: str, tmp_path: Path) -> None:
-    writing.write(shaken(MODELS["gpt"]), tmp_path / "out")
+def test_other_model_is_not_read_as_a_gpt(added: dict[str, Any], words: str, tmp_path: Path) -> None:
+    writing.write(randomised(MODELS["gpt"]), tmp_path / "out")
     file = tmp_path / "out/release/mp_rank_00/model_optim_rng.pt"
     saved = torch.load(file, weights_only=False)
     torch.save({**saved, "model": {**saved["model"], **added}}, file)
@@ -413,7 +413,7 @@ def _megatron_core(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_distributed_checkpoint_is_read(name: str, form: dict[str, Any], tmp_path: Path) -> None:
-    source = shaken(MODELS[name])
+    source = randomised(MODELS[name])
     torch_dist(source, tmp_path / "iter_0000007", **form)
     same(tmp_path, source)
 
@@ -427,7 +427,7 @@ LOGITS = (
 
 @pytest.mark.parametrize("form", ["torch", "torch_dist"])
 @torch.no_grad()
-def test_what_megatron_core_saved_computes_what_it_computed(form: str, tmp_path: Path) -> None:
+def test_checkpoint_of_megatron_core_has_its_logits(form: str, tmp_path: Path) -> None:
     """``megatron-core-0.16.tar.xz`` has a model of megatron-core 0.16.1, saved by its own code."""
     with tarfile.open(Path(__file__).with_name("megatron-core-0.16.tar.xz")) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -445,9 +445,9 @@ class Evil:
 
 @pytest.mark.usefixtures("_megatron_core")
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
-def test_another_distributed_model_is_not_taken_for_a_gpt(tmp_path: Path) -> None:
+def test_other_distributed_model_is_not_read_as_a_gpt(tmp_path: Path) -> None:
     step = tmp_path / "iter_0000007"
-    torch_dist(shaken(MODELS["gpt"]), step, numbered=False)
+    torch_dist(randomised(MODELS["gpt"]), step, numbered=False)
     metadata = read_metadata(step)
     stored = metadata.state_dict_metadata
     stored["encoder.layers.mlp.linear_fc2.weight"] = stored["decoder.layers.mlp.linear_fc2.weight"]
@@ -458,9 +458,9 @@ def test_another_distributed_model_is_not_taken_for_a_gpt(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("_megatron_core")
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
-def test_what_is_no_distributed_checkpoint_is_one_sentence(tmp_path: Path) -> None:
+def test_invalid_distributed_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     step = tmp_path / "iter_0000007"
-    torch_dist(shaken(MODELS["gpt"]), step, numbered=False)
+    torch_dist(randomised(MODELS["gpt"]), step, numbered=False)
     content = {path.name: path.read_bytes() for path in step.iterdir()}
 
     def with_arguments(**changes: Any) -> bytes:
@@ -503,7 +503,7 @@ def test_what_is_no_distributed_checkpoint_is_one_sentence(tmp_path: Path) -> No
             open_source(tmp_path)
         (step / file).write_bytes(content[file])
     other = tmp_path / "other/iter_0000007"
-    torch_dist(shaken(MODELS["qwen3"]), other, numbered=True)
+    torch_dist(randomised(MODELS["qwen3"]), other, numbered=True)
     arguments = vars(torch.load(other / "common.pt", weights_only=False)["args"])
     torch.save({"args": argparse.Namespace(**{**arguments, "qk_layernorm": False})}, other / "common.pt")
     (other.parent / "latest_checkpointed_iteration.txt").write_text("7")
@@ -520,7 +520,7 @@ def test_what_is_no_distributed_checkpoint_is_one_sentence(tmp_path: Path) -> No
 
 def test_from_and_to_megatron_on_the_command_line(tmp_path: Path) -> None:
     model: ModelConfig = MODELS["qwen2"]
-    source = shaken(model)
+    source = randomised(model)
     writing.write(source, tmp_path / "theirs", tensor=2)
     with pytest.raises(SystemExit, match="0"):
         main(["import", str(tmp_path / "theirs"), str(tmp_path / "job.yaml")])

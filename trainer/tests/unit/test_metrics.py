@@ -65,7 +65,7 @@ def test_additions_stand_at_the_end() -> None:
     assert line == KNOWN + " samples per second: 44.951 | TFLOPs: 12.30 |"
 
 
-def test_no_loss_and_no_norm_leave_no_field() -> None:
+def test_missing_loss_and_norm_have_no_field() -> None:
     line = metrics.training_line(known_step(losses={"lm loss": 0.0}, grad_norm=None))
     assert "lm loss" not in line
     assert "grad norm" not in line
@@ -81,7 +81,7 @@ def test_no_loss_and_no_norm_leave_no_field() -> None:
     st.one_of(st.none(), st.floats(0, 1e4)),
     st.integers(0, 999),
 )
-def test_a_parser_by_the_description_reads_it(
+def test_line_is_read_by_a_parser_of_the_description(
     iteration: int, rate: float, loss: float, norm: float | None, skipped: int
 ) -> None:
     step = known_step(

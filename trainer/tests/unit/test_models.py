@@ -24,21 +24,12 @@ from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.seen_tokens import first_seen, mask_of
 from rdm_trainer.models.t5 import DecoderBlock, EncoderBlock
 from rdm_trainer.models.transformer import Block
+from tests import architectures
 
 GPT = ModelConfig(
     layers=3, hidden_size=16, attention_heads=4, seq_length=8, vocab_size=50, make_vocab_size_divisible_by=8
 )
-QWEN = dataclasses.replace(
-    GPT,
-    query_groups=2,
-    kv_channels=6,
-    ffn_hidden_size=24,
-    position_embedding="rope",
-    norm="rmsnorm",
-    qk_norm=True,
-    activation="swiglu",
-    biases="qkv",
-)
+QWEN = dataclasses.replace(GPT, query_groups=2, kv_channels=6, ffn_hidden_size=24, **architectures.QWEN)
 MOE = dataclasses.replace(QWEN, biases="none", experts=4, moe_router_topk=2)
 T5 = dataclasses.replace(
     GPT,
@@ -55,13 +46,9 @@ T5_BIASED = dataclasses.replace(T5, lm_head_bias=True)
 # As Hugging Face has it.
 T5_RELATIVE = dataclasses.replace(
     T5,
-    position_embedding="relative",
     relative_attention_num_buckets=4,
     relative_attention_max_distance=6,
-    softmax_scale=1.0,
-    norm="rmsnorm",
-    activation="geglu",
-    biases="none",
+    **architectures.T5_1_1,
 )
 BERT = dataclasses.replace(GPT, kind="bert")
 WIDE = dataclasses.replace(GPT, kv_channels=6, ffn_hidden_size=40, max_position_embeddings=50)
@@ -85,7 +72,7 @@ def labels(model: ModelConfig, batch: int = 2) -> tuple[torch.Tensor, torch.Tens
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_parameters_are_those_that_the_arithmetic_counts(shape: ModelConfig, tied: bool) -> None:
+def test_parameter_counts_match_the_formula(shape: ModelConfig, tied: bool) -> None:
     shape = dataclasses.replace(shape, tied_embeddings=tied)
     assert sum(weight.numel() for weight in built(shape).parameters()) == flops.parameters(config(shape).spec)
 
@@ -93,9 +80,7 @@ def test_the_parameters_are_those_that_the_arithmetic_counts(shape: ModelConfig,
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tensor", [1, 2])
-def test_every_layer_has_the_size_that_the_arithmetic_says(
-    shape: ModelConfig, tied: bool, tensor: int
-) -> None:
+def test_layer_sizes_match_the_formula(shape: ModelConfig, tied: bool, tensor: int) -> None:
     job = config(dataclasses.replace(shape, tied_embeddings=tied), tensor=tensor)
     sizes: list[LayerSize] = []
     for layer in models.layers(job, Topology.part(tensor=tensor, tensor_rank=tensor - 1)):
@@ -152,9 +137,9 @@ def test_no_prediction_depends_on_later_tokens(shape: ModelConfig) -> None:
 
 def test_every_token_of_a_bert_sees_every_other() -> None:
     model, tokens = built(BERT), torch.randint(0, BERT.vocab_size, (1, 8))
-    for place in (0, 7):
+    for position in (0, 7):
         changed = tokens.clone()
-        changed[:, place] = (changed[:, place] + 1) % BERT.vocab_size
+        changed[:, position] = (changed[:, position] + 1) % BERT.vocab_size
         assert ((model(tokens) - model(changed)).abs().amax(dim=-1) > 1e-7).all()
 
 
@@ -183,10 +168,10 @@ def test_documents_of_one_sample_have_the_logits_of_each_alone(
 
 
 def test_a_window_is_the_tokens_that_a_token_sees() -> None:
-    places = torch.arange(2, 6)
-    first = first_seen(places, torch.tensor([[0, 0, 4, 4]]), 3)
+    positions = torch.arange(2, 6)
+    first = first_seen(positions, torch.tensor([[0, 0, 4, 4]]), 3)
     assert first.tolist() == [[0, 1, 4, 4]]
-    seen = mask_of(first, places, 6)[0, 0].long().tolist()
+    seen = mask_of(first, positions, 6)[0, 0].long().tolist()
     assert seen == [[1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1]]
 
 
@@ -210,7 +195,7 @@ def test_a_decoder_sees_the_encoder_but_not_its_padding_nor_its_own_later_tokens
     assert loss(encoder, later) == pytest.approx(loss(encoder))
 
 
-def test_a_token_within_a_text_counts_also_where_padding_has_its_id() -> None:
+def test_token_within_a_text_counts_although_padding_has_its_id() -> None:
     """GPT-2's only special token both ends documents and pads."""
     model = built(T5)
     text = torch.randint(1, T5.vocab_size, (1, 5))

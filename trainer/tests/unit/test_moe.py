@@ -163,7 +163,7 @@ def test_what_cannot_be_is_one_sentence() -> None:
         assert words in found[0]
 
 
-def test_costs_are_those_of_what_a_token_meets_and_of_what_a_rank_holds() -> None:
+def test_costs_follow_a_tokens_experts_and_a_ranks_weights() -> None:
     # With one expert of the dense width per token, a token uses as many parameters as in the dense model.
     dense = Config(model=dataclasses.replace(MODEL, experts=None)).spec
     single = Config(model=dataclasses.replace(MODEL, moe_router_topk=1)).spec

@@ -110,12 +110,12 @@ def test_parameters_balances_a_large_model_quickly() -> None:
     assert heaviest(weights, tuple(bounds)) == 300
 
 
-def test_what_would_take_too_long_to_balance_is_refused() -> None:
+def test_partition_too_large_to_balance_is_refused() -> None:
     with pytest.raises(TrainerError, match="too long for 4000 layers in 8 stages; use even"):
         stage_bounds(["Block"] * 4000, [100] * 4000, "parameters", 8)
 
 
-def test_type_balances_what_matches_and_the_rest_goes_along() -> None:
+def test_type_balances_matching_layers_alone() -> None:
     names = t5(4, 4)
     bounds = stage_bounds(names, None, "type:decoderblock", 2)
     assert names[bounds[1] :].count("DecoderBlock") == 2
@@ -138,7 +138,7 @@ def test_type_balances_what_matches_and_the_rest_goes_along() -> None:
         ("type:(", 2, "is not a regular expression"),
     ],
 )
-def test_what_cannot_be_cut_is_refused_in_words(partition: str, stages: int, words: str) -> None:
+def test_impossible_partition_is_refused_with_an_explanation(partition: str, stages: int, words: str) -> None:
     with pytest.raises(TrainerError) as caught:
         stage_bounds(gpt(6), [1] * 9, partition, stages)
     assert words in str(caught.value)

@@ -94,7 +94,7 @@ def test_ranges_that_a_rank_does_not_read_are_not_planned() -> None:
     assert len(found) == 2
 
 
-def test_what_the_files_do_not_have_is_not_read() -> None:
+def test_ranges_missing_in_the_files_are_refused() -> None:
     pieces, _ = shard(torch.zeros(8, 4), ShardSpec((8, 4), 0, parts=2), 2)
     partitions = Partitions(pieces[:1], {"tensor": 2}, {NAME: ShardSpec((8, 4), 0)}, 0)
     with pytest.raises(ValueError, match=f"the files have 0 of 16 elements of {NAME}"):

@@ -48,13 +48,13 @@ def times(
     orders = [passes(stage, *shape) for stage in range(stages)]
     slower = slower or [0] * stages
     done: dict[tuple[bool, int, int], int] = {}
-    now, place = [0] * stages, [0] * stages
-    while any(place[stage] < len(orders[stage]) for stage in range(stages)):
-        before = list(place)
+    now, position = [0] * stages, [0] * stages
+    while any(position[stage] < len(orders[stage]) for stage in range(stages)):
+        before = list(position)
         for stage, order in enumerate(orders):
-            if place[stage] == len(order):
+            if position[stage] == len(order):
                 continue
-            one = order[place[stage]]
+            one = order[position[stage]]
             virtual = one.chunk * stages + stage
             if one.is_forward:
                 needed = (True, virtual - 1, one.micro_batch) if virtual else None
@@ -67,8 +67,8 @@ def times(
                 begin = max(now[stage], done[needed] if needed else 0) + received
                 now[stage] = begin + (forward if one.is_forward else backward) + slower[stage]
                 done[one.is_forward, virtual, one.micro_batch] = now[stage]
-                place[stage] += 1
-        assert place != before, f"{shape}: the stages wait for each other at {place}"
+                position[stage] += 1
+        assert position != before, f"{shape}: the stages wait for each other at {position}"
     assert len(done) == 2 * stages * chunks * count
     return now
 

@@ -43,7 +43,7 @@ def test_resuming_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "progress.json").read_text())["losses"] == [[2, 5.0], [4, 4.0]]
 
 
-def test_a_run_that_is_refused_leaves_what_was_reached(tmp_path: Path) -> None:
+def test_refused_run_keeps_the_recorded_progress(tmp_path: Path) -> None:
     progress = Progress(tmp_path / "progress.json", 10)
     progress.add_loss(1, 5.0)
     progress.write(iteration=1, checkpoint=1, validation={"loss": float("nan")})
@@ -55,6 +55,6 @@ def test_a_run_that_is_refused_leaves_what_was_reached(tmp_path: Path) -> None:
     assert state["phase"] == "starting"
 
 
-def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+def test_unwritable_directory_does_not_stop_the_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     Progress(tmp_path / "file" / "progress.json", 10).write()

@@ -48,7 +48,7 @@ def progress(tmp_path: Path) -> Progress:
     return Progress(tmp_path / "elsewhere/progress.json", 3)
 
 
-def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(
+def test_unwritable_file_is_reported_once_and_retried(
     tmp_path: Path, progress: Progress, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tried: list[str] = []
@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(
     assert capfd.readouterr().err == message
 
 
-def test_a_measurement_that_fails_is_said_once_and_made_again(
+def test_failed_measurement_is_reported_once_and_retried(
     tmp_path: Path, progress: Progress, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     measured: list[int] = []
@@ -105,7 +105,7 @@ def test_the_trainings_own_error_is_the_one_that_is_raised(
     assert left.exists() == (where == "of_node")
 
 
-def test_a_file_that_cannot_be_written_at_the_end_says_nothing_more(
+def test_file_that_cannot_be_written_at_the_end_is_not_reported_again(
     tmp_path: Path, progress: Progress, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "metrics.n1.prom"

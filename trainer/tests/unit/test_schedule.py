@@ -89,14 +89,14 @@ def test_the_weight_decay_goes_from_start_to_end(form: str, quarter: float, leng
 
 
 @given(schedules(), st.integers(0, 200_000))
-def test_stays_between_its_bounds(rate: LearningRate, samples: int) -> None:
+def test_learning_rate_stays_between_its_bounds(rate: LearningRate, samples: int) -> None:
     value = rate.at(samples)
     least = 0.0 if samples <= rate.warmup else rate.lowest
     assert least * (1 - 1e-12) <= value <= rate.highest * (1 + 1e-12)
 
 
 @given(schedules(), st.integers(0, 200_000), st.integers(0, 1000))
-def test_rises_and_then_falls(rate: LearningRate, samples: int, more: int) -> None:
+def test_learning_rate_rises_and_then_falls(rate: LearningRate, samples: int, more: int) -> None:
     before, after = rate.at(samples), rate.at(samples + more)
     if samples + more <= rate.warmup:
         assert after >= before
@@ -105,7 +105,7 @@ def test_rises_and_then_falls(rate: LearningRate, samples: int, more: int) -> No
 
 
 @given(schedules(), st.integers(0, 200_000))
-def test_is_the_lowest_after_the_decay(rate: LearningRate, more: int) -> None:
+def test_learning_rate_is_lowest_after_the_decay(rate: LearningRate, more: int) -> None:
     expected = rate.highest if rate.form == "constant" else rate.lowest
     assert rate.at(int(rate.decay) + 1 + more) == expected
 
@@ -140,7 +140,7 @@ def test_lengths_come_from_steps_samples_or_the_whole_training() -> None:
     ],
 )
 @pytest.mark.parametrize("resumed", [0, 5, 10, 40])
-def test_steps_and_samples_say_the_same(mixed: dict[str, Any], resumed: int) -> None:
+def test_steps_and_samples_give_the_same_rates(mixed: dict[str, Any], resumed: int) -> None:
     steps = of(train_iterations=100, warmup_iterations=10)
     other = of(resumed, 8 * resumed, **mixed)
     assert [other.after(step, 8 * step) for step in range(120)] == [

@@ -41,7 +41,7 @@ def memory(job: Config, world: int) -> Memory:
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_what_is_outside_of_the_regions_is_shared(checkpointing: str) -> None:
+def test_activations_outside_the_tensor_parallel_regions_are_sharded(checkpointing: str) -> None:
     changes = [f"parallel.{key}" for key in ("tensor=4", "pipeline=1", "partition=even")]
     job = load(CONFIGS / "gpt2-xl.yaml", ["engine=native", *changes])
     job = configure(job, {"parallel.activation_checkpointing": checkpointing})

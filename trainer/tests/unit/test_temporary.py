@@ -21,7 +21,7 @@ def test_leaves():
 """
 
 
-def test_a_suite_that_leaves_what_is_ours_fails_with_its_name(tmp_path: Path) -> None:
+def test_suite_that_leaves_our_files_fails_and_names_them(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.temporary import *\n")
     (tmp_path / "test_one.py").write_text(LEAVES)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null"]

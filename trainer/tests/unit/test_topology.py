@@ -62,12 +62,12 @@ def test_ranks_agree_on_their_groups(axes: dict[str, Any]) -> None:
         assert members["tensor"][rank] == list(range(first, first + tensor))
         assert members["pipeline"][rank] == list(range(rank % (tensor * data), 16, tensor * data))
         assert members["data"][rank] == replicas
-        place = replicas.index(rank)
+        index = replicas.index(rank)
         if context > 1:
-            assert members["context"][rank] == replicas[place // context * context :][:context]
+            assert members["context"][rank] == replicas[index // context * context :][:context]
         if expert > 1:
-            assert members["expert"][rank] == replicas[place // expert * expert :][:expert]
-            assert members["replica"][rank] == replicas[place % expert :: expert]
+            assert members["expert"][rank] == replicas[index // expert * expert :][:expert]
+            assert members["replica"][rank] == replicas[index % expert :: expert]
     assert all(rank in ranks for name in ("model", "replica") for rank, ranks in members[name].items())
 
 
@@ -117,7 +117,7 @@ def test_nccl_creates_the_groups_of_an_axis_in_one_split(size: int, monkeypatch:
     assert len(created) == len(splits)
 
 
-def test_a_rank_in_no_row_gets_a_group_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_outside_every_group_still_takes_part_in_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
     splits: list[list[list[int]]] = []
     monkeypatch.setattr(dist, "split_group", lambda *, split_ranks, timeout: splits.append(split_ranks))
     with world_of(6, rank=5):

@@ -187,7 +187,7 @@ def test_a_layout_without_tensor_ranks_is_given_without_sequence_parallelism(nam
         assert ("parallel.sequence_parallel=false" in row["overrides"]) == (row["tensor"] == 1)
 
 
-def test_its_json_has_what_to_start_with() -> None:
+def test_json_has_the_command_to_start_the_job() -> None:
     found = _answer("gpt2-xl", "--nodes 2xA10:4 --top 3")
     assert found["measured"] is False
     assert len(found["best"]) == 3
@@ -197,7 +197,7 @@ def test_its_json_has_what_to_start_with() -> None:
     assert not configuration.check(job, 8)
 
 
-def test_its_json_says_why_others_are_slower_or_no_layouts() -> None:
+def test_json_has_the_reasons_against_other_layouts() -> None:
     nodes = "--nodes 2xA10:4 --nodes 1xH100:4"
     found = _answer("gpt2-xl", nodes, "--top 3 --pareto --price A10=1 --price H100=4")
     second = found["best"][1]
@@ -220,7 +220,7 @@ def test_its_json_says_why_others_are_slower_or_no_layouts() -> None:
         assert point["price"] == pytest.approx(hourly * point["seconds"] / 3600)
 
 
-def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
+def test_output_says_that_it_is_a_guess_and_what_to_run_next() -> None:
     arguments = "gpt2-xl", "--nodes 1xA100-40:4 --nodes 1xA10:4"
     output = _shown(*arguments)
     assert "nothing has been measured" in output
@@ -229,10 +229,10 @@ def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
     lines = output.splitlines()
     for number, row in enumerate(best, 1):
         compute = row["parts"]["compute"] / row["seconds"]
-        place = next(
+        header = next(
             at for at, line in enumerate(lines) if line.startswith(f"{number}  compute {compute:.0%}")
         )
-        shown = lines[place + 1 : place + 4] if row["pipeline"] > 1 else [lines[place + 1]]
+        shown = lines[header + 1 : header + 4] if row["pipeline"] > 1 else [lines[header + 1]]
         assert shown[-1] == f"   nodes: {', '.join(f'1 x {gpu}' for gpu in row['nodes'])}"
         if row["pipeline"] > 1:
             assert shown[0] == f"   blocks of each stage: {row['partition']}"
@@ -328,7 +328,7 @@ def test_a_page_may_replace_a_file_in_a_directory_that_takes_no_other() -> None:
 @pytest.mark.parametrize(
     ("width", "problem"), [(4800, "any layout; 13 of them would do"), (64000, "take GPUs with more memory")]
 )
-def test_a_model_that_fits_no_layout_is_told_what_would_do(width: int, problem: str) -> None:
+def test_model_that_fits_no_layout_gets_a_suggestion(width: int, problem: str) -> None:
     code, message = _tune("gpt2-xl", f"--nodes 1xA10:1 model.hidden_size={width}")
     assert code == 1
     assert problem in message
@@ -364,7 +364,7 @@ def test_the_winner_goes_into_the_file_with_the_overrides(tmp_path: Path) -> Non
     assert path.read_text("utf-8").splitlines()[:3] == text.splitlines()[:3]
 
 
-def test_a_file_of_nodes_says_what_options_say(tmp_path: Path) -> None:
+def test_file_of_nodes_equals_the_options(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(
         "inter: 40\nintra: 600\nnodes:\n"
@@ -422,7 +422,7 @@ def test_a_file_that_describes_no_nodes_is_one_sentence(tmp_path: Path, text: st
     assert problem in output
 
 
-def test_the_page_needs_no_network_and_has_it_all(tmp_path: Path) -> None:
+def test_page_is_self_contained(tmp_path: Path) -> None:
     html = tmp_path / "page.html"
     best = _answer("gpt2-xl", f"--nodes 1xH100:4 --nodes 2xA10:4 --html {html}")["best"]
     text = html.read_text("utf-8")
@@ -445,7 +445,7 @@ def test_the_page_goes_to_a_pipe_too() -> None:
         assert pipe.read().startswith("<!DOCTYPE html>")
 
 
-def test_a_file_that_cannot_be_changed_is_said_and_stays(tmp_path: Path) -> None:
+def test_file_that_cannot_be_changed_is_reported_and_stays(tmp_path: Path) -> None:
     path = _copied(tmp_path, "gpt2-xl", pipeline="&eight 8", nodes="*eight")
     text = path.read_text("utf-8")
     code, message = _tune(path, "--nodes 2xH100:4 --write")

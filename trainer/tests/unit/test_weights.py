@@ -26,6 +26,7 @@ from rdm_trainer.weights import directory, families
 from rdm_trainer.weights.generation import Generator
 from rdm_trainer.weights.importing import configuration
 from rdm_trainer.weights.sources import CONFIG, INDEX, HuggingFaceSource, fill, open_source, require_model
+from tests import architectures
 
 GPT2 = ModelConfig(
     layers=2,
@@ -40,11 +41,8 @@ LLAMA = dataclasses.replace(
     query_groups=2,
     kv_channels=8,
     ffn_hidden_size=48,
-    position_embedding="rope",
+    **architectures.LLAMA,
     rope_theta=5000.0,
-    norm="rmsnorm",
-    activation="swiglu",
-    biases="none",
     tied_embeddings=False,
     layernorm_epsilon=1e-6,
     max_position_embeddings=24,
@@ -63,13 +61,9 @@ T5 = ModelConfig(
     vocab_size=45,
     vocab_extra_ids=5,
     make_vocab_size_divisible_by=8,
-    position_embedding="relative",
+    **architectures.T5_1_1 | {"activation": "relu"},
     relative_attention_num_buckets=8,
     relative_attention_max_distance=12,
-    softmax_scale=1.0,
-    norm="rmsnorm",
-    activation="relu",
-    biases="none",
     scale_logits=True,
     layernorm_epsilon=1e-6,
 )
@@ -117,7 +111,7 @@ def build(model: ModelConfig, topology: Topology | None = None, **options: Any) 
     return made.eval()
 
 
-def shaken(model: ModelConfig) -> InMemory:
+def randomised(model: ModelConfig) -> InMemory:
     """Return a model with random weights everywhere: norms of one and biases of zero hide mistakes."""
     generator = torch.Generator().manual_seed(1)
 
@@ -130,11 +124,11 @@ def shaken(model: ModelConfig) -> InMemory:
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_an_exported_model_is_the_same_there_and_back(name: str, tmp_path: Path) -> None:
+def test_export_and_import_keep_the_model(name: str, tmp_path: Path) -> None:
     import transformers
 
     model = MODELS[name]
-    source = shaken(model)
+    source = randomised(model)
     # More than one file.
     directory.write(source, tmp_path / "hf", shard_bytes=20_000)
     assert (tmp_path / "hf" / INDEX).is_file()
@@ -203,7 +197,7 @@ def test_rotary_positions_are_those_of_transformers(changes: dict[str, Any]) -> 
 def test_tensor_ranks_together_have_all_of_a_model(name: str, tensor: int) -> None:
     # Some have fewer key-value heads than there are ranks.
     model = MODELS[name]
-    source = shaken(model)
+    source = randomised(model)
     ranks = [
         dict(
             build(model, Topology.part(tensor=tensor, tensor_rank=rank), fill=fill(source)).named_parameters()
@@ -233,12 +227,12 @@ def tokenizer(tmp_path: Path) -> TokenizerConfig:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3", "qwen3-moe"])
-def test_a_text_goes_on_as_transformers_lets_it(
+def test_generation_equals_transformers(
     name: str, tokenizer: TokenizerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import transformers
 
-    source = shaken(MODELS[name])
+    source = randomised(MODELS[name])
     source.tokenizer = tokenizer
     directory.write(source, tmp_path / "hf")
     assert (tmp_path / "hf/chat_template.jinja").read_text() == "{{ messages }}"
@@ -283,7 +277,7 @@ def test_an_imported_t5_answers_and_trains_with_its_tokenizers_sentinels(
     # The first sentinel is the last token, and the vocabulary is padded.
     library.add_special_tokens([f"<extra_id_{number}>" for number in (2, 1, 0)])
     library.save(str(tmp_path / "tokenizer.json"))
-    source = shaken(dataclasses.replace(T5, vocab_size=50, vocab_extra_ids=0))
+    source = randomised(dataclasses.replace(T5, vocab_size=50, vocab_extra_ids=0))
     source.tokenizer = TokenizerConfig("huggingface", file=str(tmp_path / "tokenizer.json"))
     directory.write(source, tmp_path / "hf")
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf")
@@ -366,7 +360,7 @@ def test_a_damaged_json_file_is_one_sentence(file: str, content: Any, words: str
 def test_weights_of_another_model_or_type_are_one_sentence(
     tensors: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    directory.write(shaken(LLAMA), tmp_path / "hf")
+    directory.write(randomised(LLAMA), tmp_path / "hf")
     file = tmp_path / "hf/model.safetensors"
     # What published models have and their code ignores.
     held = load_file(file) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
@@ -382,7 +376,7 @@ def test_weights_of_another_model_or_type_are_one_sentence(
 def test_a_quantisation_that_no_tensor_has_is_ignored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    directory.write(shaken(LLAMA), tmp_path / "hf")
+    directory.write(randomised(LLAMA), tmp_path / "hf")
     path, file = tmp_path / "hf" / CONFIG, tmp_path / "hf/model.safetensors"
     path.write_text(
         json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "fp8"}})
@@ -403,7 +397,7 @@ def test_a_quantisation_that_no_tensor_has_is_ignored(
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_value_that_is_not_finite_is_named_before_a_step(value: float, tmp_path: Path) -> None:
-    source = shaken(LLAMA)
+    source = randomised(LLAMA)
     name = next(name for name in source.weights if name.endswith("mlp.fc2.weight"))
     source.weights[name].data[3, -1] = value
     directory.write(source, tmp_path / "hf")
@@ -415,7 +409,7 @@ def test_a_value_that_is_not_finite_is_named_before_a_step(value: float, tmp_pat
 
 
 def test_a_head_may_be_a_copy_of_the_embedding_that_it_is_tied_to(tmp_path: Path) -> None:
-    directory.write(shaken(MODELS["qwen3"]), tmp_path / "hf")
+    directory.write(randomised(MODELS["qwen3"]), tmp_path / "hf")
     file = tmp_path / "hf/model.safetensors"
     held = load_file(file)
     head = held["model.embed_tokens.weight"].clone()
@@ -430,7 +424,7 @@ def test_a_head_may_be_a_copy_of_the_embedding_that_it_is_tied_to(tmp_path: Path
 
 
 def test_a_t5s_stacks_may_have_copies_of_the_embedding(tmp_path: Path) -> None:
-    directory.write(shaken(MODELS["t5 1.1"]), tmp_path / "hf")
+    directory.write(randomised(MODELS["t5 1.1"]), tmp_path / "hf")
     file = tmp_path / "hf/model.safetensors"
     held = load_file(file)
     # The last one is in published files, and no T5 has it.
@@ -448,7 +442,7 @@ def test_a_t5s_stacks_may_have_copies_of_the_embedding(tmp_path: Path) -> None:
 
 
 def test_a_gpt2_is_read_without_prefixes_and_with_its_masks(tmp_path: Path) -> None:
-    directory.write(shaken(GPT2), tmp_path / "hf")
+    directory.write(randomised(GPT2), tmp_path / "hf")
     file = tmp_path / "hf/model.safetensors"
     held = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
     masks = {"h.0.attn.bias": torch.ones(1, 1, 8, 8).byte(), "h.0.attn.masked_bias": torch.tensor(-1e4)}
@@ -458,7 +452,7 @@ def test_a_gpt2_is_read_without_prefixes_and_with_its_masks(tmp_path: Path) -> N
 
 
 def test_a_t5_is_exported_without_the_bias_of_its_head_unless_it_was_learned(tmp_path: Path) -> None:
-    source = shaken(dataclasses.replace(T5, lm_head_bias=True))
+    source = randomised(dataclasses.replace(T5, lm_head_bias=True))
     (name,) = (name for name in source.weights if name.endswith("head_bias"))
     with pytest.raises(
         TrainerError, match=rf"memory has learned {name} .*; export it with --format megatron"
@@ -478,7 +472,7 @@ def test_a_t5_is_exported_without_the_bias_of_its_head_unless_it_was_learned(tmp
 def test_a_head_with_a_bias_begins_with_zeros_where_the_weights_have_none(
     tensor: int, tmp_path: Path
 ) -> None:
-    directory.write(shaken(T5), tmp_path / "hf")
+    directory.write(randomised(T5), tmp_path / "hf")
     found = open_source(tmp_path / "hf")
     biased = dataclasses.replace(found.model, seq_length=24, lm_head_bias=True)
     require_model(found, Config(model=biased))
@@ -487,14 +481,14 @@ def test_a_head_with_a_bias_begins_with_zeros_where_the_weights_have_none(
         (bias,) = (weight for name, weight in model.named_parameters() if name.endswith(".head_bias"))
         assert not bias.any()
     # A bias that was learned is not dropped.
-    learned = shaken(dataclasses.replace(T5, lm_head_bias=True))
+    learned = randomised(dataclasses.replace(T5, lm_head_bias=True))
     with pytest.raises(TrainerError, match="lm_head_bias is False here and True there"):
         require_model(learned, Config(model=T5))
     with pytest.raises(TrainerError, match=r"model\.kind is gpt here and t5 there"):
         require_model(found, Config(model=dataclasses.replace(GPT2, lm_head_bias=True)))
 
 
-def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
+def test_unsupported_model_is_one_sentence(tmp_path: Path) -> None:
     for model, words in (
         (dataclasses.replace(LLAMA, norm="layernorm"), "No family of Hugging Face's has"),
         (dataclasses.replace(LLAMA, qk_norm=True, biases="all"), "No family of Hugging Face's has"),
@@ -531,13 +525,13 @@ def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
         families.model_config(config, "config.json")
     with pytest.raises(TrainerError, match=r"neither a complete checkpoint nor a config.json"):
         open_source(tmp_path)
-    directory.write(shaken(LLAMA), tmp_path / "llama")
+    directory.write(randomised(LLAMA), tmp_path / "llama")
     with pytest.raises(TrainerError, match="has no iteration 3"):
         open_source(tmp_path / "llama", 3)
     with pytest.raises(TrainerError, match=r"llama has no tokenizer; give a job with data.tokenizer"):
         Generator(open_source(tmp_path / "llama"))
     with pytest.raises(TrainerError, match="is there already"):
-        directory.write(shaken(LLAMA), tmp_path / "llama")
+        directory.write(randomised(LLAMA), tmp_path / "llama")
     with pytest.raises(TrainerError, match=r"model.layers is 3 here and 2 there; configure that model"):
         require_model(
             HuggingFaceSource(tmp_path / "llama"), Config(model=dataclasses.replace(LLAMA, layers=3))

@@ -57,7 +57,7 @@ def test_an_unknown_workload_is_named_with_its_line_and_nothing_of_it_is_read() 
     ]
 
 
-def test_who_trains_takes_no_other_workload(tmp_path: Path) -> None:
+def test_train_takes_no_other_workload(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(COMMAND)
     with pytest.raises(ConfigError, match=r"^workload \(line 1\) is 'command'; it must be train\.$"):
         configuration.load(tmp_path / "job.yaml")
@@ -86,14 +86,14 @@ def test_a_job_of_a_command_has_no_key_of_a_training() -> None:
     assert any("launcher.profiler torch is for our own training" in one for one in found), found
 
 
-def test_what_is_true_of_every_job_is_checked_of_every_workload() -> None:
+def test_common_checks_apply_to_every_workload() -> None:
     job = configuration.load_text(COMMAND, ["name=a b", "launcher.env={1A: x}"])
     found = configuration.check(job, 2, 1)
     assert any(one.startswith("name is 'a b'") for one in found), found
     assert any(one.startswith("launcher.env has '1A'") for one in found), found
 
 
-def test_only_what_splits_its_work_evenly_needs_nodes_of_as_many_devices() -> None:
+def test_only_training_needs_nodes_with_equal_numbers_of_devices() -> None:
     assert any(
         "does not fill nodes of 2" in one
         for one in configuration.check(configuration.from_dict({"name": "a"}), 3, 2)
@@ -111,7 +111,7 @@ def test_a_command_that_is_not_on_the_node_is_named_before_it_starts(
     assert any(one.startswith("command /opt/none/run is no file ") for one in found), found
 
 
-def test_what_a_rank_runs_is_its_workload_s(tmp_path: Path) -> None:
+def test_rank_runs_the_command_of_its_workload(tmp_path: Path) -> None:
     resolved = tmp_path / "config.yaml"
     added = ["--local_rank=3"]
 

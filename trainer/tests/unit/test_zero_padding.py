@@ -10,7 +10,7 @@ from rdm_trainer.engines.deepspeed.engine import _clear_padding
 
 
 @pytest.mark.parametrize(("rank", "held"), [(0, 4), (1, 4), (2, 2), (3, 0)])
-def test_what_is_no_weight_is_zero(rank: int, held: int) -> None:
+def test_padding_elements_are_zero(rank: int, held: int) -> None:
     part = torch.full((4,), torch.nan)
     _clear_padding(SimpleNamespace(ds_tensor=part, ds_numel=10, ds_zero_partition_rank=rank))
     assert part.isnan().tolist() == [True] * held + [False] * (4 - held)

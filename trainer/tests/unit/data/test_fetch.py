@@ -87,7 +87,7 @@ def get(server: Server, path: Path, sha256: str | None = SHA256) -> bool:
     return fetch(f"{server.address}/f", path, sha256=sha256, pause=0.0)
 
 
-def test_whole_at_once(server: Server, tmp_path: Path) -> None:
+def test_download_without_interruption(server: Server, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
 
     def report(transfer: Transfer) -> None:
@@ -101,14 +101,14 @@ def test_whole_at_once(server: Server, tmp_path: Path) -> None:
     assert len(server.ranges) == 1
 
 
-def test_broken_off_it_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
+def test_interrupted_download_is_continued(server: Server, tmp_path: Path) -> None:
     server.plan = [1000, 500, "error", 1]
     assert get(server, tmp_path / "f")
     assert (tmp_path / "f").read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=1000-", "bytes=1500-", "bytes=1500-", "bytes=1501-"]
 
 
-def test_a_later_call_goes_on_too(server: Server, tmp_path: Path) -> None:
+def test_later_call_continues_the_download(server: Server, tmp_path: Path) -> None:
     server.plan = [3000, *["error"] * 5]
     with pytest.raises(TrainerError, match=r"cannot be fetched \(503 .*what has arrived is kept") as raised:
         get(server, tmp_path / "f")
@@ -119,7 +119,7 @@ def test_a_later_call_goes_on_too(server: Server, tmp_path: Path) -> None:
     assert (tmp_path / "f").read_bytes() == CONTENT
 
 
-def test_another_version_is_not_joined_to_the_first(server: Server, tmp_path: Path) -> None:
+def test_partial_file_of_another_version_is_not_continued(server: Server, tmp_path: Path) -> None:
     server.plan = [3000, *["error"] * 5]
     with pytest.raises(TrainerError):
         get(server, tmp_path / "f")
@@ -128,13 +128,13 @@ def test_another_version_is_not_joined_to_the_first(server: Server, tmp_path: Pa
     assert (tmp_path / "f").read_bytes() == CONTENT[::-1]
 
 
-def test_a_server_without_ranges_sends_all_again(server: Server, tmp_path: Path) -> None:
+def test_server_without_range_requests_restarts_the_download(server: Server, tmp_path: Path) -> None:
     server.plan = [3000, "no ranges"]
     assert get(server, tmp_path / "f")
     assert (tmp_path / "f").read_bytes() == CONTENT
 
 
-def test_a_whole_part_needs_nothing_more(server: Server, tmp_path: Path) -> None:
+def test_complete_partial_file_needs_no_request(server: Server, tmp_path: Path) -> None:
     server.plan = [3000, *["error"] * 5]
     with pytest.raises(TrainerError):
         get(server, tmp_path / "f")
@@ -183,7 +183,7 @@ def test_a_mirror_with_another_vocabulary_is_refused(server: Server, tmp_path: P
         corpora.download("gpt2-vocab", tmp_path, mirror=server.address, checksums={}, report=lambda _: None)
 
 
-def test_oscar_with_a_checksum_of_the_users(server: Server, tmp_path: Path) -> None:
+def test_oscar_with_the_users_checksum(server: Server, tmp_path: Path) -> None:
     server.files["/oscar-1GB.jsonl.xz"] = CONTENT
     args = {"mirror": server.address, "report": lambda _: None}
     with pytest.raises(TrainerError, match="instead of 1111"):
@@ -192,9 +192,7 @@ def test_oscar_with_a_checksum_of_the_users(server: Server, tmp_path: Path) -> N
     assert path.read_bytes() == CONTENT
 
 
-def test_a_full_disk_under_what_a_package_holds_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_while_unpacking_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -88,7 +88,7 @@ def test_maps_are_those_of_the_description(
 
 
 @pytest.mark.parametrize(("n", "separate"), [(10 + 7, True), (10 + 8, False), (10, False), (20, False)])
-def test_last_epoch_is_apart_when_little_of_it_is_used(n: int, separate: bool) -> None:
+def test_short_last_epoch_is_shuffled_separately(n: int, separate: bool) -> None:
     # 101 tokens make ten samples of 10 per epoch; a last epoch with fewer than 8 is shuffled separately.
     sizes = np.full(101, 1, np.int32)
     index = build(sizes, np.arange(101, dtype=np.int32), n, 10, 1)
@@ -146,7 +146,7 @@ def open_maps(data: IndexedDataset, *, is_writer: bool = True) -> GPTIndex:
     )  # fmt: skip
 
 
-def test_maps_made_elsewhere_load_here_and_are_not_touched(data: IndexedDataset) -> None:
+def test_existing_maps_are_loaded_and_not_changed(data: IndexedDataset) -> None:
     expected = described(data.sizes.tolist(), list(range(2, 25)), 50, 8, 5)
     files = map_paths(data.prefix, "train", 50, 8, 5)
     for path, array in zip(files, expected, strict=True):

@@ -101,7 +101,7 @@ def test_megatron_reads_ours(make_dataset: Callable[..., Path], megatron: Any) -
         assert theirs[0].dtype == dtype
 
 
-def test_we_read_megatrons_and_write_the_same_bytes(
+def test_megatrons_files_are_read_and_written_to_the_same_bytes(
     tmp_path: Path, make_dataset: Callable[..., Path], megatron: Any
 ) -> None:
     import torch
@@ -121,7 +121,7 @@ def test_we_read_megatrons_and_write_the_same_bytes(
             assert ours.with_suffix(suffix).read_bytes() == (tmp_path / f"theirs{suffix}").read_bytes()
 
 
-def test_seventh_dtype_is_told_by_the_pointers(tmp_path: Path) -> None:
+def test_seventh_dtype_is_inferred_from_the_pointers(tmp_path: Path) -> None:
     for form, size in (("f", 4), ("d", 8)):
         (tmp_path / "d.bin").write_bytes(struct.pack(f"<3{form}", 1, 2, 3))
         (tmp_path / "d.idx").write_bytes(described([2, 1], [0, 1, 2], 7, size))
@@ -147,7 +147,7 @@ def test_merge(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*none*"))
 
 
-def test_nothing_appears_before_the_end(tmp_path: Path) -> None:
+def test_no_file_appears_before_the_end(tmp_path: Path) -> None:
     def fail() -> None:
         with IndexedWriter(tmp_path / "d", np.uint16) as writer:
             writer.add([1])
@@ -258,7 +258,7 @@ def room(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_merge_that_finds_no_room_is_one_sentence_and_leaves_nothing(
+def test_merge_on_a_full_disk_is_one_sentence_and_leaves_no_file(
     make_dataset: Callable[..., Path], tmp_path: Path
 ) -> None:
     parts = [make_dataset(name, [[[7] * 100_000]]) for name in "ab"]

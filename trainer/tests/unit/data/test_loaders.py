@@ -92,7 +92,7 @@ def kinds(two: list[str], kind: str, vocabulary: TokenizerConfig) -> list[Config
     ]
 
 
-def test_a_bert_gives_back_what_is_masked(two: list[str], tmp_path: Path) -> None:
+def test_bert_labels_are_the_masked_tokens(two: list[str], tmp_path: Path) -> None:
     pieces = [
         "[PAD]",
         "[UNK]",
@@ -173,9 +173,9 @@ def test_documents_are_known_by_the_tokens_that_end_them(make_dataset: Callable[
     (tokens, starts), (_, mask) = next(loaders.train)
     assert mask.all()
     # All documents but a cut one at the beginning have six tokens.
-    places = torch.arange(32) - starts
-    assert torch.equal(places[:, 6:] == 0, (tokens == 1)[:, 6:])
-    assert places.max() == 5
+    positions = torch.arange(32) - starts
+    assert torch.equal(positions[:, 6:] == 0, (tokens == 1)[:, 6:])
+    assert positions.max() == 5
     loaders.close()
 
 
@@ -212,14 +212,14 @@ def test_a_token_outside_the_vocabulary_is_found_where_it_is_used(
     settings = config(kind, train=[{"prefix": str(prefix)}], tokenizer=tokenizer)
     loaders = open_data(settings)
     assert loaders.train is not None
-    place = rf"{prefix} holds the token {token} \(sequence {30 * sentences}, token 5\)"
-    with pytest.raises(TrainerError, match=rf"^{place}, but model\.vocab_size is {VOCABULARY}: "):
+    location = rf"{prefix} holds the token {token} \(sequence {30 * sentences}, token 5\)"
+    with pytest.raises(TrainerError, match=rf"^{location}, but model\.vocab_size is {VOCABULARY}: "):
         list(loaders.train)
     loaders.close()
 
 
 @pytest.mark.parametrize("kind", ["gpt", "t5"])
-def test_an_order_that_was_begun_goes_on_whatever_the_iterations(
+def test_order_of_samples_continues_with_any_number_of_iterations(
     two: list[str], kind: str, small_vocabulary: TokenizerConfig
 ) -> None:
     def samples(loader: MicroBatches | None, most: int) -> list[bytes]:
@@ -256,7 +256,7 @@ def test_an_order_that_was_begun_goes_on_whatever_the_iterations(
             assert bool(notes) == (has_end and iterations in (60, 200)), lines
 
 
-def test_another_order_is_told_of(two: list[str]) -> None:
+def test_changed_order_of_samples_is_reported(two: list[str]) -> None:
     settings = config(blend=[{"prefix": two[0]}])
     kept = json.loads(json.dumps(Order.of(settings).state()))
 
@@ -298,7 +298,7 @@ def test_evaluation_can_be_restarted(two: list[str]) -> None:
     loaders.close()
 
 
-def test_nothing_runs_before_it_is_asked_for(two: list[str]) -> None:
+def test_loaders_start_no_worker_before_the_first_batch(two: list[str]) -> None:
     before = threading.active_count()
     loaders = open_data(config(blend=[{"prefix": two[0]}]))
     assert threading.active_count() == before

@@ -23,7 +23,7 @@ def fine() -> None:
     """Find nothing wrong."""
 
 
-def test_what_takes_long_is_said_and_what_is_whole_is_kept(
+def test_slow_map_is_reported_and_complete_map_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maker, "LOG_EVERY_S", 0.0)
@@ -50,9 +50,7 @@ def test_what_takes_long_is_said_and_what_is_whole_is_kept(
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_nothing_else_is_called_between_the_beginning_and_the_end_of_a_map(
-    tmp_path: Path, leads: bool
-) -> None:
+def test_writer_makes_the_map_without_collectives_in_between(tmp_path: Path, leads: bool) -> None:
     path, go, calls = tmp_path / "map.npy", threading.Event(), list[object]()
 
     def build(_: Progress) -> Arrays:
@@ -79,7 +77,7 @@ def test_nothing_else_is_called_between_the_beginning_and_the_end_of_a_map(
     assert calls == ([False, "checked", True, None] if leads else [True, False, None])
 
 
-def test_another_process_error_is_ours(tmp_path: Path) -> None:
+def test_error_of_the_writer_is_raised_by_the_others(tmp_path: Path) -> None:
     def build(_: Progress) -> Arrays:
         raise AssertionError("this process writes none")
 

@@ -53,7 +53,7 @@ def test_splits_cover_all(weights: list[float], size: int) -> None:
 
 
 @pytest.mark.parametrize("split", ["", "a,b", "0,0,0", "1,2,3,4", "-1,2", "nan,1", "inf,1"])
-def test_a_split_that_is_none_is_refused(split: str) -> None:
+def test_invalid_split_is_refused(split: str) -> None:
     with pytest.raises(TrainerError, match=r"data\.split is"):
         bounds(split, 10)
 
@@ -171,7 +171,7 @@ def test_the_order_does_not_depend_on_the_layout(
     consumed=st.integers(0, 100),
     size=st.integers(1, 9),
 )
-def test_another_batch_goes_on_exactly_where_the_one_before_ended(
+def test_another_batch_size_continues_at_the_next_sample(
     samples: int, cyclic: bool, consumed: int, size: int
 ) -> None:
     def take(size: int, consumed: int, batches: int) -> list[int]:
@@ -183,7 +183,7 @@ def test_another_batch_goes_on_exactly_where_the_one_before_ended(
 
 
 @pytest.mark.parametrize("cyclic", [False, True])
-def test_batches_that_grow_take_the_same_samples_in_the_same_order(cyclic: bool) -> None:
+def test_batch_ramp_takes_the_same_samples_in_the_same_order(cyclic: bool) -> None:
     def take(batches: BatchRamp, consumed: int) -> list[list[int]]:
         parts = Sampler(32, batches, 2, 0, 1, cyclic, 7).micro_batches(consumed)
         return [part.tolist() for part in itertools.islice(parts, 16 - consumed // 2)]

@@ -66,9 +66,7 @@ def content(settings: Settings) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(settings.output_prefix.parent.iterdir())}
 
 
-def test_tokens_are_those_of_each_document_by_itself(
-    settings: Settings, small_vocabulary: TokenizerConfig
-) -> None:
+def test_documents_are_tokenized_independently(settings: Settings, small_vocabulary: TokenizerConfig) -> None:
     from tokenizers import ByteLevelBPETokenizer
 
     library = ByteLevelBPETokenizer(small_vocabulary.vocab, small_vocabulary.merges)
@@ -144,7 +142,7 @@ class _InterruptedError(Exception):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_interrupted_at_any_block_it_goes_on(
+def test_preprocessing_interrupted_at_any_block_continues(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     preprocess(settings, quiet)
@@ -201,7 +199,7 @@ def _alive(session: int) -> list[int]:
     return found
 
 
-def test_killed_it_goes_on(settings: Settings, tmp_path: Path) -> None:
+def test_killed_preprocessing_continues(settings: Settings, tmp_path: Path) -> None:
     preprocess(settings, quiet)
     expected = content(settings)
     other = dataclasses.replace(settings, output_prefix=tmp_path / "other" / "p", workers=2)
@@ -218,7 +216,7 @@ def test_killed_it_goes_on(settings: Settings, tmp_path: Path) -> None:
     assert content(other) == expected
 
 
-def test_killed_between_the_names_it_goes_on(
+def test_preprocessing_killed_between_renames_continues(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preprocess(settings, quiet)
@@ -239,7 +237,7 @@ def test_killed_between_the_names_it_goes_on(
     assert content(other) == expected
 
 
-def test_other_settings_begin_anew(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_settings_restart_preprocessing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "JOURNAL_EVERY", 0.0)
 
     def interrupt(progress: Progress) -> None:
@@ -255,7 +253,7 @@ def test_other_settings_begin_anew(settings: Settings, monkeypatch: pytest.Monke
     assert content(settings) == one
 
 
-def test_what_is_there_is_not_replaced_unasked(settings: Settings) -> None:
+def test_existing_data_set_is_not_replaced_without_the_option(settings: Settings) -> None:
     preprocess(settings, quiet)
     before = content(settings)
     with pytest.raises(TrainerError, match=r"p_text_document\.bin and .* are there already"):
@@ -265,7 +263,7 @@ def test_what_is_there_is_not_replaced_unasked(settings: Settings) -> None:
     assert content(settings) != before
 
 
-def test_two_at_once_are_refused(settings: Settings) -> None:
+def test_second_preprocessing_of_the_same_output_is_refused(settings: Settings) -> None:
     def second(_: Progress) -> None:
         with pytest.raises(TrainerError, match="another process prepares"):
             preprocess(settings, quiet)
@@ -316,7 +314,7 @@ def test_bad_lines_are_named(
     assert not list(settings.output_prefix.parent.iterdir())
 
 
-def test_what_stands_under_other_keys_does_not_matter(settings: Settings) -> None:
+def test_other_json_keys_are_ignored(settings: Settings) -> None:
     preprocess(settings, quiet)
     expected = content(settings)
     lines = settings.inputs[0].read_text().splitlines()
@@ -337,7 +335,7 @@ def test_what_stands_under_other_keys_does_not_matter(settings: Settings) -> Non
         ("..", ("text",), "--output-prefix is '..', which names no file"),
     ],
 )
-def test_names_that_no_file_can_have_are_refused_before_anything_is_made(
+def test_invalid_file_names_are_refused_before_any_file_is_made(
     settings: Settings,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -352,7 +350,7 @@ def test_names_that_no_file_can_have_are_refused_before_anything_is_made(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_empty_lines_are_passed_over(settings: Settings) -> None:
+def test_empty_lines_are_skipped(settings: Settings) -> None:
     preprocess(settings, quiet)
     expected = content(settings)
     raw = settings.inputs[0].read_bytes()
@@ -384,7 +382,7 @@ def test_damaged_compression_is_named(
         list(text_input.blocks(settings.inputs))
 
 
-def test_zeros_that_the_format_of_xz_does_not_allow_are_damage(settings: Settings) -> None:
+def test_invalid_xz_padding_is_damage(settings: Settings) -> None:
     settings.inputs[0].write_bytes(lzma.compress(b"{}") + bytes(3))
     with pytest.raises(TrainerError, match="3 zeros follow a stream, which is no multiple of 4"):
         list(text_input.blocks(settings.inputs))
@@ -394,15 +392,13 @@ def test_zeros_that_the_format_of_xz_does_not_allow_are_damage(settings: Setting
     ("begin", "message"),
     [(b"PK\x03\x04", "a zip archive"), (b"PAR1", "a Parquet file"), (b"\x04\x22\x4d\x18", "with lz4")],
 )
-def test_what_is_no_text_is_named(settings: Settings, begin: bytes, message: str) -> None:
+def test_invalid_utf_8_is_named(settings: Settings, begin: bytes, message: str) -> None:
     settings.inputs[0].write_bytes(begin + bytes(100))
     with pytest.raises(TrainerError, match=rf"in\.jsonl is .*{message}; give JSON lines"):
         preprocess(settings, quiet)
 
 
-def test_an_error_of_the_disk_is_not_called_damage(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_error_is_not_reported_as_damage(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> NoReturn:
         raise OSError(errno.EIO, "Input/output error")
 

@@ -23,7 +23,7 @@ from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.span_corruption import SpanCorruption
 
 
-def test_generators_give_the_numbers_that_the_c_plus_plus_standard_demands() -> None:
+def test_generators_give_the_numbers_of_the_cpp_standard() -> None:
     # [rand.predef]: the 10000th number of a generator with the default seed.
     drawn = mt19937(5489).randint(0, 2**32, size=10_000, dtype=np.uint32)
     assert int(drawn[-1]) == 4123659995
@@ -149,7 +149,7 @@ def corruption(**changes: object) -> SpanCorruption:
     mean=st.floats(1, 8),
     seed=st.integers(0, 99),
 )
-def test_encoder_and_decoder_together_are_the_text(
+def test_encoder_and_decoder_tokens_make_up_the_text(
     tokens: list[int], decoder: int, sentinels: int, probability: float, mean: float, seed: int
 ) -> None:
     spans = corruption(
@@ -188,7 +188,7 @@ def test_encoder_and_decoder_together_are_the_text(
     assert restored == tokens[:100]
 
 
-def test_as_much_is_masked_as_asked_for() -> None:
+def test_requested_share_of_tokens_is_masked() -> None:
     spans = corruption()
     _, _, target, mask = spans(np.arange(100), np.random.RandomState(0))
     labels = target[mask > 0][:-1]

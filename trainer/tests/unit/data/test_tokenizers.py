@@ -91,7 +91,7 @@ def test_every_character_has_the_librarys_class(pair: tuple[tokenizers.Tokenizer
     assert_same(pair, [f"a{chr(p)}b {chr(p)}{chr(p)}1" for p in sample if not 0xD800 <= p < 0xE000])
 
 
-def test_long_documents_are_cut_where_no_token_notices(
+def test_cutting_long_documents_changes_no_token(
     pair: tuple[tokenizers.Tokenizer, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bpe, "BLOCK", 50)
@@ -128,7 +128,7 @@ def test_long_documents_without_spaces_are_cut_too(
     assert_same(pair, [document])
 
 
-def test_what_was_learned_may_be_forgotten(
+def test_clearing_the_cache_changes_no_token(
     small_vocabulary: TokenizerConfig, pair: tuple[tokenizers.Tokenizer, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choices = random.Random(2)
@@ -141,7 +141,7 @@ def test_what_was_learned_may_be_forgotten(
         assert_same((ours, pair[1]), [" ".join(choices.choices(words, k=50)) for _ in range(20)])
 
 
-def test_a_full_table_still_gives_the_right_tokens(
+def test_full_cache_changes_no_token(
     small_vocabulary: TokenizerConfig, pair: tuple[tokenizers.Tokenizer, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bpe, "SLOT_BITS", 10)

@@ -42,7 +42,7 @@ def options(small_vocabulary: TokenizerConfig) -> list[str]:
     ]
 
 
-def test_text_to_data_set_to_a_look_at_it(tmp_path: Path, options: list[str]) -> None:
+def test_text_is_preprocessed_and_shown_by_info(tmp_path: Path, options: list[str]) -> None:
     lines = [json.dumps({"text": f"Juliet is the sun {n}.", "title": "Act"}) for n in range(50)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     command = [
@@ -92,7 +92,7 @@ def test_text_to_data_set_to_a_look_at_it(tmp_path: Path, options: list[str]) ->
         (["data", "download", "oscar", "--directory", "d", "--mirror", "ftp://x"], "must begin with http"),
     ],
 )
-def test_what_a_user_gets_wrong_is_one_sentence(
+def test_user_errors_are_one_sentence(
     arguments: list[str], message: str, tmp_path: Path, options: list[str]
 ) -> None:
     (tmp_path / "in.jsonl").write_text("{}")

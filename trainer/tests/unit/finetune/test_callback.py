@@ -31,7 +31,7 @@ from rdm_trainer.finetune.callback import Reporter
         (20, None, False, True, True),
     ],
 )
-def test_an_end_at_an_interval_leaves_no_evaluation_out_and_a_signal_does(
+def test_only_an_end_by_signal_skips_the_evaluation(
     step: int, received: signal.Signals | None, due: bool, ends: bool, evaluates: bool, tmp_path: Path
 ) -> None:
     file = tmp_path / "tune.yaml"

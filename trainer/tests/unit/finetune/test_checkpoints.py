@@ -27,7 +27,7 @@ def checkpoints(directory: Path, devices: int = 2) -> Checkpoints:
     return Checkpoints(directory, collective, keep=1, writes=True, layout={"devices": devices})
 
 
-def test_each_node_names_what_deepspeed_looks_for(tmp_path: Path) -> None:
+def test_each_node_writes_deepspeeds_latest_file(tmp_path: Path) -> None:
     """DeepSpeed writes ``latest`` where rank 0 is, and reads it everywhere."""
     for step in (2, 4):
         (tmp_path / f"checkpoint-{step}" / f"global_step{step}").mkdir(parents=True)

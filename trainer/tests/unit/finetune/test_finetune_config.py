@@ -43,7 +43,7 @@ def test_a_model_and_a_file_are_enough(tmp_path: Path) -> None:
         (LEAST + "zero: {stage: 4}\n", "zero.stage (line 3) is 4; it must be 0, 1, 2 or 3."),
     ],
 )
-def test_what_does_not_fit_is_named_with_its_line(text: str, sentence: str, tmp_path: Path) -> None:
+def test_invalid_values_are_named_with_their_line(text: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, text)
     assert caught.value.problems == (sentence,)
@@ -155,7 +155,7 @@ def without_trl(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_missing_packages_are_named_with_what_brings_them_here(
+def test_missing_packages_are_named_with_the_command_that_installs_them(
     prefix: str, environment: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", prefix)
@@ -166,7 +166,7 @@ def test_missing_packages_are_named_with_what_brings_them_here(
 
 
 @pytest.mark.usefixtures("without_trl")
-def test_a_node_says_all_that_it_lacks_for_a_job(tmp_path: Path) -> None:
+def test_node_reports_everything_that_it_lacks_for_a_job(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/here.jsonl").touch()
     text = "workload: finetune\nmodel: {path: /jobs/data/model}\ndata: {train: [x.jsonl]}\n"
@@ -192,7 +192,7 @@ def tiny(tmp_path: Path) -> Path:
     return file
 
 
-def test_members_of_a_rendezvous_fine_tune_into_its_directory(
+def test_rendezvous_members_fine_tune_into_the_jobs_directory(
     tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, kept = _workload(("finetune", str(tiny), "lora.rank=4"), "alpaca", tmp_path / "job")
@@ -203,7 +203,7 @@ def test_members_of_a_rendezvous_fine_tune_into_its_directory(
 
 
 @pytest.mark.usefixtures("without_trl")
-def test_a_member_says_what_it_lacks_before_it_waits_for_others(tmp_path: Path, tiny: Path) -> None:
+def test_member_reports_what_it_lacks_before_the_rendezvous(tmp_path: Path, tiny: Path) -> None:
     (tmp_path / "model/config.json").unlink()
     with pytest.raises(ConfigError) as refused:
         _workload(("finetune", str(tiny), "data.train=[gone.jsonl]"), "alpaca", tmp_path / "job")
@@ -215,23 +215,21 @@ def test_a_member_says_what_it_lacks_before_it_waits_for_others(tmp_path: Path, 
     ]
 
 
-def test_a_model_that_is_neither_here_nor_on_the_hub_is_named(
-    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_model_is_named(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     message = "model.path no-such-owner/no-such-model is no directory here, and the hub does not give it: "
     with pytest.raises(TrainerError, match=message):
         _workload(("finetune", str(tiny), "model.path=no-such-owner/no-such-model"), "alpaca", tmp_path)
 
 
-def test_data_of_a_training_that_are_not_there_are_said_before_a_rendezvous(tmp_path: Path) -> None:
+def test_missing_data_is_reported_before_a_rendezvous(tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
     file.write_text("data: {blend: [gone]}\noptimisation: {train_iterations: 1}\n")
     with pytest.raises(TrainerError, match="gone"):
         _workload(("train", str(file)), "gpt", tmp_path)
 
 
-def test_what_a_rendezvous_does_not_do_of_a_launchers_keys_is_said(
+def test_launcher_keys_without_effect_in_a_rendezvous_are_reported(
     tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ignored = ("launcher.kind=slurm", "launcher.max_restarts=3", "launcher.profiler=nsys")

@@ -96,7 +96,7 @@ def test_a_process_that_began_after_the_last_report_may_still_save(agent: Agent)
 
 
 @pytest.mark.parametrize(("limit", "state"), [(0.0, "finished"), (3600.0, "stopped")])
-def test_a_job_ends_though_its_launcher_does_not(
+def test_job_ends_although_its_launcher_keeps_running(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, limit: float, state: str
 ) -> None:
     monkeypatch.setattr("rdm_job.agent.LAUNCHER_S", limit)
@@ -106,7 +106,7 @@ def test_a_job_ends_though_its_launcher_does_not(
     assert ("A launcher outlived" in agent.state.reason) == (state == "finished")
 
 
-def test_a_restarted_master_ends_what_is_left_of_the_last_attempt_and_not_its_own(
+def test_restarted_master_ends_processes_of_the_last_attempt_alone(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ordered = []
@@ -119,9 +119,7 @@ def test_a_restarted_master_ends_what_is_left_of_the_last_attempt_and_not_its_ow
     assert ordered[:2] == [("kill", 0), ("run", 1)]
 
 
-def test_a_node_that_begins_an_attempt_late_reports_its_processes_and_what_they_wrote(
-    tmp_path: Path,
-) -> None:
+def test_a_node_that_begins_an_attempt_late_reports_its_processes_and_what_they_wrote(tmp_path: Path) -> None:
     """The master's launcher may have begun them before a busy node obeys the order; some may have ended."""
     job = JobDirectory(tmp_path / "gpt", "n2")
     request = replace(REQUEST, node="n2")

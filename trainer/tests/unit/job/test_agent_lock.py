@@ -101,7 +101,7 @@ def test_a_job_has_one_agent_as_long_as_that_lives(job: JobDirectory) -> None:
     again.close()
 
 
-def test_of_two_that_begin_at_once_without_locks_one_becomes_the_agent(
+def test_only_one_of_two_agents_started_at_once_without_locks_runs(
     job: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", refused(errno.ENOSYS))
@@ -116,7 +116,7 @@ def test_of_two_that_begin_at_once_without_locks_one_becomes_the_agent(
     assert job.agent == other
 
 
-def test_another_failure_is_not_taken_for_a_file_system_without_locks(
+def test_other_errors_are_not_taken_for_missing_lock_support(
     job: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", refused(errno.EIO))
@@ -124,7 +124,7 @@ def test_another_failure_is_not_taken_for_a_file_system_without_locks(
         job.lock()
 
 
-def test_a_process_of_the_same_number_is_no_agent(job: JobDirectory) -> None:
+def test_process_with_a_reused_pid_is_no_agent(job: JobDirectory) -> None:
     mine = processes.identity(os.getpid())
     assert mine is not None
     job._lock.write_text(mine)

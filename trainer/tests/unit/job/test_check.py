@@ -83,9 +83,7 @@ def test_jobs_of_one_name_that_two_users_begin_at_once_search_different_ports(
     assert starts[0] != starts[1]
 
 
-def test_of_a_job_of_slurm_nothing_is_reported_of_this_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_job_is_not_checked_against_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
     text = CONFIG.replace("LAYERS", "few").replace("KIND", "slurm").replace("TRACKERS", "")
     problems = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))["problems"]
@@ -125,7 +123,7 @@ def test_a_launcher_whose_program_is_missing_says_where_it_comes_from(
     assert f"The launcher mpirun needs mpirun, which {hint}" in problems
 
 
-def test_a_configuration_that_is_checked_is_never_a_file_of_its_own(
+def test_checked_configuration_is_never_written_to_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``launcher.env`` may hold secrets, and the check may be killed at any time."""

@@ -101,7 +101,7 @@ def test_a_long_message_comes_whole(server: ControlServer, join: Callable[..., C
     deliver(server, join("n2"), {"lines": ["x" * 1000] * 2000})
 
 
-def test_a_thousand_members_are_heard() -> None:
+def test_thousand_members_can_connect() -> None:
     members = 1000
     with ExitStack() as made:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -129,7 +129,7 @@ def test_a_thousand_members_are_heard() -> None:
             wait_until("the order comes", client.receive, pause=lambda: server.receive(0.01))
 
 
-def test_who_does_not_know_the_secret_is_not_heard(
+def test_client_without_the_secret_is_rejected(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     intruder = join("n2", b"x" * 32)
@@ -151,7 +151,7 @@ def test_who_does_not_know_the_secret_is_not_heard(
     assert server.silent_for("n2") is None
 
 
-def test_a_server_that_does_not_know_the_secret_is_not_obeyed(join: Callable[..., ControlClient]) -> None:
+def test_server_without_the_secret_is_rejected(join: Callable[..., ControlClient]) -> None:
     """It may have taken the master's address, or its port before the master did."""
     with socket.create_server(("127.0.0.1", 0)) as false:
         client = join("n2", port=false.getsockname()[1])
@@ -200,7 +200,7 @@ def test_a_proof_of_another_connection_does_not_count(server: ControlServer) -> 
 
 
 @pytest.mark.parametrize("what", ["inserted", "repeated", "changed"])
-def test_only_messages_of_who_has_proved_itself_count(what: str, server: ControlServer) -> None:
+def test_only_messages_with_a_valid_mac_are_accepted(what: str, server: ControlServer) -> None:
     """A man in the middle can relay the proofs, and then controls the connection."""
     with connect(server) as connection:
         hello(server, connection)
@@ -233,7 +233,7 @@ def test_only_messages_of_who_has_proved_itself_count(what: str, server: Control
         b"\n",
     ],
 )
-def test_rubbish_harms_nobody(
+def test_garbage_disturbs_no_member(
     rubbish: bytes, server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     with connect(server) as connection:
@@ -242,7 +242,7 @@ def test_rubbish_harms_nobody(
         until("it is turned away", lambda: server.receive(0.05) or is_closed(connection))
 
 
-def test_who_says_nothing_is_not_waited_for(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connection_is_closed(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with connect(server) as connection:
         until("it is there", lambda: not server.receive(0.05) and server._unproven)
         # Sending single bytes gains no time.
@@ -291,7 +291,7 @@ def test_a_flood_closes_its_own_connections_first(server: ControlServer) -> None
         assert member.getsockname() in {lines._socket.getpeername() for lines in server._unproven}
 
 
-def test_a_flood_leaves_the_process_files_to_open(
+def test_flood_of_connections_leaves_file_descriptors(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     clients = [join("n2"), join("n3")]
@@ -313,7 +313,9 @@ def test_a_flood_leaves_the_process_files_to_open(
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_without_files_it_goes_on(server: ControlServer, join: Callable[..., ControlClient]) -> None:
+def test_server_continues_without_free_file_descriptors(
+    server: ControlServer, join: Callable[..., ControlClient]
+) -> None:
     client = join("n2")
     deliver(server, client, {"report": 0})
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -329,14 +331,14 @@ def test_without_files_it_goes_on(server: ControlServer, join: Callable[..., Con
         until("it is accepted", lambda: not server.receive(0.05) and server._unproven)
 
 
-def test_a_member_that_comes_again_is_heard_again(
+def test_member_that_reconnects_is_served_again(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     for number in (1, 2):
         deliver(server, join("n2"), {"report": number})
 
 
-def test_what_a_member_sent_before_it_connected_again_is_received_first(
+def test_messages_from_before_a_reconnect_are_received_first(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     first, again = join("n2"), join("n2")
@@ -356,7 +358,7 @@ def test_what_a_member_sent_before_it_connected_again_is_received_first(
     assert found[:2] == [{"report": 2}, {"report": 3}]
 
 
-def test_a_member_that_only_connects_again_is_as_silent_as_before(
+def test_reconnecting_alone_does_not_end_a_members_silence(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     deliver(server, join("n2"), {"report": 1})
@@ -372,7 +374,7 @@ def test_a_member_that_only_connects_again_is_as_silent_as_before(
     assert server._received_at["n2"] == received_at
 
 
-def test_nobody_is_silent_while_this_end_stands_still(
+def test_no_member_counts_as_silent_while_the_server_is_stalled(
     server: ControlServer, join: Callable[..., ControlClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that was frozen, or too busy, would otherwise end a job of which nothing is lost."""
@@ -388,7 +390,7 @@ def test_nobody_is_silent_while_this_end_stands_still(
         assert 2 * control._LISTENED_S <= silent < 3600
 
 
-def test_a_member_that_does_not_read_is_sent_no_more(
+def test_output_to_a_member_that_does_not_read_is_bounded(
     server: ControlServer, join: Callable[..., ControlClient]
 ) -> None:
     client = join("n2")

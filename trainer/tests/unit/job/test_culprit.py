@@ -26,7 +26,7 @@ OWN = (
 
 
 @pytest.mark.parametrize("error", ECHOES)
-def test_a_process_that_lost_another_did_not_fail_first(error: str) -> None:
+def test_process_that_lost_its_peer_did_not_fail_first(error: str) -> None:
     echo, own = Ended("n1", 0, error, 10.0), Ended("n2", 5, "ValueError: no", 11.0)
     assert echo.is_echo
     assert first([echo, own], echoes=True) == own
@@ -65,7 +65,7 @@ TRACEBACK = ("Traceback (most recent call last):", '  File "train.py", line 3, i
         (143, (*TRACEBACK, "KeyError: 'x'"), "", True),
     ],
 )
-def test_of_another_program_its_exception_says_whether_it_lost_another(
+def test_exception_of_another_program_tells_a_victim_from_a_cause(
     code: int, errors: tuple[str, ...], cause: str, is_echo: bool
 ) -> None:
     why = why_it_ended(code, errors)
@@ -75,7 +75,7 @@ def test_of_another_program_its_exception_says_whether_it_lost_another(
 
 
 @pytest.mark.parametrize("error", OWN)
-def test_of_those_with_an_error_of_their_own_the_earliest_failed_first(error: str) -> None:
+def test_earliest_process_with_its_own_error_failed_first(error: str) -> None:
     early, late = Ended("n2", 7, error, 10.0), Ended("n1", 0, "KeyError: 'x'", 10.5)
     assert not early.is_echo
     assert first([late, early], echoes=True) == early
@@ -116,7 +116,7 @@ def test_the_order_of_the_reports_does_not_matter(ended: list[Ended], random: ob
         (255, "it ended with exit code 255"),
     ],
 )
-def test_an_exit_code_is_explained_in_words(code: int, message: str) -> None:
+def test_exit_code_is_explained(code: int, message: str) -> None:
     assert how_it_ended(code) == message
 
 

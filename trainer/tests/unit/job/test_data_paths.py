@@ -24,7 +24,7 @@ checkpoint: {load: /jobs/gpt2}
 """
 
 
-def test_what_is_below_jobs_is_where_the_host_has_its_jobs(
+def test_paths_below_jobs_are_in_the_hosts_job_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gpt.yaml").write_text(CONFIG)
@@ -44,7 +44,7 @@ def test_what_is_below_jobs_is_where_the_host_has_its_jobs(
     assert data_paths.here(config, Path("/home/me/jobs")) == config, "the host has such a directory"
 
 
-def test_data_that_is_not_there_is_named_where_the_host_would_have_it(
+def test_missing_data_is_named_by_its_path_on_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))

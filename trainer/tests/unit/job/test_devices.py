@@ -54,7 +54,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_all_that_nvidias_library_reports(driver: Path) -> None:
+def test_every_reading_of_nvidias_library_is_recorded(driver: Path) -> None:
     program = (
         "import json; from rdm_job.devices import Sampler, line; found = Sampler('cuda');"
         "print(json.dumps([found.missing, [one.to_json() for one in found.devices()],"
@@ -178,7 +178,7 @@ class Amdsmi(types.ModuleType):
         raise RuntimeError("AMDSMI_STATUS_NOT_SUPPORTED")
 
 
-def test_amd_s_library_goes_over_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amds_library_wins_over_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = tmp_path / "sys/devices/pci0000:c0/0000:c1:00.0"
     (real / "drm/renderD128").mkdir(parents=True)
     for name, text in {"vendor": "0x1002", "mem_info_vram_used": "1024", "gpu_busy_percent": "1"}.items():
@@ -200,7 +200,7 @@ def test_amd_s_library_goes_over_sysfs(tmp_path: Path, monkeypatch: pytest.Monke
     assert amd.Reader(tmp_path).devices() == (before,)
 
 
-def test_without_accelerators_the_processors_count() -> None:
+def test_cpu_is_recorded_without_accelerators() -> None:
     assert count("cpu") is None
     sampler = Sampler("cpu")
     assert (sampler.devices(), sampler.missing) == ((), "")
@@ -241,12 +241,12 @@ def test_cuda_s_variable_chooses_a_job_s_gpus(value: str | None, indices: list[i
         ({"ROCR_VISIBLE_DEVICES": "GPU-b3,1", "HIP_VISIBLE_DEVICES": "1"}, [1]),
     ],
 )
-def test_hip_s_variables_choose_one_after_the_other(environment: dict[str, str], indices: list[int]) -> None:
+def test_hip_variables_are_applied_in_order(environment: dict[str, str], indices: list[int]) -> None:
     assert chosen(UUIDS, lists_of(environment, "rocm")) == indices
     assert lists_of(environment, "cpu") == []
 
 
-def test_parts_are_counted_only_when_they_are_named() -> None:
+def test_mig_partitions_count_only_when_named() -> None:
     printed = (
         "GPU 0: NVIDIA A100 (UUID: GPU-a1)\n  MIG 1g.5gb Device  0: (UUID: MIG-1)\n"
         "  MIG 1g.5gb Device  1: (UUID: MIG-2)\nGPU 1: NVIDIA A100 (UUID: GPU-a2)\n"

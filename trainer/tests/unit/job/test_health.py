@@ -108,9 +108,7 @@ def test_a_slow_rank_is_named(tmp_path: Path, clock: Clock) -> None:
     assert found["culprits"] == [{"kind": "slow", "node": "n2", "rank": 3}]
 
 
-def test_that_others_use_a_node_is_reported_after_a_while_and_makes_no_job_suspect(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_other_work_on_a_node_is_noted_and_makes_no_job_suspect(tmp_path: Path, clock: Clock) -> None:
     health = Health(REQUEST, config(tmp_path))
     ranks: dict[str, Any] = {**SLOW, "r3": {"compute_s": 1.5, "least_s": 0.5, "starved_s": 0.9}}
     busy = reports(**ranks)
@@ -148,9 +146,7 @@ def test_that_others_use_a_node_is_reported_after_a_while_and_makes_no_job_suspe
     assert health.verdict(STATE, busy)["culprits"] == [{"kind": "processors", "node": "n2", "rank": 3}]
 
 
-def test_what_is_not_known_of_gpus_is_reported_once_and_makes_no_job_suspect(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_unreadable_gpus_are_noted_once_and_make_no_job_suspect(tmp_path: Path, clock: Clock) -> None:
     health, why = Health(REQUEST, config(tmp_path)), "nvidia-ml-py is not installed: nothing is known."
     reported = reports()
     reported["n2"]["watch"]["unwatched"] = why
@@ -162,7 +158,7 @@ def test_what_is_not_known_of_gpus_is_reported_once_and_makes_no_job_suspect(
         reported["n1"]["watch"]["unwatched"] = why
 
 
-def test_a_rank_that_does_not_come_is_named(tmp_path: Path, clock: Clock) -> None:
+def test_missing_rank_is_named(tmp_path: Path, clock: Clock) -> None:
     health = Health(REQUEST, config(tmp_path))
     waits: dict[str, Any] = {f"r{n}": {"waits": n != 2} for n in range(4)}
     reported = reports(**waits)
@@ -177,7 +173,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path, clock: Clock) -> Non
     )
 
 
-def test_versions_errors_and_what_was_requested(tmp_path: Path, clock: Clock) -> None:
+def test_versions_errors_and_requested_values_are_compared(tmp_path: Path, clock: Clock) -> None:
     program = ["pretrain_gpt.py", "--num-layers", "24", "--lr=1e-4", "--hidden-size", "1024"]
     health = Health(REQUEST, config(tmp_path, launcher={"program": program}))
     reported = reports()
@@ -228,7 +224,7 @@ def test_the_verdict_on_a_job_that_has_ended() -> None:
         assert reported["verdict"] == word
 
 
-def test_whose_loss_was_no_number_is_known_when_its_process_has_ended(tmp_path: Path, clock: Clock) -> None:
+def test_rank_with_a_nan_loss_is_still_named_after_its_end(tmp_path: Path, clock: Clock) -> None:
     health = Health(REQUEST, config(tmp_path))
     broken = reports(r3={"nan_at": 38})
     assert health.verdict(STATE, broken)["culprits"] == [{"kind": "nan", "node": "n2", "rank": 3}]

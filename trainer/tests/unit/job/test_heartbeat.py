@@ -37,7 +37,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
         yield ends
 
 
-def test_both_are_heard_while_neither_gets_on(ends: Ends) -> None:
+def test_heartbeats_arrive_while_both_agents_hang(ends: Ends) -> None:
     """Each agent hangs in a file system: it neither sends nor receives."""
     wait_until("the worker is heard", lambda: ends.server.silent_for("n2") is not None)
     for _ in range(3):
@@ -48,7 +48,7 @@ def test_both_are_heard_while_neither_gets_on(ends: Ends) -> None:
     assert ends.master.receive(0.05) == ends.worker.receive(0.05) == []
 
 
-def test_who_does_not_get_on_for_long_is_lost(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_that_hangs_for_long_is_lost(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until("the worker is heard", lambda: ends.server.silent_for("n2") is not None)
     monkeypatch.setattr(heartbeat, "STALL_S", 0.0)
     wait_until(
@@ -56,7 +56,7 @@ def test_who_does_not_get_on_for_long_is_lost(ends: Ends, monkeypatch: pytest.Mo
     )
 
 
-def test_messages_are_kept_for_who_comes_late_and_the_newest_of_a_kind_counts(ends: Ends) -> None:
+def test_newest_message_of_each_kind_is_kept_for_a_late_member(ends: Ends) -> None:
     for number in range(50):
         ends.worker.send({"report": number})
     ends.worker.send({"quiet": True})
@@ -78,7 +78,7 @@ def test_messages_are_kept_for_who_comes_late_and_the_newest_of_a_kind_counts(en
     )
 
 
-def test_what_was_sent_last_comes_when_the_connection_is_closed(ends: Ends) -> None:
+def test_last_message_arrives_when_the_connection_is_closed(ends: Ends) -> None:
     ends.master.send({"order": "end"})
     ends.master.close()
     found: list[tuple[str, dict[str, Any]]] = []

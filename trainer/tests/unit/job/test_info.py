@@ -37,7 +37,7 @@ PRINTED = (
 )
 
 
-def test_of_our_trainer_its_layout_and_model_are_requested(tmp_path: Path) -> None:
+def test_layout_and_model_are_requested_of_our_trainer(tmp_path: Path) -> None:
     found = requested(REQUEST, config(tmp_path, **OURS))
     assert found == {
         "NNODES": "2",
@@ -59,7 +59,7 @@ def test_of_our_trainer_its_layout_and_model_are_requested(tmp_path: Path) -> No
     assert "PARTITION" not in requested(REQUEST, config(tmp_path, **even))
 
 
-def test_of_another_program_its_arguments_are_and_what_follows_from_them(tmp_path: Path) -> None:
+def test_arguments_and_derived_values_are_requested_of_other_programs(tmp_path: Path) -> None:
     found = requested(
         REQUEST, config(tmp_path, launcher={"program": PROGRAM, "env": {"MODEL": "xl", "X": "1"}})
     )
@@ -86,7 +86,7 @@ def test_of_another_program_its_arguments_are_and_what_follows_from_them(tmp_pat
         ("--tensor-model-parallel-size 0", None),
     ],
 )
-def test_replicas_are_requested_only_where_the_options_say_how_many(
+def test_replicas_are_requested_only_where_known_from_options(
     tmp_path: Path, options: str, replicas: str | None
 ) -> None:
     """With 4 processes. Unknown options may divide the work, too, and forks reduce sizes above 4."""
@@ -95,12 +95,12 @@ def test_replicas_are_requested_only_where_the_options_say_how_many(
     assert (found.get("data_parallel_size"), found.get("DP_SIZE")) == (replicas, replicas)
 
 
-def test_of_a_script_with_options_inside_no_replicas_are_requested(tmp_path: Path) -> None:
+def test_no_replicas_are_requested_of_a_script_with_options_inside(tmp_path: Path) -> None:
     found = requested(REQUEST, config(tmp_path, launcher={"program": ["bash", "pretrain.sh"]}))
     assert found == {"world_size": "4", "WORLD_SIZE": "4", "NNODES": "2"}
 
 
-def test_a_node_that_has_built_something_else_is_named(tmp_path: Path, job: JobDirectory) -> None:
+def test_node_that_built_another_model_is_named(tmp_path: Path, job: JobDirectory) -> None:
     settings = config(tmp_path, **OURS)
     watch, health = Watch(job, REQUEST, settings), Health(REQUEST, settings)
     ranks = [{"rank": rank, "pid": 1, "state": "running", "world": 4} for rank in (0, 1)]
@@ -130,7 +130,7 @@ def test_a_node_that_has_built_something_else_is_named(tmp_path: Path, job: JobD
     assert evidence() == ["It has not come to a step yet."]
 
 
-def test_what_a_script_writes_of_its_job_is_compared_while_it_runs(tmp_path: Path, job: JobDirectory) -> None:
+def test_values_printed_by_a_script_are_compared_while_it_runs(tmp_path: Path, job: JobDirectory) -> None:
     settings = config(tmp_path, launcher={"program": PROGRAM, "env": {"MODEL": "xl"}})
     watch, health = Watch(job, REQUEST, settings), Health(REQUEST, settings)
     half = PRINTED.index("WORLD_SIZE")
@@ -145,6 +145,6 @@ def test_what_a_script_writes_of_its_job_is_compared_while_it_runs(tmp_path: Pat
     )
 
 
-def test_the_writers_former_name_is_known_with_a_notice() -> None:
+def test_former_name_of_the_report_is_accepted_with_a_notice() -> None:
     with pytest.warns(DeprecationWarning, match="Pace is called HeartbeatWriter now"):
         assert heartbeat.Pace is heartbeat.HeartbeatWriter

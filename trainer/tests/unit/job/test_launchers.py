@@ -44,7 +44,7 @@ def test_every_launcher_of_the_configuration_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("kind", LAUNCHERS)
-def test_no_value_of_the_environment_is_on_a_command_line(kind: str) -> None:
+def test_no_environment_value_is_on_a_command_line(kind: str) -> None:
     assert not any("hush" in word for word in LAUNCHERS[kind].command(ATTEMPT, 0))
     assert environment(ATTEMPT)["TOKEN"] == "hush"
 
@@ -57,7 +57,7 @@ def test_no_ssh_names_each_node_s_processes() -> None:
     assert world == {"192.169.16.100": list(range(8)), "192.169.16.101": list(range(4))}
 
 
-def test_deepspeed_goes_over_pdsh_only_to_other_nodes() -> None:
+def test_deepspeed_uses_pdsh_only_for_other_nodes() -> None:
     many = LAUNCHERS["deepspeed"].command(ATTEMPT, 0)
     assert "--launcher=pdsh" in many
     assert "--force_multi" in many
@@ -73,7 +73,7 @@ SECRETS = {
 }
 
 
-def test_what_deepspeed_puts_on_pdsh_s_command_line_has_no_value_of_the_job(tmp_path: Path) -> None:
+def test_deepspeeds_pdsh_command_line_has_no_value_of_the_job(tmp_path: Path) -> None:
     """This runs DeepSpeed's own launcher with a pdsh that records its command line."""
     pdsh = tmp_path / "bin" / "pdsh"
     pdsh.parent.mkdir()
@@ -104,7 +104,7 @@ def test_what_deepspeed_puts_on_pdsh_s_command_line_has_no_value_of_the_job(tmp_
     assert "hush" not in text
 
 
-def test_other_launchers_have_the_job_s_variables_themselves() -> None:
+def test_other_launchers_get_the_jobs_variables_in_their_environment() -> None:
     attempt = dataclasses.replace(ATTEMPT, extra=SECRETS)
     alone = dataclasses.replace(attempt, nodes=ATTEMPT.nodes[:1])
     for kind, launcher in LAUNCHERS.items():
@@ -125,7 +125,7 @@ def test_torchrun_gets_the_number_of_each_node() -> None:
     assert first["--log-dir"] == f"{ATTEMPT.directory}/torchrun"
 
 
-def test_mpirun_hands_over_names_and_fills_nodes_by_slot() -> None:
+def test_mpirun_passes_variable_names_and_fills_nodes_by_slot() -> None:
     command = LAUNCHERS["mpirun"].command(ATTEMPT, 0)
     assert command[command.index("-np") + 1] == "12"
     assert command[command.index("-H") + 1] == "192.169.16.100:8,192.169.16.101:4"
@@ -148,7 +148,7 @@ def test_only_mpirun_and_deepspeed_are_started_by_the_master_alone() -> None:
     assert {kind for kind, launcher in LAUNCHERS.items() if launcher.uses_ssh} == {"deepspeed", "mpirun"}
 
 
-def test_open_mpi_s_words_are_torch_s() -> None:
+def test_open_mpi_variables_become_torchs() -> None:
     variables = {
         "OMPI_COMM_WORLD_RANK": "5",
         "OMPI_COMM_WORLD_LOCAL_RANK": "1",
@@ -160,7 +160,7 @@ def test_open_mpi_s_words_are_torch_s() -> None:
     assert [variables[name] for name in names] == ["5", "1", "8", "4"]
 
 
-def test_deepspeed_s_word_for_the_ranks_of_a_node_is_torch_s() -> None:
+def test_deepspeeds_local_size_becomes_torchs() -> None:
     variables = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_SIZE": "2"}
     adopt_launcher_environment(variables)
     assert variables["LOCAL_WORLD_SIZE"] == "2"
@@ -169,7 +169,7 @@ def test_deepspeed_s_word_for_the_ranks_of_a_node_is_torch_s() -> None:
     assert given["LOCAL_WORLD_SIZE"] == "4"
 
 
-def test_slurm_s_words_count_in_a_step_only() -> None:
+def test_slurm_variables_are_used_in_a_step_alone() -> None:
     variables = {"SLURM_PROCID": "3", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
     adopt_launcher_environment(variables)
     assert "RANK" not in variables
@@ -192,7 +192,7 @@ def test_slurm_s_words_count_in_a_step_only() -> None:
         st.integers(0, 64).map(str),
     )
 )
-def test_half_of_a_world_is_left_alone(variables: dict[str, str]) -> None:
+def test_incomplete_rank_variables_are_not_changed(variables: dict[str, str]) -> None:
     before = dict(variables)
     adopt_launcher_environment(variables)
     assert variables == before
@@ -228,6 +228,6 @@ def test_no_module_of_the_package_imports_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_question_about_a_job_does_not_wait_for_numpy() -> None:
+def test_querying_a_job_does_not_import_numpy() -> None:
     code = "import sys, rdm_job.verbs\nsys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,7 +16,7 @@ from rdm_job import processes
 from rdm_job.links import Links
 
 
-def test_the_python_of_the_links_is_that_of_the_environment(tmp_path: Path) -> None:
+def test_linked_python_is_that_of_the_environment(tmp_path: Path) -> None:
     """Nodes with different paths of environments and jobs run the same command."""
     directory = tmp_path / "n1" / "jobs" / "one"
     directory.mkdir(parents=True)
@@ -44,7 +44,7 @@ def test_a_link_that_leads_elsewhere_is_repaired(tmp_path: Path) -> None:
     assert links.job.resolve() == tmp_path / "after"
 
 
-def test_links_of_a_job_whose_agent_was_killed_go_with_the_next_job_s(tmp_path: Path) -> None:
+def test_links_of_a_killed_agents_job_are_removed_by_the_next_job(tmp_path: Path) -> None:
     """Links stay if the job has an agent or a process, if they are new, or if another program made them."""
     long_ago = time.time() - 3600
     agent = """
@@ -83,7 +83,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("how", ["open", "file"])
-def test_what_somebody_else_may_have_made_is_refused(tmp_path: Path, how: str) -> None:
+def test_link_directory_of_another_user_is_refused(tmp_path: Path, how: str) -> None:
     links = Links("one", tmp_path)
     if how == "open":
         links.path.mkdir()

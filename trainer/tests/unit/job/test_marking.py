@@ -32,7 +32,7 @@ def logs(folder: Path) -> tuple[str, str]:
     return (folder / "out").read_text(), (folder / "err").read_text()
 
 
-def test_each_line_has_its_rank_those_of_its_programs_and_at_its_end(tmp_path: Path) -> None:
+def test_each_line_is_marked_with_its_rank_up_to_the_end(tmp_path: Path) -> None:
     assert (
         run(
             tmp_path,
@@ -52,14 +52,14 @@ def test_each_line_has_its_rank_those_of_its_programs_and_at_its_end(tmp_path: P
     )
 
 
-def test_what_a_rank_wrote_before_it_was_killed_is_there(tmp_path: Path) -> None:
+def test_output_before_a_kill_is_in_the_log(tmp_path: Path) -> None:
     text = "print('x' * 100 + '\\n' * 2, end='', flush=True); " * 3
     assert run(tmp_path, f"{text}os.killpg(os.setsid() or os.getpid(), 9)") == -9
     expected = ("[rank3]: " + "x" * 100 + "\n[rank3]: \n") * 3
     wait_until("it is in the log", lambda: logs(tmp_path)[0], lambda text: text == expected)
 
 
-def test_nobody_waits_for_what_goes_on_writing(tmp_path: Path) -> None:
+def test_background_writer_does_not_delay_the_end(tmp_path: Path) -> None:
     """Its lines are still marked after the rank has ended."""
     now = tmp_path / "now"
     program = (
@@ -75,7 +75,7 @@ def test_nobody_waits_for_what_goes_on_writing(tmp_path: Path) -> None:
     wait_until("its line is marked", lambda: logs(tmp_path)[0], lambda text: text == "[rank3]: late")
 
 
-def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
+def test_full_disk_does_not_end_the_rank(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to("/dev/full")
     text = "print('x' * 10000, flush=True)\n"
     assert run(tmp_path, f"for _ in range(100):\n    {text}marked.end()\nos.write(2, b'done')\n") == 0

@@ -45,7 +45,7 @@ def test_the_quota_of_both_versions_of_cgroups(tmp_path: Path, version: str, fil
     assert measure(1.0, tmp_path, {}, root=tmp_path).quota is None
 
 
-def test_segments_that_were_sent_again_are_read_by_name(tmp_path: Path) -> None:
+def test_retransmitted_segments_are_read_by_column_name(tmp_path: Path) -> None:
     """The text is from a real kernel: columns are inserted, and other protocols have similar lines."""
     put(
         tmp_path,
@@ -119,9 +119,7 @@ def test_errors_of_each_interface_and_of_each_infiniband_port_are_counted(tmp_pa
         ),
     ],
 )
-def test_who_was_killed_for_memory_is_counted_of_the_own_cgroup(
-    tmp_path: Path, line: str, files: dict[str, str]
-) -> None:
+def test_oom_kills_are_counted_in_the_own_cgroup(tmp_path: Path, line: str, files: dict[str, str]) -> None:
     put(tmp_path, {"proc/self/cgroup": line})
     put(tmp_path / "sys/fs/cgroup", files)
     assert measure(1.0, tmp_path, {}, root=tmp_path).killed == 3
@@ -132,7 +130,7 @@ def test_who_was_killed_for_memory_is_counted_of_the_own_cgroup(
     assert measure(1.0, tmp_path, {}, root=tmp_path).killed is None
 
 
-def test_memory_is_that_of_who_has_less_left(tmp_path: Path) -> None:
+def test_memory_is_that_of_the_scope_with_less_left(tmp_path: Path) -> None:
     """Not that with the larger used share: a small container that grows would be noticed too late."""
     meminfo = "MemTotal: 25000000 kB\nMemAvailable: 15000000 kB"
     put(tmp_path, {"proc/self/cgroup": "0::/", "proc/meminfo": meminfo})

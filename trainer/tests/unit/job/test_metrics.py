@@ -124,7 +124,7 @@ def test_prometheus_is_answered_at_one_address_only() -> None:
     Exporter("127.0.0.2", port).close()
 
 
-def test_who_connects_and_requests_nothing_takes_few_files_and_keeps_nobody_away() -> None:
+def test_idle_connections_are_bounded_and_block_no_scrape() -> None:
     port = (network.take_free_ports("127.0.0.2", 1, 8) or [0])[0]
     before = threading.active_count()
     served = Exporter("127.0.0.2", port)

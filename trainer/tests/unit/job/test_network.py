@@ -22,7 +22,7 @@ def test_jobs_with_numbers_in_a_row_share_no_port(number: int, counts: list[int]
 
 
 @given(number=st.integers(1, 4_000_000), count=COUNTS)
-def test_a_job_whose_ports_are_taken_goes_to_none_of_the_next_jobs(number: int, count: int) -> None:
+def test_job_whose_ports_are_taken_avoids_the_next_jobs_ports(number: int, count: int) -> None:
     def ports(number: int, busy: set[int]) -> set[int]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(network, "is_free", lambda _, port: port not in busy)

@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(("limit", "allowed"), [("", 200), ("150", 150), ("10", 100), ("1000", 200)])
-def test_a_process_gets_the_open_files_that_it_may_have(limit: str, allowed: int) -> None:
+def test_open_files_limit_is_raised_to_the_maximum(limit: str, allowed: int) -> None:
     code = (
         "import resource; from rdm_job.processes import allow_files\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))\n"
@@ -46,7 +46,7 @@ def test_a_repeated_order_to_end_an_attempt_leaves_the_next_one_alone() -> None:
         assert of_job(job) == []
 
 
-def test_a_process_that_is_just_executing_a_program_is_found(tmp_path: Path) -> None:
+def test_process_during_exec_is_found(tmp_path: Path) -> None:
     program = tmp_path / "again"
     program.write_text('#!/bin/sh\nexec "$0"\n')
     program.chmod(0o700)
@@ -58,7 +58,7 @@ def test_a_process_that_is_just_executing_a_program_is_found(tmp_path: Path) -> 
             process.kill()
 
 
-def test_a_rank_has_used_what_a_users_program_has(tmp_path: Path) -> None:
+def test_usage_of_a_users_program_counts_for_its_rank(tmp_path: Path) -> None:
     """The program is a child of the rank's process, and its ended children count, too."""
     program = (
         "import subprocess, sys, time\n"

@@ -66,7 +66,7 @@ def run_rank(tmp_path: Path, kind: str, rank: int) -> tuple[subprocess.Completed
     return ended, output.read_text() if output.exists() else ""
 
 
-def test_nsys_starts_the_rank_that_is_named(tmp_path: Path) -> None:
+def test_nsys_starts_the_configured_rank(tmp_path: Path) -> None:
     nsys = program(tmp_path / "bin", "nsys")
     ended, output = run_rank(tmp_path, "nsys", 1)
     out = (tmp_path / "demo-1" / "logs" / "n1.out").read_text()
@@ -79,7 +79,7 @@ def test_nsys_starts_the_rank_that_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "demo-1" / "profile").is_dir()
 
 
-def test_rocprof_starts_the_rank_that_is_named(tmp_path: Path) -> None:
+def test_rocprof_starts_the_configured_rank(tmp_path: Path) -> None:
     program(tmp_path / "bin", "rocprofv3")
     ended, output = run_rank(tmp_path, "rocprof", 1)
     assert ended.returncode == 0, ended.stderr
@@ -88,7 +88,7 @@ def test_rocprof_starts_the_rank_that_is_named(tmp_path: Path) -> None:
     assert words[words.index("--") + 1] == sys.executable
 
 
-def test_other_ranks_run_without(tmp_path: Path) -> None:
+def test_other_ranks_run_without_the_profiler(tmp_path: Path) -> None:
     program(tmp_path / "bin", "nsys")
     ended, output = run_rank(tmp_path, "nsys", 0)
     assert (ended.returncode, output) == (0, "")

@@ -57,7 +57,7 @@ def ended(
     return {"rank": 0, "time": 10.0, **json.loads(done.stdout)}
 
 
-def test_a_signal_that_comes_as_a_program_begins_is_handed_on(tmp_path: Path) -> None:
+def test_signal_during_startup_is_forwarded_to_the_program(tmp_path: Path) -> None:
     code = (
         "import os, signal, subprocess, sys; from rdm_job import rank\n"
         "signal.signal(signal.SIGTERM, rank._terminated)\n"
@@ -81,7 +81,7 @@ print(json.dumps([{name: os.environ.get(name) for name in names}, sys.argv[1:]])
 """
 
 
-def test_a_rank_has_the_job_s_variables_whatever_its_launcher_hands_over(tmp_path: Path) -> None:
+def test_rank_has_the_jobs_variables_with_every_launcher(tmp_path: Path) -> None:
     """DeepSpeed's launcher would put them on pdsh's command line, so it gets none."""
     (tmp_path / "program.py").write_text(PROGRAM)
     path = os.environ.get("PYTHONPATH", "")
@@ -157,7 +157,7 @@ def ended_of(log: Path, record: dict[str, Any]) -> Ended:
     return Ended.of("n1", Part._described(record, log.read_text().splitlines()))
 
 
-def test_a_victim_stays_one_when_its_launcher_has_written_after_it(tmp_path: Path) -> None:
+def test_victim_stays_a_victim_when_its_launcher_writes_later(tmp_path: Path) -> None:
     log = tmp_path / "n1.err"
     record = ended(log, "raise ConnectionResetError(104, 'Connection reset by peer')")
     assert log.read_text().endswith(f"{RESET}\n")
@@ -169,7 +169,7 @@ def test_a_victim_stays_one_when_its_launcher_has_written_after_it(tmp_path: Pat
     assert found.lines[-1] == RESET
 
 
-def test_a_root_cause_stays_one_when_its_victims_have_written_before_it_has_ended(tmp_path: Path) -> None:
+def test_root_cause_stays_when_victims_write_before_its_end(tmp_path: Path) -> None:
     log = tmp_path / "n1.err"
     # Its peers' connections break while its interpreter shuts down, before it has ended.
     program = (
@@ -202,7 +202,7 @@ def test_how_a_program_ends(tmp_path: Path, program: str, code: int, error: str)
     assert (record["exit"], record["error"]) == (code, error)
 
 
-def test_what_a_program_wrote_last_is_read_however_busy_the_node_is(tmp_path: Path) -> None:
+def test_last_output_of_a_program_is_read_on_a_busy_node(tmp_path: Path) -> None:
     late = (
         "import time; read = rank._copy_errors\n"
         "rank._copy_errors = lambda *pipes: (time.sleep(rank._REST_S + 1), read(*pipes))"
@@ -211,7 +211,7 @@ def test_what_a_program_wrote_last_is_read_however_busy_the_node_is(tmp_path: Pa
     assert record["error"] == "it ended with exit code 1: KeyError: 'x'"
 
 
-def test_what_a_program_leaves_behind_holds_nobody_up_and_all_it_wrote_is_in_the_log(tmp_path: Path) -> None:
+def test_orphans_do_not_delay_the_end_and_all_output_is_in_the_log(tmp_path: Path) -> None:
     log, left = tmp_path / "n1.err", "import sys; sys.stdin.read()"
     lines = "for i in range(20000): print('line', i, file=sys.stderr)"
     program = (

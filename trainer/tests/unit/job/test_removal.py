@@ -58,7 +58,7 @@ def killed_at_file(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 5])
-def test_what_a_killed_removal_has_left_is_no_job_and_goes_with_the_next(
+def test_rest_of_a_killed_removal_is_removed_by_the_next(
     root: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     killed_at_file(number, monkeypatch)
@@ -88,7 +88,9 @@ def test_nodes_that_share_a_directory_report_one(root: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("step", ["state", "_size", "_delete"])
-def test_another_node_may_be_faster(root: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_removal_by_another_node_in_between_is_no_error(
+    root: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     """Before each step another node removes the whole directory."""
     real = getattr(removal, step)
 
@@ -102,9 +104,7 @@ def test_another_node_may_be_faster(root: Path, monkeypatch: pytest.MonkeyPatch,
     assert list(root.iterdir()) == []
 
 
-def test_files_that_another_node_has_removed_stop_nothing(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_removed_by_another_node_are_skipped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unlink = os.unlink
 
     def twice(*arguments: Any, **named: Any) -> None:
@@ -116,7 +116,7 @@ def test_files_that_another_node_has_removed_stop_nothing(
     assert list(root.iterdir()) == []
 
 
-def test_what_cannot_be_deleted_is_reported(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_deleted_are_reported(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: Any, **_named: Any) -> None:
         raise PermissionError(13, "Permission denied")
 

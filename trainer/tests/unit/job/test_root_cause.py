@@ -88,7 +88,7 @@ def _silence_is_noticed(master: Master) -> None:
     master.now += SILENCE_S / 3
 
 
-def _settled(master: Master) -> None:
+def _settling_time_passes(master: Master) -> None:
     master.now += SETTLE_S + 0.1
 
 
@@ -110,7 +110,7 @@ SIGNS: tuple[Event, ...] = (_peer_dies, _launcher_dies, _launcher_ends)
 AROUND: tuple[Event, ...] = (
     _last_report_is_read_late,
     _silence_is_noticed,
-    _settled,
+    _settling_time_passes,
     _connects,
     _replies,
     _deadline,
@@ -124,7 +124,7 @@ def _can_be(order: tuple[Event, ...]) -> bool:
 
 
 @pytest.mark.parametrize("sign", SIGNS)
-def test_a_lost_node_is_the_root_cause_in_whatever_order_it_becomes_known(sign: Event) -> None:
+def test_lost_node_is_the_root_cause_in_every_order_of_events(sign: Event) -> None:
     orders = [order for order in itertools.permutations((sign, *AROUND)) if _can_be(order)]
     assert len(orders) == 840
     for order in orders:
@@ -138,7 +138,11 @@ def test_a_lost_node_is_the_root_cause_in_whatever_order_it_becomes_known(sign: 
             assert cause_of(master) == ("n2", None), (order, evaluations, master.found)
 
 
-@given(st.lists(st.sampled_from([_last_report_is_read_late, _silence_is_noticed, _settled, _connects])))
+@given(
+    st.lists(
+        st.sampled_from([_last_report_is_read_late, _silence_is_noticed, _settling_time_passes, _connects])
+    )
+)
 def test_no_root_cause_is_named_before_the_silent_node_replies_or_is_lost(events: list[Event]) -> None:
     master = Master()
     master.evaluate()
@@ -154,14 +158,14 @@ def test_no_root_cause_is_named_before_the_silent_node_replies_or_is_lost(events
     assert cause_of(master) == ("n2", None)
 
 
-def test_one_that_says_that_it_is_well_is_not_waited_for_any_longer() -> None:
+def test_healthy_reply_ends_the_wait_for_a_node() -> None:
     master = Master(("n2", "n3"), ended=(ECHO,))
     for node in ("n2", "n3"):
         master.evaluate()
         master.receive(node, life="first", answers=master.replies.beat)
     master.evaluate()
-    # They replied before the failure had settled.
-    _settled(master)
+    # They replied before the settling time had passed.
+    _settling_time_passes(master)
     master.evaluate()
     assert cause_of(master) is None
     master.evaluate()
@@ -174,7 +178,7 @@ def test_one_that_says_that_it_is_well_is_not_waited_for_any_longer() -> None:
 
 
 @pytest.mark.parametrize("error", [GONE, "ValueError: the sky is falling"])
-def test_an_error_of_its_own_is_the_root_cause_at_once(error: str) -> None:
+def test_own_error_of_a_process_is_the_root_cause_at_once(error: str) -> None:
     master = Master(("n2", "n3"), ended=(ECHO,))
     master.evaluate()
     assert cause_of(master) is None
@@ -186,7 +190,7 @@ def test_an_error_of_its_own_is_the_root_cause_at_once(error: str) -> None:
 def test_launchers_that_ended_before_the_last_processes_reported_have_not_failed() -> None:
     master = Master(launcher=SHORT)
     master.evaluate()
-    _settled(master)
+    _settling_time_passes(master)
     master.evaluate()
     assert cause_of(master) is None
     # The final state of n2's process comes with its reply.
@@ -196,7 +200,7 @@ def test_launchers_that_ended_before_the_last_processes_reported_have_not_failed
     assert cause_of(master) is None
 
 
-def test_the_first_process_that_fails_after_a_launcher_has_all_the_time_to_settle() -> None:
+def test_first_failed_process_after_a_launcher_gets_the_full_settling_time() -> None:
     master = Master(launcher=SHORT)
     master.evaluate()
     master.now += SETTLE_S - 0.1

@@ -23,7 +23,7 @@ from rdm_log.tails import count_lines, tail, text_lines
 from rdm_log.wanted import Wanted
 
 
-def test_a_log_that_is_too_large_becomes_a_piece_and_its_writer_goes_on(tmp_path: Path) -> None:
+def test_large_log_is_rotated_while_its_writer_continues(tmp_path: Path) -> None:
     log = tmp_path / "n1.out"
     writer = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     wrote = b""
@@ -41,7 +41,7 @@ def test_a_log_that_is_too_large_becomes_a_piece_and_its_writer_goes_on(tmp_path
     assert {path.name for path in tmp_path.iterdir() if path not in with_pieces(log)} == {".n1.out.before"}
 
 
-def test_so_many_pieces_are_kept_and_none_when_nobody_wants_it(tmp_path: Path) -> None:
+def test_configured_number_of_rotated_logs_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "n1.err"
     for number in range(10):
         with log.open("a") as file:
@@ -59,7 +59,7 @@ def test_so_many_pieces_are_kept_and_none_when_nobody_wants_it(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("what", "at"), [("shutil.copyfileobj", 1), ("shutil.copyfileobj", 3), ("os.fsync", 1), ("os.fsync", 2)]
 )
-def test_a_full_disk_leaves_the_log_and_its_pieces_as_they_are(
+def test_full_disk_leaves_the_log_and_its_rotated_files_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, at: int
 ) -> None:
     """A network file system may report a full disk only at fsync."""
@@ -102,9 +102,7 @@ def test_a_disk_that_takes_only_a_part_leaves_the_log_as_it_is(tmp_path: Path) -
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(["write", "write", "part", "read", "rotate"]), max_size=40))
-def test_who_follows_a_log_gets_each_line_once(
-    tmp_path_factory: pytest.TempPathFactory, does: list[str]
-) -> None:
+def test_follower_gets_each_line_once(tmp_path_factory: pytest.TempPathFactory, does: list[str]) -> None:
     log = tmp_path_factory.mktemp("log") / "n1.out"
     log.touch()
     wrote, read, offset = b"", b"", 0
@@ -125,7 +123,7 @@ def test_who_follows_a_log_gets_each_line_once(
     assert read == wrote[: wrote.rfind(b"\n") + 1]
 
 
-def test_what_was_removed_is_left_out(tmp_path: Path) -> None:
+def test_removed_logs_are_skipped(tmp_path: Path) -> None:
     log = tmp_path / "n1.out"
     for number in range(5):
         with log.open("a") as file:
@@ -141,7 +139,7 @@ def test_records_that_were_thinned_are_followed_at_their_end(tmp_path: Path) -> 
     assert end_of(tmp_path / "absent") == 0
 
 
-def test_ends_and_searches_and_figures_read_across(tmp_path: Path) -> None:
+def test_tail_search_and_figures_read_across_rotated_logs(tmp_path: Path) -> None:
     line = " iteration {0:8d}/ 50 | elapsed time per iteration (ms): 100.0 | lm loss: 2.0E+00 |\n"
     (tmp_path / "n1.out.2").write_text("NODE_RANK: 0\nNNODES: 1\n" + "".join(map(line.format, range(1, 9))))
     (tmp_path / "n1.out.1").write_text("".join(map(line.format, range(9, 12))))
@@ -159,7 +157,7 @@ def test_ends_and_searches_and_figures_read_across(tmp_path: Path) -> None:
     assert [one.name for one in observe(tmp_path, now=0.0).findings] == ["gpu-memory"]
 
 
-def test_what_came_since_an_offset_is_found_after_a_rotation(tmp_path: Path) -> None:
+def test_lines_since_an_offset_are_found_after_a_rotation(tmp_path: Path) -> None:
     (tmp_path / "n1.err.1").write_text("before\nafter\n")
     (tmp_path / "n1.err").write_text("now\n")
     assert tail(tmp_path / "n1.err", 9, since=7) == ["after", "now"]

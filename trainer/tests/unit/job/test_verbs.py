@@ -30,9 +30,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDirectory:
     return made
 
 
-def test_an_agent_that_comes_too_late_does_not_come(
-    job: JobDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_agent_does_not_join(job: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     before = psutil.Process().children()
     monkeypatch.setattr(verbs, "_START_S", -1)
     with pytest.raises(TrainerError, match="The job's agent did not start: it wrote nothing"):
@@ -40,14 +38,14 @@ def test_an_agent_that_comes_too_late_does_not_come(
     assert set(psutil.Process().children()) <= set(before)
 
 
-def test_who_wants_a_rank_that_the_job_does_not_have_learns_how_many_there_are(job: JobDirectory) -> None:
+def test_unknown_rank_is_refused_with_the_number_of_ranks(job: JobDirectory) -> None:
     job.log("n1", "err").write_text("[rank3]: a\n")
     assert verbs.logs("gpt", stream="err", rank=99)["ranks"] == 4
     assert "ranks" not in verbs.logs("gpt", stream="err", rank=2)
     assert "ranks" not in verbs.logs("gpt", stream="err")
 
 
-def test_a_rank_that_is_alone_on_its_node_wrote_all_of_its_log(job: JobDirectory) -> None:
+def test_single_rank_of_a_node_wrote_all_lines_of_its_log(job: JobDirectory) -> None:
     """Except on the master, where a launcher of all nodes writes lines of other nodes."""
     both = (Node("n1", "127.0.0.1", 1), Node("n2", "127.0.0.2", 1))
     job.make(dataclasses.replace(REQUEST, nodes=both))
@@ -57,7 +55,7 @@ def test_a_rank_that_is_alone_on_its_node_wrote_all_of_its_log(job: JobDirectory
     assert verbs.logs("gpt", rank=1)["text"] == job.log("n1", "out").read_text()
 
 
-def test_who_wants_a_rank_that_nothing_marks_learns_what_would(job: JobDirectory) -> None:
+def test_rank_of_an_unmarked_log_is_refused_with_a_hint(job: JobDirectory) -> None:
     assert "notice" not in verbs.logs("gpt", rank=1), "nothing is written yet"
     job.log("n1", "out").write_text("a line\n")
     assert verbs.logs("gpt", rank=1)["notice"] == (
@@ -71,7 +69,7 @@ def test_who_wants_a_rank_that_nothing_marks_learns_what_would(job: JobDirectory
 
 
 @pytest.mark.parametrize("through_slurm", [False, True])
-def test_a_rank_of_the_layout_before_is_still_one_of_the_job(
+def test_rank_of_an_earlier_layout_is_accepted(
     job: JobDirectory, monkeypatch: pytest.MonkeyPatch, through_slurm: bool
 ) -> None:
     monkeypatch.setattr(slurm, "state", lambda *_: STATE)
@@ -86,7 +84,7 @@ def test_a_rank_of_the_layout_before_is_still_one_of_the_job(
     assert "ranks" not in verbs.logs("gpt", stream="err", rank=20, grep="Error")
 
 
-def test_the_ranks_of_a_job_of_slurm_are_known_when_it_has_begun(
+def test_ranks_of_a_slurm_job_are_known_after_its_start(
     job: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The logs do not matter: a resumed job has old ones, and a new job has none yet."""
@@ -111,7 +109,7 @@ def test_lines_of_deepspeeds_launcher_have_the_nodes_address(job: JobDirectory) 
     assert "notice" not in reply
 
 
-def test_torchruns_numbers_begin_at_the_first_rank_of_the_node(job: JobDirectory) -> None:
+def test_torchruns_local_ranks_are_offset_by_the_nodes_first_rank(job: JobDirectory) -> None:
     job.write_resolved("name: gpt\nlauncher: {kind: torchrun}\n")
     nodes = (Node("n2", "127.0.0.2", 2), Node("n1", "127.0.0.1", 2))
     job.make(dataclasses.replace(REQUEST, nodes=nodes))
@@ -119,7 +117,7 @@ def test_torchruns_numbers_begin_at_the_first_rank_of_the_node(job: JobDirectory
     assert verbs.logs("gpt", rank=3)["text"] == "[default1]:b\n"
 
 
-def test_the_rest_of_a_traceback_is_found_by_who_follows(job: JobDirectory) -> None:
+def test_follower_gets_the_rest_of_a_traceback(job: JobDirectory) -> None:
     log = job.log("n1", "err")
     log.write_text("[Rank 1] Traceback (most recent call last):\n  File\n")
     offset = verbs.logs("gpt", stream="err", rank=1)["offset"]

@@ -30,7 +30,7 @@ LINE = (
 )
 
 
-def test_an_agent_sees_how_far_deepspeed_alone_is(tmp_path: Path, job: JobDirectory) -> None:
+def test_agent_reads_progress_from_deepspeeds_log(tmp_path: Path, job: JobDirectory) -> None:
     watch = Watch(job, REQUEST, config(tmp_path, launcher={"program": ["train.py"]}))
     with job.log("n1", "out").open("a") as file:
         for step in (10, 20, 30):
@@ -42,7 +42,7 @@ def test_an_agent_sees_how_far_deepspeed_alone_is(tmp_path: Path, job: JobDirect
     assert (reported["progress"]["iteration"], reported["progress"]["lr"]) == (30, 0.001)
 
 
-def test_an_agent_reads_only_what_its_logs_gained(tmp_path: Path, job: JobDirectory) -> None:
+def test_agent_reads_only_new_parts_of_logs(tmp_path: Path, job: JobDirectory) -> None:
     out, err = job.log("n1", "out"), job.log("n1", "err")
     out.write_text(LINE.format(900, 1.0, 9.0))
     err.write_text("ValueError: of an earlier attempt\n")
@@ -72,7 +72,7 @@ def test_an_agent_reads_only_what_its_logs_gained(tmp_path: Path, job: JobDirect
     assert (watch.report()["run"], watch.report()["findings"]) == (None, [])
 
 
-def test_a_node_whose_gpus_cannot_be_read_says_so_and_one_without_has_nothing_to_say(
+def test_unreadable_gpus_are_reported_and_missing_ones_are_not(
     tmp_path: Path, job: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(amd, "_folders", lambda root: [])
@@ -91,7 +91,7 @@ def test_a_node_whose_gpus_cannot_be_read_says_so_and_one_without_has_nothing_to
 MEGATRON = "  seq_length ...................................... 1024\n"
 
 
-def test_how_far_another_program_is_is_read_from_its_log(tmp_path: Path, job: JobDirectory) -> None:
+def test_progress_of_other_programs_is_read_from_their_logs(tmp_path: Path, job: JobDirectory) -> None:
     settings = config(tmp_path, launcher={"program": ["pretrain_gpt.py"]}, logging={"prometheus": True})
     watch = Watch(job, REQUEST, settings)
     watch.update([])
@@ -126,7 +126,7 @@ def test_how_far_another_program_is_is_read_from_its_log(tmp_path: Path, job: Jo
     assert watch.report()["progress"] == {}
 
 
-def test_our_trainer_says_itself_how_far_it_is(tmp_path: Path, job: JobDirectory) -> None:
+def test_our_trainer_reports_its_progress(tmp_path: Path, job: JobDirectory) -> None:
     watch = Watch(job, REQUEST, config(tmp_path))
     job.log("n1", "out").write_text(LINE.format(1, 500.0, 9.0))
     watch.update([])
@@ -137,7 +137,7 @@ def test_our_trainer_says_itself_how_far_it_is(tmp_path: Path, job: JobDirectory
 PADDED = " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n"
 
 
-def test_a_program_that_learns_nothing_is_told_from_its_own_vocabulary(
+def test_loss_of_a_program_that_does_not_learn_is_found_by_its_vocabulary(
     tmp_path: Path, job: JobDirectory
 ) -> None:
     settings = config(tmp_path, launcher={"program": ["pretrain_gpt.py"]})
@@ -164,7 +164,7 @@ def test_the_slow_rank_of_a_program_that_writes_the_timers_of_all_is_named(
     assert (sign["kind"], sign["node"], sign["rank"]) == ("slow", "n2", 2)
 
 
-def test_an_agent_rotates_its_logs_and_misses_nothing(tmp_path: Path, job: JobDirectory) -> None:
+def test_agent_rotates_its_logs_without_missing_a_line(tmp_path: Path, job: JobDirectory) -> None:
     out = job.log("n1", "out")
     watch = Watch(job, REQUEST, config(tmp_path, logging={"rotate_mebibytes": 1}))
     with out.open("ab", buffering=0) as writer:
@@ -187,9 +187,7 @@ def test_an_agent_rotates_its_logs_and_misses_nothing(tmp_path: Path, job: JobDi
         ("gpu.jsonl", '{{"time": {0}}}\n'),
     ],
 )
-def test_an_agent_thins_what_it_has_measured(
-    tmp_path: Path, job: JobDirectory, ending: str, record: str
-) -> None:
+def test_agent_thins_its_records(tmp_path: Path, job: JobDirectory, ending: str, record: str) -> None:
     path = job.log("n1", ending)
     count = thinning.MOST // len(record.format(10_000)) + 1
     numbers = range(10_000, 10_000 + count)
@@ -206,7 +204,7 @@ def test_an_agent_thins_what_it_has_measured(
     assert len(lines) >= count - count // 4
 
 
-def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -> None:
+def test_agent_reports_the_speed_of_its_ranks(tmp_path: Path, job: JobDirectory) -> None:
     watch = Watch(job, REQUEST, config(tmp_path))
     record = {"rank": 1, "pid": os.getpid(), "state": "running", "world": 4}
     watch.update([record])
@@ -305,9 +303,7 @@ def test_a_checkpoint_of_all_nodes_must_fit_on_a_disk_that_they_share(
     assert named == (["disk"] if is_shared else [])
 
 
-def test_prometheus_file_says_no_longer_that_a_job_runs_when_it_has_ended(
-    tmp_path: Path, job: JobDirectory
-) -> None:
+def test_prometheus_file_of_an_ended_job_does_not_say_running(tmp_path: Path, job: JobDirectory) -> None:
     watch = Watch(job, REQUEST, config(tmp_path, logging={"prometheus": True}))
     job.write_state(replace(STATE, verdict={"verdict": "healthy"}))
     watch.measure([])

@@ -150,7 +150,7 @@ def program() -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_gpus_of_others_are_no_program_s(
+def test_gpus_of_others_are_not_counted_for_the_job(
     driver: Driver, watched: Callable[..., Watch], program: subprocess.Popen[bytes]
 ) -> None:
     """The job has two processes on a node with eight GPUs; the others' processes are not its own."""
@@ -168,7 +168,7 @@ def test_gpus_of_others_are_no_program_s(
 
 
 @pytest.mark.parametrize("shown", [[], [2**22 + 1]])
-def test_where_the_driver_shows_no_process_of_ours_a_program_may_be_on_all_gpus_it_sees(
+def test_program_may_use_all_visible_gpus_when_the_driver_shows_no_process_of_it(
     driver: Driver, watched: Callable[..., Watch], shown: list[int]
 ) -> None:
     """In a container it may show none, or the host's process ids, which do not exist there."""
@@ -220,7 +220,7 @@ def test_a_node_without_a_process_on_its_gpus_is_named(
     ("used", "total", "is_in_use"),
     [(1200, 81559, True), (700, 81559, False), (700, 183359, False), (300, 8192, True), (20, 22731, False)],
 )
-def test_a_small_program_on_a_large_gpu_is_somebody(used: int, total: int, is_in_use: bool) -> None:
+def test_small_program_on_a_large_gpu_counts_as_a_process(used: int, total: int, is_in_use: bool) -> None:
     """The driver itself takes some hundred MiB on recent GPUs."""
     assert Device(0, "GPU", used=used * MIB, total=total * MIB).is_in_use is is_in_use
 

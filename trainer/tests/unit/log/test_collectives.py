@@ -62,7 +62,7 @@ WAITS = data(512, 512)
         ([[]] * 8, None, None),
     ],
 )
-def test_who_has_not_entered_is_named(
+def test_rank_that_has_not_entered_is_named(
     states: Sequence[Sequence[GroupState]], text: str | None, rank: int | None
 ) -> None:
     found = awaited(ranks(states))
@@ -95,14 +95,14 @@ def test_a_rank_that_waits_for_a_message_is_not_the_cause() -> None:
     )
 
 
-def test_groups_of_one_name_are_apart() -> None:
+def test_groups_with_the_same_name_are_distinguished() -> None:
     """Groups that NCCL splits from the world at once have one name."""
     one, other = GroupState("3", 0, 2, "", 5, 5, "barrier", AT), GroupState("3", 2, 2, "", 4)
     (sign,) = awaited(ranks([[one], [one._replace(entered=4, waits=0)], [other], [other]]))
     assert sign.text == "Rank 1 has not entered barrier 5 of the group; 1 other has waited since 14:02:11."
 
 
-def test_a_stalled_job_says_so() -> None:
+def test_stalled_job_names_the_missing_ranks() -> None:
     waiting, late = ranks([[WAITS], [data(511)]])
     found = awaited([waiting, late])
     # Two sentences may name the same rank, which is one culprit.
@@ -114,7 +114,7 @@ def test_a_stalled_job_says_so() -> None:
         assert [(one.kind, one.node, one.rank) for one in stalled.culprits] == [("late", "n1", 1)]
 
 
-def test_what_a_rank_wrote_holds_for_its_step(tmp_path: Path) -> None:
+def test_reports_are_valid_for_their_step_alone(tmp_path: Path) -> None:
     path = tmp_path / "3.heartbeat"
     heartbeat = HeartbeatWriter(path)
     heartbeat.step(7)

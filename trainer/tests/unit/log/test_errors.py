@@ -42,7 +42,7 @@ def test_every_message_has_a_real_line_and_every_error_a_cause() -> None:
     assert len({message.name for message in MESSAGES}) == len(MESSAGES)
 
 
-def test_of_what_is_harmless_the_corpus_names_the_program() -> None:
+def test_corpus_names_the_program_of_harmless_lines() -> None:
     heads = {tuple(line.partition(" | ")[0].split()) for line in CORPUS}
     harmless = {message.name for message in HARMLESS}
     named = {head for head in heads if head[1] in harmless}
@@ -58,7 +58,7 @@ def test_a_warning_that_was_raised_is_an_exception() -> None:
         assert [one.kind for one in findings([*head, "KeyError: 1\n", f"{line}\n"])].count("error") == 1
 
 
-def test_of_a_traceback_the_exception_counts() -> None:
+def test_exception_of_a_traceback_is_reported() -> None:
     lines = [
         "Traceback (most recent call last):",
         '  File "/opt/train.py", line 3, in <module>',
@@ -113,7 +113,7 @@ def test_an_exit_in_order_is_no_error(line: str) -> None:
         ("Original ", ["error"]),
     ],
 )
-def test_a_traceback_that_a_line_quotes_is_that_line_s(before: str, kinds: list[str]) -> None:
+def test_quoted_traceback_belongs_to_its_line(before: str, kinds: list[str]) -> None:
     last = "ConnectionResetError: [Errno 104] Connection reset by peer\n"
     lines = [before + HEAD[0], HEAD[1], last]
     assert [one.kind for one in findings(lines)] == kinds
@@ -122,7 +122,7 @@ def test_a_traceback_that_a_line_quotes_is_that_line_s(before: str, kinds: list[
     assert "error" in [one.kind for one in findings([*lines, last])]
 
 
-def test_what_python_ignores_while_a_process_ends_is_no_error() -> None:
+def test_exceptions_ignored_at_exit_are_no_errors() -> None:
     lines = [
         "Exception ignored in: <function ThreadPool.__del__ at 0x7f>",
         "Traceback (most recent call last):",
@@ -153,7 +153,7 @@ def test_a_traceback_that_was_cut_off_is_an_error(end: str, line: str) -> None:
     assert [one.name for one in findings([*head, "RuntimeError"])] == ["exception"]
 
 
-def test_errors_come_first_and_lines_that_mean_the_same_once() -> None:
+def test_errors_come_first_and_equivalent_lines_once() -> None:
     lines = [
         "a.py:1: UserWarning: x",
         *["OSError: [Errno 28] No space left on device"] * 3,
@@ -167,7 +167,7 @@ def test_errors_come_first_and_lines_that_mean_the_same_once() -> None:
     assert found[0].to_json()["cause"] == "a disk or a quota is full"
 
 
-def test_the_documents_errors_are_none() -> None:
+def test_harmless_errors_of_the_document_are_ignored() -> None:
     assert findings(["/opt/x.py:1: FutureWarning: y is deprecated", "  warnings.warn("] * 150) == []
 
 

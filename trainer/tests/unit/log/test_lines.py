@@ -62,7 +62,7 @@ def read(text: str | bytes, size: int = scan.BLOCK) -> list[Record]:
 
 @pytest.mark.parametrize(("text", "expected"), list(entries()))
 @pytest.mark.parametrize("size", [scan.BLOCK, 97])
-def test_what_programs_write(text: str, expected: list[str], size: int) -> None:
+def test_known_lines_of_programs(text: str, expected: list[str], size: int) -> None:
     found = [line for record in read(text + "\n", size) for line in written(record)]
     # The order of a line's timers, and of lines that ranks wrote at once, does not matter.
     assert sorted(_normal(one) for one in found) == sorted(_normal(e) for e in expected if e != "nothing")
@@ -172,7 +172,7 @@ NOISE = st.sampled_from(
     st.integers(1, 400),
     st.booleans(),
 )
-def test_what_was_written_is_read(
+def test_written_records_are_read(
     wrote: list[tuple[tuple[str, Record], list[str]]], size: int, returns: bool
 ) -> None:
     end = "\r\n" if returns else "\n"
@@ -207,7 +207,7 @@ def _is_part_of(part: Record, record: Record) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), list(entries()))
-def test_a_layout_that_is_known_reads_the_same(
+def test_fast_path_reads_the_same_records(
     text: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "_layouts", [])
@@ -217,7 +217,7 @@ def test_a_layout_that_is_known_reads_the_same(
         assert (repr(lines.parse(line)), repr(lines.parse(line, whole=False))) == (first, cut)
 
 
-def test_only_whole_lines_of_a_known_layout_are_taken_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_path_takes_only_whole_lines_of_a_known_format(monkeypatch: pytest.MonkeyPatch) -> None:
     layouts: list[object] = []
     monkeypatch.setattr(lines, "_layouts", layouts)
     line = "[default7]: iteration {} | lm loss: {} | grad norm: 1.0 |"
@@ -259,7 +259,7 @@ def test_lines_of_a_known_layout_keep_their_order_among_others(monkeypatch: pyte
 
 
 @given(st.lists(steps(), min_size=2, max_size=4))
-def test_lines_that_lost_their_newline_are_both_read(wrote: list[tuple[str, Step]]) -> None:
+def test_joined_lines_are_both_read(wrote: list[tuple[str, Step]]) -> None:
     found = read("".join(line for line, _ in wrote) + "\n")
     known = [step._replace(**WITHOUT_PREFIX) for _, step in wrote]
     assert [step._replace(**WITHOUT_PREFIX) for step in found if isinstance(step, Step)] == known
@@ -309,5 +309,5 @@ def test_pieces_of_a_log_are_one() -> None:
         "steps: 1 loss: 2.0 iter time (s): 1.2.3 samples/sec: 4.5.6",
     ],
 )
-def test_what_only_looks_like_a_number_is_none(line: str) -> None:
+def test_malformed_numbers_are_none(line: str) -> None:
     read(line + "\n")

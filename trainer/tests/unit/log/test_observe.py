@@ -37,7 +37,7 @@ def evaluated(path: Path, after: float = 0.0, **known: Any) -> Verdict:
     return evaluate(observe(path, now=log.stat().st_mtime + after, **known))
 
 
-def test_another_word_is_no_state(tmp_path: Path, program: Program) -> None:
+def test_unknown_word_is_no_state(tmp_path: Path, program: Program) -> None:
     (tmp_path / "n1.out").write_text(" iteration 3/ 5 | lm loss: 9.0 |\n")
     for words in (["log", "verdict"], ["report", "-o", tmp_path / "x.html"]):
         code, _, message = program(*words, tmp_path, "--state", "COMPLETE")
@@ -145,7 +145,7 @@ def test_errors_of_a_node_without_a_file_of_errors_are_in_its_output(tmp_path: P
     assert evaluated(tmp_path).word == "healthy"
 
 
-def test_what_programs_write_in_order_is_no_error(tmp_path: Path) -> None:
+def test_harmless_messages_are_no_errors(tmp_path: Path) -> None:
     lines = (SAMPLE.parent / "lines.txt").read_text().splitlines(keepends=True)
     # One line contains another rank's error.
     sound = [line for line in lines if "RuntimeError: at iteration" not in line]
@@ -194,7 +194,7 @@ def test_the_requested_configuration_is_compared_with_the_arguments_of_a_program
         )
 
 
-def test_another_program_s_loss_that_stays_where_it_began_is_reported(tmp_path: Path) -> None:
+def test_constant_loss_of_another_program_is_reported(tmp_path: Path) -> None:
     """Megatron logs the size of its vocabulary."""
     steps = lines_of_steps(1, 400, "1.08257E+01")
     (tmp_path / "n1.out").write_text(
@@ -210,9 +210,7 @@ def test_another_program_s_loss_that_stays_where_it_began_is_reported(tmp_path: 
     assert evaluated(tmp_path).word == "healthy"
 
 
-def test_of_many_logs_each_head_is_read_once_at_most_and_those_of_most_never(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_of_many_logs_are_read_once_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(40):
         (tmp_path / f"n{number:02d}.out").write_text(f"NODE_RANK: {number}\n" + lines_of_steps(10, 10))
     read: list[str] = []
@@ -226,7 +224,7 @@ def test_of_many_logs_each_head_is_read_once_at_most_and_those_of_most_never(
     assert read == [f"n{number:02d}.out" for number in range(8)]
 
 
-def test_what_each_node_of_others_logs_shows_is_reported_for_that_node(tmp_path: Path) -> None:
+def test_findings_in_other_programs_logs_are_reported_per_node(tmp_path: Path) -> None:
     info = "NODE_RANK: 1\nHIDDEN_SIZE: 1600\nNUM_LAYERS: 48\nPARTITION: 24-24\n"
     arguments = "  hidden_size ..................................... 1600\n  num_layers ........ 24\n"
     gpu = "[{}] NVIDIA A10       | 49'C,  90 % | {:5d} / 22731 MB |\n"
@@ -265,7 +263,7 @@ def test_what_each_node_of_others_logs_shows_is_reported_for_that_node(tmp_path:
     assert (len(texts), texts[8]) == (11, "A disk or a quota is full, on 22 more nodes.")
 
 
-def test_what_agents_have_measured_is_evaluated_without_them(tmp_path: Path) -> None:
+def test_agents_records_are_evaluated_without_agents(tmp_path: Path) -> None:
     (tmp_path / "n1.out").write_text(lines_of_steps(1, 40))
     gpu = Device(1, "NVIDIA A10", 91, 98, 2**30, 2**34, throttled=("hw_thermal",), clocks={"sm": 900})
     measured = [
@@ -292,7 +290,7 @@ def test_what_agents_have_measured_is_evaluated_without_them(tmp_path: Path) -> 
         (bytes(range(256)) * 64, "n1.out has no line ` iteration N/M |` of a training: found 16,384 bytes."),
     ],
 )
-def test_what_has_nothing_of_a_training_has_neither_a_verdict_nor_a_page(
+def test_directory_without_a_training_has_no_verdict_and_no_report(
     written: bytes, words: str, tmp_path: Path, program: Program
 ) -> None:
     (tmp_path / "n1.out").write_bytes(written)
@@ -379,7 +377,7 @@ def test_an_error_at_either_end_of_long_errors_is_found(
     )
 
 
-def test_what_may_hang_or_cannot_be_read_is_named_and_left_out(tmp_path: Path, program: Program) -> None:
+def test_unreadable_and_blocking_files_are_named_and_skipped(tmp_path: Path, program: Program) -> None:
     (tmp_path / "n1.out").write_text(lines_of_steps(1, 500))
     pipes = ["n1.err", "n1.gpu", "n1.gpu.jsonl", "n2.out", "network.json", "resolved.yaml", "state.json"]
     for name in pipes:

@@ -110,7 +110,9 @@ def test_heavy_tailed_noise_on_a_thousand_ranks_names_no_rank() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), count=st.sampled_from([2, 16]), times=st.floats(2.2, 20))
-def test_who_waits_for_a_processor_is_noted_and_not_suspected(seed: int, count: int, times: float) -> None:
+def test_rank_that_waits_for_a_processor_is_noted_and_not_suspect(
+    seed: int, count: int, times: float
+) -> None:
     """The whole first node of two is busy with other work."""
 
     def work(rank: int, drawn: random.Random) -> tuple[float, float]:
@@ -128,9 +130,7 @@ def test_who_waits_for_a_processor_is_noted_and_not_suspected(seed: int, count: 
     quota=st.floats(0.5, 16),
     times=st.sampled_from([1.0, 1.2, 2.0, 4.0]),
 )
-def test_whose_quota_is_smaller_than_its_peers_is_named(
-    seed: int, count: int, quota: float, times: float
-) -> None:
+def test_rank_with_a_smaller_quota_is_named(seed: int, count: int, quota: float, times: float) -> None:
     """All nodes have quotas. The last one's is ``times`` times smaller, and throttles its ranks."""
     node = f"n{count // EACH - 1}"
 
@@ -148,7 +148,7 @@ def test_whose_quota_is_smaller_than_its_peers_is_named(
     assert (sign.kind, sign.node) == ("processors", node)
 
 
-def test_where_each_node_has_a_stage_of_its_own_the_same_quota_everywhere_makes_none_suspect() -> None:
+def test_equal_quotas_of_nodes_with_a_stage_each_make_none_suspect() -> None:
     """A rank's peers share its node's quota, so that is compared with the other nodes' quotas."""
 
     def work(rank: int, drawn: random.Random) -> tuple[float, float]:
@@ -161,13 +161,13 @@ def test_where_each_node_has_a_stage_of_its_own_the_same_quota_everywhere_makes_
         assert (sign.kind, sign.node, sign.rank) == (kind, "n0", 3)
 
 
-def test_who_is_slow_and_nobody_waits_for_is_not_named() -> None:
+def test_slow_rank_that_delays_no_other_is_not_named() -> None:
     ranks = job(8, 1, 5, noise(0.02))
     ranks[2] = replace(ranks[2], compute_s=2.0, least_s=2.0)
     assert slow(ranks) == []
 
 
-def test_what_is_short_or_little_is_not_known_for_sure() -> None:
+def test_short_or_small_delays_are_not_reported() -> None:
     records = [{"time": 1.0 * n, "compute_s": 0.5} for n in range(40)]
     assert usual(records[:16]) == {}
     assert usual(records[:17])["compute_s"] == 0.5
@@ -196,7 +196,7 @@ def test_of_two_ranks_the_slower_one_is_named() -> None:
     assert slow([RankHeartbeat(0, "n1"), faulty]) == []
 
 
-def test_a_stage_alone_is_compared_with_what_it_was() -> None:
+def test_single_rank_of_a_stage_is_compared_with_its_past() -> None:
     stages = [
         RankHeartbeat(
             n,
@@ -232,7 +232,7 @@ def test_of_stages_with_the_same_layers_one_that_was_slow_from_its_start_is_name
     assert (sign.node, sign.rank) == ("n2", 2)
 
 
-def test_who_does_not_wait_holds_the_others_up() -> None:
+def test_rank_that_never_waits_delays_the_others() -> None:
     ranks = [RankHeartbeat(n, f"n{n}", iteration=41, waits=n != 2) for n in range(4)]
     assert [one.rank for one in holding(ranks)] == [2]
     assert holding([replace(one, waits=True) for one in ranks]) == []
@@ -240,7 +240,7 @@ def test_who_does_not_wait_holds_the_others_up() -> None:
     assert holding([replace(one, waits=None) for one in ranks]) == []
 
 
-def test_the_first_loss_that_is_no_number_is_named() -> None:
+def test_first_nan_loss_is_named() -> None:
     ranks = [RankHeartbeat(n, f"n{n}", "stage 1", nan_at=None if n == 0 else 12) for n in range(4)]
     assert first_nan(ranks[:1]) == []
     ranks[3] = replace(ranks[3], nan_at=11)

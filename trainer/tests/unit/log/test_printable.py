@@ -28,12 +28,12 @@ TITLE = "\x1b]0;PWNED\x07"
         ("größer ✔ 日本\n", "größer ✔ 日本\n"),
     ],
 )
-def test_a_sequence_leaves_nothing_and_words_stay(text: str, left: str) -> None:
+def test_escape_sequences_are_removed_and_words_stay(text: str, left: str) -> None:
     assert printable(text) == left
 
 
 @given(st.binary().map(lambda data: data.decode("utf-8", "replace")))
-def test_of_any_bytes_no_control_character_is_left(text: str) -> None:
+def test_no_control_character_is_left_of_any_bytes(text: str) -> None:
     assert not [one for one in printable(text) if unicodedata.category(one) == "Cc" and one not in "\t\n"]
 
 
@@ -41,7 +41,7 @@ def test_of_any_bytes_no_control_character_is_left(text: str) -> None:
     ("verb", "words"),
     [("summary", "[bold]forward"), ("sections", "RuntimeError: no"), ("verdict", "RuntimeError: no")],
 )
-def test_what_is_printed_of_a_log(verb: str, words: str, tmp_path: Path, program: Program) -> None:
+def test_printed_log_lines(verb: str, words: str, tmp_path: Path, program: Program) -> None:
     step = " iteration        1/       2 | elapsed time per iteration (ms): 9.0 | lm loss: 9.0 |\n"
     timers = f"time (ms) | {TITLE}[bold]forward: 1.0 |\n"
     (tmp_path / "n1.out").write_text(f"{step}{timers}{TITLE}last\n")

@@ -103,7 +103,7 @@ def test_a_heading_ends_the_name_above_it(size: int) -> None:
     assert times == [(name, rank, rank + 0.25) for name in "ab" for rank in range(12)]
 
 
-def test_a_silence_ends_them() -> None:
+def test_distant_line_ends_the_timers() -> None:
     """A line more than 64 KiB after the last one belongs to no timer."""
     head = b"times across ranks (ms):\n  a:\n     rank  0: 1.00\n"
     for silence, count in ((60_000, 2), (70_000, 1)):

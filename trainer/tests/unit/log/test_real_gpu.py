@@ -23,14 +23,14 @@ def signs(samples: list[Sample]) -> list[Sign]:
     return of_node("n1", samples, ranks=[0])
 
 
-def test_a_driver_s_own_memory_is_no_process_of_anybody() -> None:
+def test_drivers_own_memory_counts_as_no_process() -> None:
     on_gpus = [sum(gpu.is_in_use for gpu in one.devices) for one in SAMPLES]
     assert on_gpus == [0] * 4 + [1] * 8
     idle = Observed(state="running", gpu_processes={"n1": on_gpus[0]}, seconds_running=1000)
     assert evaluate(idle).reason == "It runs, but no process is on its GPUs."
 
 
-def test_a_gpu_at_its_power_limit_is_well() -> None:
+def test_gpu_at_its_power_limit_is_healthy() -> None:
     """Every GPU that trains at full speed is at it; this one is 15 K below the heat that slows it down."""
     (gpu,) = LOADED[-1].devices
     assert gpu.throttled == ("sw_power_cap",)
@@ -42,7 +42,7 @@ def test_a_gpu_at_its_power_limit_is_well() -> None:
     assert signs(IDLE + LOADED) == []
 
 
-def test_its_memory_over_97_percent_is_noted_and_makes_no_job_suspect() -> None:
+def test_memory_over_97_percent_is_noted_and_makes_no_job_suspect() -> None:
     (full,) = signs(SAMPLES)
     assert (full.kind, full.is_note) == ("memory", True)
     assert full.text == "The memory of GPU 0 of n1 is over 97 % full."

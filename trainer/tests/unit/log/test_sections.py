@@ -114,7 +114,7 @@ def test_a_node_s_devices_do_not_count_for_the_next_node_s_lines(tmp_path: Path)
     assert sections(tmp_path, "x")[2].lines[-4:] == tuple(f"NVML has said {n}" for n in range(2, 6))
 
 
-def test_nothing_there_is_no_error(tmp_path: Path) -> None:
+def test_empty_directory_is_no_error(tmp_path: Path) -> None:
     assert sections(tmp_path / "absent", "x")[0] == Section("last output message", (), 0)
     assert count_lines(tmp_path / "absent") == 0
     assert tail(tmp_path / "absent", 3) == []

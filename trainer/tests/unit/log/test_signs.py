@@ -24,7 +24,7 @@ def samples(**last: Any) -> list[Sample]:
     return [*times[:-1], replace(times[-1], **last)]
 
 
-def test_a_node_that_is_well() -> None:
+def test_healthy_node_has_no_sign() -> None:
     assert of_node("n2", samples()) == []
     assert of_node("n2", []) == []
     assert of_node("n2", [Sample(0)]) == []
@@ -58,7 +58,7 @@ def test_each_fault_is_named(last: dict[str, Any], kind: str, rank: int | None, 
     assert words in sign.text
 
 
-def test_what_is_noted_and_makes_no_job_suspect() -> None:
+def test_notes_make_no_job_suspect() -> None:
     found = of_node("n2", samples(resent=1210, segments=1_060_000, interfaces={"ib0": 3}))
     assert [sign.is_note for sign in found] == [True, True]
 
@@ -126,7 +126,7 @@ def test_memory_that_grows_fast_is_reported_before_it_is_full() -> None:
     assert "full in 20 s" in sign.text
 
 
-def test_a_gpu_that_is_hot_for_a_moment_is_none_that_is_throttled() -> None:
+def test_gpu_that_is_hot_for_a_moment_is_not_throttled() -> None:
     hot = replace(GPU, throttled=("sw_thermal",), celsius=91)
     assert of_node("n2", samples(devices=(hot,))) == []
     always = [replace(one, devices=(hot,)) for one in samples()]
@@ -167,7 +167,7 @@ def test_a_gpu_beyond_the_ranks_has_no_rank() -> None:
     ("celsius", "limit", "is_note"),
     [(98, 98, False), (103, 98, False), (94, 98, True), (92, 98, None), (98, None, None), (None, 98, None)],
 )
-def test_a_gpu_as_hot_as_where_it_is_slowed_down(
+def test_gpu_at_its_slowdown_temperature_is_reported(
     celsius: float | None, limit: float | None, is_note: bool | None
 ) -> None:
     hot = replace(GPU, celsius=celsius, celsius_limit=limit)
@@ -198,7 +198,7 @@ def test_full_memory_of_gpus_is_noted_once_for_a_node_and_makes_no_job_suspect()
         max_size=60,
     )
 )
-def test_what_healthy_nodes_do_is_no_sign(measured: list[tuple[int, int, float]]) -> None:
+def test_healthy_behaviour_is_no_sign(measured: list[tuple[int, int, float]]) -> None:
     found = [
         replace(
             WELL,

@@ -75,7 +75,7 @@ def test_one_run_and_its_figures(tmp_path: Path) -> None:
     assert run["skipped"] == run["nan"] == 0
 
 
-def test_a_restart_begins_a_run_with_and_without_a_word_of_it(tmp_path: Path) -> None:
+def test_restart_begins_a_run_with_and_without_a_message(tmp_path: Path) -> None:
     before = [line(n) for n in range(1, 8)]
     after = [line(n, loss=4.0) for n in range(6, 12)]
     for text in (
@@ -123,7 +123,7 @@ def test_ranks_that_each_write_a_step_with_their_own_time_are_one(tmp_path: Path
 
 @pytest.mark.parametrize("begin", [0, 37])
 @pytest.mark.parametrize("lines", [100, 20_000])
-def test_a_part_of_a_log_is_a_copy(begin: int, lines: int, tmp_path: Path) -> None:
+def test_excerpt_of_a_log_is_a_copy(begin: int, lines: int, tmp_path: Path) -> None:
     fields = "elapsed time per iteration (ms): {:.1f} | lm loss: {:.2f} |{}\n"
     text = [
         f" iteration {n}/ {lines} | "
@@ -281,7 +281,7 @@ def test_digits_that_are_no_date_give_no_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [40, 90, 130, 200, 260])
-def test_what_a_last_line_that_was_cut_lacks_is_from_the_line_above(end: int, tmp_path: Path) -> None:
+def test_missing_fields_of_a_cut_last_line_come_from_the_line_before(end: int, tmp_path: Path) -> None:
     before = [line(n, more=" tokens per gpu per second (tgs): 950.0 | TFLOPs: 41.5 |") for n in range(1, 4)]
     cut = line(4, time=101.0, loss=4.0)[:end]
     for text in ([*before, cut], [*before, cut, "[default1]: n2 writes into it\n"]):
@@ -335,7 +335,7 @@ def test_timers_name_the_slowest_rank(tmp_path: Path) -> None:
         (START.format(minute=1), "of a training that came to 'after megatron is initialized'"),
     ],
 )
-def test_what_is_no_log_is_reported_in_a_sentence(tmp_path: Path, text: str, problem: str) -> None:
+def test_file_that_is_no_log_is_one_sentence(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "n1.out").write_text(text)
     with pytest.raises(NothingToRead) as error:
         summarise([tmp_path])
@@ -384,7 +384,7 @@ def test_quantiles_of_a_long_run_are_those_of_all() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=20), min_size=1, max_size=5))
-def test_runs_are_those_that_were(lengths: list[list[int]]) -> None:
+def test_runs_are_split_at_their_restarts(lengths: list[list[int]]) -> None:
     """Each run's iterations rise by arbitrary intervals; the next run begins at or below its end."""
     steps: list[Step] = []
     known = []
@@ -410,7 +410,7 @@ def test_runs_are_those_that_were(lengths: list[list[int]]) -> None:
         ),
     ],
 )
-def test_a_log_that_is_no_plain_text_is_named_as_what_it_is(
+def test_log_that_is_no_plain_text_is_named_by_its_format(
     tmp_path: Path, begins: bytes, problem: str
 ) -> None:
     log = tmp_path / "run.log"
@@ -419,7 +419,7 @@ def test_a_log_that_is_no_plain_text_is_named_as_what_it_is(
         summarise([log])
 
 
-def test_a_directory_without_logs_is_refused_with_what_would_do(program: Program, tmp_path: Path) -> None:
+def test_directory_without_logs_is_refused_with_a_hint(program: Program, tmp_path: Path) -> None:
     (tmp_path / "progress.json").write_text("{}")
     code, _, err = program("log", "summary", tmp_path)
     assert code == 3

@@ -128,7 +128,7 @@ def test_timers_of_a_pipeline_have_stages_where_the_log_has_its_layout(tmp_path:
         # Another node's log has the other half.
         ARGUMENTS.format(tensor=1, stages=2, world=16),
     ],
-    ids=["untold", "no pipeline", "half of the ranks"],
+    ids=["unknown", "no pipeline", "half of the ranks"],
 )
 def test_no_bubble_is_reported_for_timers_that_may_not_be_of_a_whole_pipeline(
     tmp_path: Path, head: str
@@ -210,7 +210,7 @@ def _read(directory: Path, text: str) -> Timeline:
 
 
 @pytest.mark.parametrize("tag", ["n1: ", "[default7]:", " 3: ", "[1,7]<stdout>:"])
-def test_what_a_launcher_puts_before_each_line_does_not_hide_timers(tmp_path: Path, tag: str) -> None:
+def test_prefixes_of_a_launcher_do_not_hide_timers(tmp_path: Path, tag: str) -> None:
     others = "n2:     rank  0: 1.00\n    rank 99: 1.00\n"
     lines = timers(4, 100.0).splitlines(keepends=True)
     log = tmp_path / "n1.out"
@@ -345,7 +345,7 @@ def test_chromes_trace_format(tmp_path: Path, program: Program) -> None:
     assert chrome_trace(Timeline())["traceEvents"] == []
 
 
-def test_what_has_no_trace_is_refused(tmp_path: Path, program: Program) -> None:
+def test_directory_without_a_trace_is_refused(tmp_path: Path, program: Program) -> None:
     code, _, err = program("log", "trace", tmp_path, "-o", tmp_path / "trace.json")
     assert code == 3
     assert "set logging.trace_steps, such as 20-22" in err

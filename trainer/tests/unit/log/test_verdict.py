@@ -316,7 +316,7 @@ def test_a_job_whose_training_is_done_may_take_its_time_to_end() -> None:
         "COMPLETED\n\nCANCELLED by 1000\n",
     ],
 )
-def test_words_of_slurm_and_of_launchers_are_states(state: str) -> None:
+def test_states_of_slurm_and_of_launchers_are_known(state: str) -> None:
     check_state(state)
 
 
@@ -344,7 +344,7 @@ def test_a_job_that_learns_at_an_even_speed_is_healthy(
     assert evaluate(replace(HEALTHY, runs=(run(losses, times),))).word == "healthy"
 
 
-def test_who_is_idle_is_named_once_and_no_node_where_all_are() -> None:
+def test_idle_ranks_are_named_once_and_no_node_if_all_are_idle() -> None:
     late = replace(HEALTHY, seconds_since_step=75, gpu_processes={"n1": 8, "n2": 0, "n3": 0})
     found = evaluate(late)
     assert found.word == "stalled"
@@ -353,14 +353,14 @@ def test_who_is_idle_is_named_once_and_no_node_where_all_are() -> None:
     assert (all_idle.reason, all_idle.culprits) == ("It runs, but no process is on its GPUs.", ())
 
 
-def test_what_a_node_with_an_older_trainer_observed_is_understood() -> None:
+def test_report_of_an_older_trainer_is_understood() -> None:
     plain = to_json(HEALTHY)
     former = {{"requested": "asked", "reported": "told"}.get(key, key): value for key, value in plain.items()}
     assert of_json(former) == of_json(plain)
     assert of_json(former).requested == HEALTHY.requested
 
 
-def test_a_loss_that_the_newest_line_lacks_is_not_shown_as_its_own() -> None:
+def test_loss_missing_in_the_newest_line_is_not_shown_for_it() -> None:
     steps = [Step(n, 500, {"lm loss": 9.0} if n < 4 else {}) for n in range(1, 6)]
     (found,) = runs(steps)
     assert evaluate(Observed(state="RUNNING", runs=[plain(found)])).reason == (

@@ -18,7 +18,9 @@ TEXT = "[rank3]: ValueError: no\n[default12]:a line\n3: another\nValueError: nob
     ("grep", "rank", "numbers"),
     [("", None, [0, 1, 2, 3, 4]), ("Value.rror", None, [0, 3, 4]), ("", 3, [0, 2]), ("Value", 12, [4])],
 )
-def test_a_word_and_a_rank(tmp_path: Path, grep: str, rank: int | None, numbers: list[int]) -> None:
+def test_lines_are_searched_by_word_and_rank(
+    tmp_path: Path, grep: str, rank: int | None, numbers: list[int]
+) -> None:
     lines = TEXT.splitlines()
     wanted = [lines[number] for number in numbers]
     selection = Wanted(grep, rank)
@@ -31,7 +33,7 @@ def test_a_word_and_a_rank(tmp_path: Path, grep: str, rank: int | None, numbers:
     assert selection.last(tmp_path / "absent", 1, most=1) == []
 
 
-def test_what_is_no_expression_is_refused() -> None:
+def test_invalid_regular_expression_is_refused() -> None:
     with pytest.raises(re.error):
         Wanted("(")
 
@@ -75,7 +77,7 @@ def test_each_way_of_marking_a_line_names_its_rank() -> None:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_traceback_goes_on_in_lines_without_a_mark(end: str) -> None:
+def test_traceback_continues_in_unmarked_lines(end: str) -> None:
     text = TRACEBACK.replace("\n", end)
     found = Wanted(rank=3).of(text).split(end)
     lines = text.split(end)
@@ -97,7 +99,7 @@ FINISHED = """\
 @pytest.mark.parametrize(
     "behind", ["iteration 20/100\n", "  indented\n", "Traceback (most recent call last):\n"]
 )
-def test_what_follows_a_traceback_that_is_marked_to_its_end_has_no_rank(behind: str) -> None:
+def test_line_after_a_fully_marked_traceback_has_no_rank(behind: str) -> None:
     assert Wanted(rank=3).of(FINISHED + behind + "ChildFailedError: 1\n") == FINISHED
 
 

@@ -62,7 +62,7 @@ def _problems(draw: st.DrawFn) -> Problem:
 
 @given(problem=_problems())
 @settings(deadline=None)
-def test_it_is_as_fast_as_the_best_of_all_cuts_that_fit(problem: Problem) -> None:
+def test_cut_equals_the_best_of_all_that_fit(problem: Problem) -> None:
     stages = len(problem.sums)
     fitting = [cut for cut in _cuts(problem.layers, stages) if problem.holds(cut)]
     best = best_cut(problem)
@@ -80,7 +80,7 @@ def test_it_is_as_fast_as_the_best_of_all_cuts_that_fit(problem: Problem) -> Non
 
 @given(problem=_problems(), share=st.floats(0.5, 1.5))
 @settings(deadline=None)
-def test_what_is_no_faster_than_known_is_not_returned(problem: Problem, share: float) -> None:
+def test_cut_no_faster_than_the_known_one_is_not_returned(problem: Problem, share: float) -> None:
     best = best_cut(problem)
     if best is None:
         return
@@ -93,7 +93,7 @@ def test_what_is_no_faster_than_known_is_not_returned(problem: Problem, share: f
 
 
 @pytest.mark.parametrize("case", ["gpt2XL", "bert", "T5"])
-def test_it_is_never_slower_than_fasops_heuristic(case: str) -> None:
+def test_cut_is_never_slower_than_fasops_heuristic(case: str) -> None:
     shape, nodes = CASES[case]
     faster = 0
     for order in rotations(nodes):

@@ -42,7 +42,7 @@ def _estimates(case: str, *, with_slips: bool) -> list[Estimate]:
         ("T5", Layout(1, 4, 8, 2), "A10", 1.01782, (9, 8, 8, 6, 5, 4, 5, 5)),
     ],
 )
-def test_upstreams_winner_wins_with_its_time(
+def test_upstreams_fastest_layout_is_fastest_with_its_time(
     case: str, layout: Layout, first_node: str, seconds: float, cut: tuple[int, ...] | None
 ) -> None:
     best = next(estimate for estimate in _estimates(case, with_slips=True) if estimate.fits)
@@ -64,7 +64,7 @@ def test_upstreams_winner_wins_with_its_time(
         ((A100, *[A10] * 7), None, {"pipeline": 1.005746, "data reduction": 0.004257}),
     ],
 )
-def test_upstreams_parts_of_a_step(
+def test_parts_of_a_step_are_upstreams(
     nodes: tuple[NodeKind, ...], cut: tuple[int, ...] | None, parts: dict[str, float]
 ) -> None:
     estimate = FasopModel(SHAPES["gpt2XL"], nodes).estimate(Layout(1, 4, 8, 1), cut)
@@ -84,7 +84,7 @@ def test_upstream_counts_as_many_layouts_that_fit() -> None:
 
 @pytest.mark.parametrize("with_slips", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_every_layout_is_that_of_the_obvious_implementation(case: str, with_slips: bool) -> None:
+def test_every_layout_equals_the_reference_implementation(case: str, with_slips: bool) -> None:
     """``fasop.json.xz`` has each layout's cut, seconds, GiB and whether it runs out of memory.
 
     It was written by an implementation of the paper's model and its program's slips in loops over scalars,

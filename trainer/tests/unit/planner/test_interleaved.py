@@ -24,7 +24,7 @@ SIZES = st.tuples(st.integers(2, 4), st.integers(1, 3), st.integers(1, 4))
 
 @settings(max_examples=60, deadline=None)
 @given(SIZES, st.data())
-def test_a_step_takes_what_the_engines_passes_take(size: tuple[int, int, int], data: st.DataObject) -> None:
+def test_step_takes_as_long_as_the_engines_passes(size: tuple[int, int, int], data: st.DataObject) -> None:
     stages, chunks, groups = size
     eager = data.draw(st.integers(0, 3)) if chunks == 1 else 0
     seconds = st.floats(0.1, 2.0)
@@ -146,7 +146,7 @@ def test_chunks_that_are_alike_have_the_bubble_of_the_formula(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 4), st.integers(2, 3), st.integers(1, 40), st.data())
-def test_a_long_step_takes_what_its_passes_take(
+def test_long_step_takes_as_long_as_its_passes(
     stages: int, chunks: int, groups: int, data: st.DataObject
 ) -> None:
     seconds = st.tuples(st.floats(0.8, 1.2), st.floats(1.6, 2.4))

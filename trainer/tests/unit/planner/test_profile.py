@@ -72,7 +72,7 @@ def test_between_points_a_time_is_between_theirs_and_at_a_point_its_own(
         assert found / size == pytest.approx(points[nearest] / nearest)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_profile_is_read(tmp_path: Path) -> None:
     file = tmp_path / "h100.json"
     file.write_text(PROFILE.text())
     assert Profile.read(file) == PROFILE
@@ -142,7 +142,7 @@ def test_times_that_no_gpu_can_have_are_refused(size: int, times: LayerTimes, pr
     dataclasses.replace(wrong, gpu="cpu").require(JOB, source="cpu.json", command="")
 
 
-def test_a_profile_of_the_other_engine_names_both_ways_out() -> None:
+def test_profile_of_the_other_engine_is_refused_with_both_remedies() -> None:
     wanted = "engine=" + JOB.engine
     other = {"native": "deepspeed", "deepspeed": "native"}[JOB.engine]
     wrong = dataclasses.replace(PROFILE, shape={**PROFILE.shape, "engine": other})
@@ -152,7 +152,7 @@ def test_a_profile_of_the_other_engine_names_both_ways_out() -> None:
     assert str(refused.value).endswith(ways)
 
 
-def test_links_that_were_not_measured_are_the_nodes() -> None:
+def test_unmeasured_links_come_from_the_nodes() -> None:
     node = NodeKind("H100", gpus=8, inter=4e11, intra=3.6e12, memory_gib=79.1)
     times: Times = MeasuredTimes({"H100": PROFILE}, {"H100": node})
     assert times.point_to_point("H100", "H100", across=False) == Link(1e-5, 8e11)
@@ -261,7 +261,7 @@ def test_a_budget_that_no_layout_can_keep_is_refused_before_anything_is_measured
 
 
 @pytest.mark.parametrize("name", ["bert-large", "t5-11b"])
-def test_what_is_measured_needs_no_tokenizer(name: str) -> None:
+def test_measuring_needs_no_tokenizer(name: str) -> None:
     require_modelled(configuration.load(CONFIG.with_name(f"{name}.yaml"), ["data.tokenizer=null"]))
 
 
@@ -281,7 +281,7 @@ def _scaled(factor: float) -> Profile:
     return dataclasses.replace(PROFILE, layers=layers, shape=shape, versions={"torch": VERSIONS["torch"]})
 
 
-def test_tune_names_a_time_that_noise_has_hidden(tmp_path: Path) -> None:
+def test_tune_names_a_time_hidden_by_noise(tmp_path: Path) -> None:
     file = tmp_path / "cpu.json"
     block = {**PROFILE.layers[1]["Block"], 4: LayerTimes(1e-9, 4e-3, 6e-3)}
     times = {**PROFILE.layers, 1: {**PROFILE.layers[1], "Block": block}}
@@ -300,13 +300,13 @@ def test_an_unknown_gpu_is_answered_with_those_of_the_profiles_too(tmp_path: Pat
     assert "The GPU 'CPU' is not known; known are cpu, GB200," in str(result.exception)
 
 
-def test_without_a_profile_tune_says_that_it_guesses_and_what_measures() -> None:
+def test_tune_without_a_profile_says_that_it_guesses() -> None:
     shown = CliRunner().invoke(cli, ["tune", str(CONFIG), "--nodes", "1xH100:4"]).output
     assert "A GUESS" in shown
     assert f"rdm-trainer profile {CONFIG}" in shown
 
 
-def test_a_foreign_profile_is_refused_with_what_to_run(tmp_path: Path) -> None:
+def test_profile_of_another_job_is_refused_with_the_command_to_run(tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text(dataclasses.replace(PROFILE, shape={**PROFILE.shape, "hidden_size": 1024}).text())
     assert "hidden_size 1024, and the job has 1600" in _error(file)
@@ -342,7 +342,7 @@ def test_a_broken_profile_is_one_sentence_with_its_name(tmp_path: Path, change: 
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "{}", "\xff"])
-def test_what_is_no_profile_is_named(tmp_path: Path, content: str) -> None:
+def test_invalid_profile_is_named(tmp_path: Path, content: str) -> None:
     file = tmp_path / "broken.json"
     file.write_bytes(content.encode("latin-1"))
     assert _error(file).startswith(f"{file} is no profile")

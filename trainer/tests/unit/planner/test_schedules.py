@@ -23,7 +23,7 @@ _SECONDS = st.floats(0.001, 1.0) | st.sampled_from([0.1, 0.2])
     sends=st.tuples(st.floats(0, 0.5), st.floats(0, 0.5)),
 )
 @settings(deadline=None)
-def test_a_step_ends_when_the_obvious_simulation_says(
+def test_step_ends_when_the_reference_simulation_ends(
     times: list[float], micro_batches: int, sends: tuple[float, float]
 ) -> None:
     stages = len(times)
@@ -49,7 +49,7 @@ def test_a_step_ends_when_the_obvious_simulation_says(
     forward=st.floats(0.1, 0.9),
 )
 @settings(deadline=None)
-def test_stages_that_run_ahead_take_what_the_engines_passes_take(
+def test_eager_stages_take_as_long_as_the_engines_passes(
     times: list[float], micro_batches: int, eager: int, forward: float
 ) -> None:
     stages = len(times)

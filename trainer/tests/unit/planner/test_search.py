@@ -12,7 +12,7 @@ from rdm_planner.partition import best_cut
 from rdm_planner.search import search
 
 
-def test_the_fastest_are_those_of_a_search_that_solves_all() -> None:
+def test_pruned_search_finds_the_fastest_of_all() -> None:
     models = [
         FasopModel(SHAPES["bert"], order, with_slips=False, within_memory=True)
         for order in orders((A100, A10, A10))

@@ -89,7 +89,7 @@ def test_one_gpu_takes_its_flops_at_its_rate() -> None:
     assert best.seconds == pytest.approx(work / (989.4e12 * 0.5), rel=5e-3)
 
 
-def test_the_model_follows_what_the_engine_states() -> None:
+def test_model_follows_the_engines_statements() -> None:
     model = trainer_model("gpt2-xl", A10, A10)
     layout = Layout(1, 2, 4, 1, zero_stage=1)
     cut = (13, 12, 12, 13)
@@ -169,7 +169,7 @@ class _Measured(PublishedPeaks):
     is_measured = True
 
 
-def test_each_engine_reduces_experts_and_what_their_ranks_have_alike_in_its_way() -> None:
+def test_each_engine_reduces_experts_and_shared_weights_in_its_way() -> None:
     experts = 3 * 8 * 3 * 2048 * 768 // 4
     layout = Layout(1, 8, 1, 1, False, 1, 4)
     seconds = {}
@@ -334,7 +334,7 @@ def test_eager_forwards_hide_a_bubble_behind_a_slower_first_stage_and_hold_more(
     assert held[0][1] == held[1][1] == held[2][1]
 
 
-def test_some_blocks_that_compute_again_cost_between_none_and_all() -> None:
+def test_recomputing_some_blocks_costs_between_none_and_all() -> None:
     full = Layout(1, 1, 4, 1, True, 1)
     cut, seconds, memory = (13, 12, 12, 13), [], []
     for blocks in (0, 4, 8, 12, "null"):
@@ -350,7 +350,7 @@ def test_some_blocks_that_compute_again_cost_between_none_and_all() -> None:
     assert memory[:4] == sorted(set(memory[:4]), reverse=True)
 
 
-def test_a_last_stage_without_the_head_says_nothing_of_one_with_it() -> None:
+def test_last_stage_with_the_head_is_evaluated_separately() -> None:
     keys = ("activation_checkpointing=full", "activation_checkpointing_blocks=4")
     layout = Layout(1, 1, 4, 1, True, 1)
 
@@ -363,7 +363,7 @@ def test_a_last_stage_without_the_head_says_nothing_of_one_with_it() -> None:
     assert partial.memory(3, 37, 50) == shaped().memory(3, 37, 50) > without
 
 
-def test_a_border_within_a_node_is_crossed_by_those_who_leave_it() -> None:
+def test_boundary_within_a_node_is_crossed_only_by_ranks_that_leave_it() -> None:
     slow = NodeKind("A10", gpus=8, inter=1e9, intra=1e15, memory_gib=22.2)
     model = trainer_model("gpt2-xl", slow, slow, slow, overrides=["optimisation.global_batch_size=96"])
     # Ranks 3 to 5 are stage 1 and 6 to 8 stage 2: rank 5 sends to rank 8, on the next node.
@@ -375,7 +375,7 @@ def test_a_border_within_a_node_is_crossed_by_those_who_leave_it() -> None:
     assert added[1] > 0.01
 
 
-def test_two_context_ranks_take_the_tokens_that_were_measured() -> None:
+def test_two_context_ranks_match_the_measured_throughput() -> None:
     # docs/performance.md, "Long sequences": GPT-1.3B on H200. The bandwidth is that of its "Slow fabric".
     one, two = 29_201, 27_112
     overrides = [*LONG, "model.max_position_embeddings=32768"]
@@ -400,7 +400,7 @@ def test_two_context_ranks_take_the_tokens_that_were_measured() -> None:
         (64, "fp32", {12.5: 2.403, 25.0: 2.095, 50.0: 2.015}),
     ],
 )
-def test_steps_on_a_slow_fabric_take_what_was_measured(
+def test_steps_on_a_slow_fabric_match_the_measured_times(
     ranks: int, reduced: str, measured: dict[float, float]
 ) -> None:
     # docs/performance.md, "Slow fabric": GPT-1.3B on H200, 8 micro-batches; GB/s → seconds of a step.
@@ -427,7 +427,7 @@ def test_steps_on_a_slow_fabric_take_what_was_measured(
         ("gpt-345m", 16, (15, 11), 0.02, [(187_365, 18.1), (189_870, 25.1), (189_806, 32.2)]),
     ],
 )
-def test_eager_forwards_gain_and_hold_about_what_they_do_in_steps_that_were_measured(
+def test_eager_forwards_match_the_measured_gain_and_memory(
     name: str, micro_batch: int, cut: tuple[int, int], error: float, measured: list[tuple[float, float]]
 ) -> None:
     # docs/performance.md, "Two GPUs": tokens/s of each H200, and GiB on the first stage.

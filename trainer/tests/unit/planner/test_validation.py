@@ -6,13 +6,13 @@ import pytest
 from rdm_planner.tune.validation import chosen, compared, rank_correlation
 
 
-def test_the_best_and_as_many_others_are_run() -> None:
+def test_best_layouts_and_as_many_others_are_run() -> None:
     assert chosen(10, 2) == [0, 1, 5, 9]
     assert chosen(4, 3) == [0, 1, 2, 3]
     assert chosen(1, 3) == [0]
 
 
-def test_ranks_that_are_equal_share_a_place() -> None:
+def test_equal_values_share_a_rank() -> None:
     assert rank_correlation([1, 2, 3], [10, 20, 40]) == pytest.approx(1)
     assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
     # By hand: ranks 0, 1.5, 1.5, 3 against 0, 1, 2, 3.

@@ -70,7 +70,7 @@ def lab(colour: str, eyes: str) -> Triple:
     return 116 * f(y) - 16, 500 * (f(x) - f(y)), 200 * (f(y) - f(z))
 
 
-def test_the_measure_knows_what_is_confused() -> None:
+def test_colour_distance_detects_confusable_colours() -> None:
     red, green = "#C03030", "#5A7A20"
     usual, others = (math.dist(lab(red, eyes), lab(green, eyes)) for eyes in ("usual", "deuteranopia"))
     assert usual > 4 * others

@@ -43,12 +43,12 @@ PLOTLY = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
 """SHA-256 of plotly-cartesian.min.js in the npm package plotly.js-cartesian-dist-min 4.1.1."""
 
 
-def test_plotly_is_what_it_is_pinned_to() -> None:
+def test_plotly_has_its_pinned_version() -> None:
     library = importlib.resources.files("rdm_log.report") / "assets" / "plotly-cartesian.min.js"
     assert hashlib.sha256(library.read_bytes()).hexdigest() == PLOTLY
 
 
-def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
+def test_page_of_a_job_on_a_desktop(tmp_path: Path, opened: Any) -> None:
     job = write_job(tmp_path / "gpt-1")
     write_trace(job)
     write_network(job)
@@ -82,7 +82,7 @@ def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
 
 
 @pytest.mark.parametrize("knows_peak", [True, False], ids=["mfu", "tflops"])
-def test_every_plot_that_there_is_is_drawn(tmp_path: Path, opened: Any, knows_peak: bool) -> None:
+def test_every_plot_is_drawn(tmp_path: Path, opened: Any, knows_peak: bool) -> None:
     """A new plot fails here until some job has it."""
     work = "mfu" if knows_peak else "tflops"
     write([write_full_job(tmp_path / "gpt-1", knows_peak=knows_peak)], tmp_path / "page.html")
@@ -108,7 +108,7 @@ def test_every_plot_that_there_is_is_drawn(tmp_path: Path, opened: Any, knows_pe
     assert shown.wrong == []
 
 
-def test_what_happened_is_listed_and_marked_on_the_curves(tmp_path: Path, opened: Any) -> None:
+def test_events_are_listed_and_marked_on_the_curves(tmp_path: Path, opened: Any) -> None:
     job = write_job(tmp_path / "gpt-1")
     with (job / "n000.out").open("a") as file:
         file.write("  successfully saved checkpoint at iteration     250 to /checkpoints\n")
@@ -212,7 +212,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(tmp_path: Path, opened: Any
     assert shown.wrong == []
 
 
-def test_it_can_be_printed(tmp_path: Path, opened: Any) -> None:
+def test_page_can_be_printed(tmp_path: Path, opened: Any) -> None:
     jobs = [write_full_job(tmp_path / name) for name in ("gpt-1", "gpt-2")]
     (jobs[1] / "resolved.yaml").write_text(json.dumps({"data": {"prefix": "/a/long/path" * 20}}))
     write(jobs, tmp_path / "page.html")
@@ -295,9 +295,7 @@ def test_the_text_of_a_log_cannot_become_a_script(tmp_path: Path, opened: Any) -
     assert "CUDA error: </script>" in shown.page.inner_text("header")
 
 
-def test_figures_are_written_as_people_read_them_and_no_place_is_left_empty(
-    tmp_path: Path, opened: Any
-) -> None:
+def test_figures_are_readable_and_no_cell_is_empty(tmp_path: Path, opened: Any) -> None:
     line = (
         " iteration {:8d}/    5000 | elapsed time per iteration (ms): 822.0 | global batch size:   256 |"
         " lm loss: 3.0 | consumed samples: {:d} | consumed tokens: {:d} |{}\n"
@@ -323,7 +321,7 @@ def test_figures_are_written_as_people_read_them_and_no_place_is_left_empty(
     assert shown.wrong == []
 
 
-def test_a_figure_that_is_no_longer_logged_shows_until_when_it_was(tmp_path: Path) -> None:
+def test_figure_that_is_no_longer_logged_shows_its_last_step(tmp_path: Path) -> None:
     old = " iteration {:8d}/ 50 | elapsed time per iteration (ms): 700.0 | {}: 346.3/340.8 | lm loss: 9.0 |\n"
     new = " iteration {:8d}/ 50 | elapsed time per iteration (ms): 700.0 | {}: 615.5 (avg 610.1) |\n"
     named = "throughput per GPU (TFLOP/s/GPU)"
@@ -380,7 +378,7 @@ def test_the_address_plan_with_its_rails_and_the_bandwidth_between_nodes_are_sho
     assert "Address plan" not in page([collect(job)])
 
 
-def test_what_nodes_report_separately_is_the_same_job(
+def test_separate_reports_of_nodes_are_one_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = write_job(tmp_path / "gpt-1")
@@ -408,7 +406,7 @@ def test_what_nodes_report_separately_is_the_same_job(
     assert other.plan == {"nodes": {"n000": {"my_ip": "192.169.16.100"}}}
 
 
-def test_what_is_no_training_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_directory_that_is_no_training_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text("hello\n")
     with pytest.raises(NothingToRead, match="has no line"):
         write([tmp_path / "x.log"], tmp_path / "page.html")
@@ -445,7 +443,7 @@ def test_the_machine_readable_records_come_first_and_their_times_are_the_axis(
 
 
 @pytest.mark.parametrize("gap_s", [0, 50_000])
-def test_long_records_that_were_thinned_lie_where_they_belong(tmp_path: Path, gap_s: int) -> None:
+def test_thinned_records_keep_their_times(tmp_path: Path, gap_s: int) -> None:
     """The older half keeps a quarter of its records; they have no gap unless nothing was measured."""
     times = [20.0 * number for number in range(500)] + [10_000 + 5.0 * number for number in range(2000)]
     times = [at + gap_s * (at >= 12_000) for at in times]
@@ -484,7 +482,7 @@ def test_long_lines_are_thinned_before_they_are_parsed(tmp_path: Path) -> None:
         assert abs(value - column) <= 2
 
 
-def test_the_verdict_of_those_who_watched_it_counts(tmp_path: Path, program: Program) -> None:
+def test_verdict_of_the_agents_is_shown(tmp_path: Path, program: Program) -> None:
     job = write_job(tmp_path / "gpt-1")
     slow = "Rank 3 on n001 is slow."
     faulty = {"kind": "slow", "node": "n001", "rank": 3}

@@ -10,7 +10,7 @@ import pytest
 from rdm_log.report.configuration import flat, read, without_secrets
 
 
-def test_secrets_are_not_shown_wherever_they_stand() -> None:
+def test_secrets_are_hidden_in_every_place() -> None:
     program = ["train.py", "--wandb-key", "1a2b", "--tokenizer-type", "GPT2", "--api_token=3c4d", "--lr", "1"]
     shown = without_secrets(
         flat({"launcher": {"program": program, "env": {"HF": "5e6f"}}, "wandb": {"api_key": "7a8b"}})
@@ -23,6 +23,6 @@ def test_secrets_are_not_shown_wherever_they_stand() -> None:
 
 
 @pytest.mark.parametrize("text", ["a: 2024-99-99", "a: " + "[" * 5000, "a: [", "- 1", "a: \x01"])
-def test_what_is_no_configuration_is_an_empty_one(tmp_path: Path, text: str) -> None:
+def test_invalid_configuration_is_shown_as_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / "resolved.yaml").write_text(text)
     assert read(tmp_path / "resolved.yaml") == {}

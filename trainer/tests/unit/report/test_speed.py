@@ -10,7 +10,7 @@ from rdm_log.report.job import collect
 from rdm_log.report.machines import memory
 
 
-def test_what_deepspeeds_engine_logs_alone_is_drawn(tmp_path: Path) -> None:
+def test_speed_from_deepspeeds_log_alone_is_drawn(tmp_path: Path) -> None:
     lines = []
     for n in (10, 20):
         lines.append(f"[logging.py:128:log_dist] [Rank 0] step={n}, skipped=0, lr=[0.001], mom=[0.9]\n")

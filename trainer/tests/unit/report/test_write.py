@@ -41,7 +41,7 @@ def test_only_a_page_is_replaced(tmp_path: Path) -> None:
         (("NAN", "NAN"), "NaN", "since 1"),
     ],
 )
-def test_a_loss_that_is_no_number_is_no_figure(
+def test_nan_loss_is_shown_as_no_figure(
     tmp_path: Path, losses: tuple[str, ...], value: str, note: str
 ) -> None:
     log, page = tmp_path / "run.log", tmp_path / "page.html"

@@ -14,7 +14,7 @@ from rdm_job.rendezvous import command
 from tests.waiting import wait_until
 
 
-def test_one_that_ignores_the_wish_to_end_is_killed_with_all_that_it_started(
+def test_command_that_ignores_sigterm_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "TERM_S", 0.2)

@@ -67,7 +67,7 @@ def test_the_interface_of_an_active_port_is_taken_with_its_rails(
     assert len(fabric.find_fabric("bond0", sysfs=tmp_path).ports) == 6
 
 
-def test_without_rdma_the_route_to_the_launcher_says_which(
+def test_without_rdma_the_interface_of_the_route_to_the_launcher_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fabric, "outward_address", {"10.1.2.3": "10.1.2.9"}.get)
@@ -75,12 +75,12 @@ def test_without_rdma_the_route_to_the_launcher_says_which(
     assert fabric.find_fabric("", "10.1.2.3", tmp_path) == Fabric("eth1", "10.1.2.9")
 
 
-def test_an_address_that_others_cannot_reach_is_never_given_out(tmp_path: Path) -> None:
+def test_unreachable_address_is_never_advertised(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match=r"127\.0\.0\.1.*--interface"):
         fabric.find_fabric("lo", sysfs=tmp_path)
 
 
-def test_an_interface_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_interface_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="--interface is ib7"):
         fabric.find_fabric("ib7", sysfs=tmp_path)
 
@@ -95,7 +95,7 @@ def test_infiniband_needs_no_gid_index(tmp_path: Path) -> None:
     }
 
 
-def test_the_gid_of_a_container_is_its_own_address_and_not_the_third(
+def test_gid_index_is_that_of_the_containers_own_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = {
@@ -119,7 +119,7 @@ def test_the_gid_of_a_container_is_its_own_address_and_not_the_third(
     assert "NCCL_IB_GID_INDEX" not in fabric.library_settings(rails, tmp_path)
 
 
-def test_what_the_user_set_stays() -> None:
+def test_variables_of_the_user_win() -> None:
     environment = {"NCCL_IB_HCA": "mlx5", "OTHER": "1"}
     assert fabric.adopt({"NCCL_IB_HCA": "=mlx5_0:1", "GLOO_SOCKET_IFNAME": "ib0"}, environment) == [
         "GLOO_SOCKET_IFNAME"

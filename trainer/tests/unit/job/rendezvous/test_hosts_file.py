@@ -20,13 +20,13 @@ MEMBERS = [
 
 
 @given(text=st.text(alphabet="abc.1 #\n\t"))
-def test_it_is_as_before_afterwards(text: str) -> None:
+def test_hosts_file_is_restored_afterwards(text: str) -> None:
     once = with_block(text, "job", MEMBERS)
     assert with_block(once, "job", MEMBERS) == once
     assert without_block(once, "job").rstrip("\n") == text.rstrip("\n")
 
 
-def test_each_member_has_its_rank_and_a_name_stands_for_one_address() -> None:
+def test_hosts_file_maps_each_name_to_one_address() -> None:
     text = with_block("127.0.0.1 localhost\n", "job", MEMBERS)
     assert text.splitlines() == [
         "127.0.0.1 localhost",
@@ -38,7 +38,7 @@ def test_each_member_has_its_rank_and_a_name_stands_for_one_address() -> None:
     ]
 
 
-def test_a_block_without_an_end_takes_no_line_of_others_along() -> None:
+def test_block_without_an_end_marker_removes_no_other_line() -> None:
     text = "127.0.0.1 localhost\n# BEGIN rdm-trainer rendezvous job\n10.9.9.9 mydb\n"
     assert without_block(text, "job") == "127.0.0.1 localhost\n10.9.9.9 mydb\n"
 
@@ -48,7 +48,7 @@ def test_two_jobs_of_a_host_have_a_block_each() -> None:
     assert without_block(both, "one") == with_block("", "other", MEMBERS)
 
 
-def test_the_file_itself_stays(tmp_path: Path) -> None:
+def test_hosts_file_keeps_its_inode(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a long line that was here before\n")
     before = file.stat().st_ino

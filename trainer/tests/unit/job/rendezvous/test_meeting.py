@@ -45,7 +45,7 @@ def _join(server: ControlServer) -> ControlClient:
     return client
 
 
-def test_a_worker_whose_connection_breaks_before_it_hears_of_the_start_hears_of_it_again() -> None:
+def test_worker_that_reconnects_receives_the_start_again() -> None:
     server = ControlServer("127.0.0.1", 0, SECRET, 2)
     launcher = Launcher(server, Roster(LAUNCHER, 2), "session", lambda line: None)
     ends: list[End] = []
@@ -84,7 +84,7 @@ def test_a_worker_whose_connection_breaks_before_it_hears_of_the_start_hears_of_
     assert reports == {"n1": {"gpu": ["busy"]}}
 
 
-def test_a_worker_that_is_stopped_before_it_hears_of_the_start_ends_the_job_at_once() -> None:
+def test_worker_stopped_before_the_start_ends_the_job_at_once() -> None:
     server = ControlServer("127.0.0.1", 0, SECRET, 2)
     launcher = Launcher(server, Roster(LAUNCHER, 2), "session", lambda line: None)
     ends: list[End] = []
@@ -111,7 +111,7 @@ def test_a_worker_that_is_stopped_before_it_hears_of_the_start_ends_the_job_at_o
     assert [end.code for end in ends] == [143]
 
 
-def test_a_worker_that_was_stopped_has_not_failed_whatever_its_command_ends_with() -> None:
+def test_stopped_worker_has_not_failed_with_any_exit_code() -> None:
     server = ControlServer("127.0.0.1", 0, SECRET, 2)
     launcher = Launcher(server, Roster(LAUNCHER, 2), "session", lambda line: None)
     ends: list[End] = []
@@ -177,7 +177,7 @@ class Scripted(ControlServer):
         return 0.0
 
 
-def test_the_list_goes_out_once_and_again_only_to_who_lacks_it() -> None:
+def test_member_list_is_resent_only_to_members_without_it() -> None:
     members = {f"c{number}": Member(f"n{number}", "host", "10.0.0.2", 1) for number in range(1, 1000)}
     joins = {one: [{"type": "join", "member": member.to_dict()}] for one, member in members.items()}
     alive = {one: [{"type": "alive"}] for one in members}
@@ -193,9 +193,7 @@ def test_the_list_goes_out_once_and_again_only_to_who_lacks_it() -> None:
     assert server.lists == [sorted(members), ["c7"]]
 
 
-def test_a_worker_that_is_killed_between_the_list_and_its_acknowledgement_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_worker_killed_before_it_acknowledges_the_list_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(Scripted):
         def silent_for(self, name: str) -> float:
             return 60.0 if name == "killed" and len(self._turns) < 5 else 0.0
@@ -218,7 +216,7 @@ def test_a_worker_that_is_killed_between_the_list_and_its_acknowledgement_is_rep
     assert server.disconnected == ["killed"]
 
 
-def test_a_worker_that_was_only_slow_comes_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_worker_reconnects_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "BEAT_S", 0.1)
     monkeypatch.setattr(meeting, "_SILENT_S", 0.1)
     lines: list[str] = []
@@ -275,7 +273,7 @@ def _ends(
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(range(4)))
-def test_whatever_carries_a_meeting_and_whoever_comes_first_all_start_with_one_list(
+def test_all_members_start_with_one_list_on_every_transport(
     transport: str,
     order: list[int],
     tmp_path_factory: pytest.TempPathFactory,
@@ -312,7 +310,7 @@ def test_whatever_carries_a_meeting_and_whoever_comes_first_all_start_with_one_l
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_who_waits_sees_who_is_here_and_who_is_missing(
+def test_waiting_members_see_who_is_present_and_missing(
     transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transports, "_EVERY_S", 0.05)
@@ -340,7 +338,7 @@ def test_who_waits_sees_who_is_here_and_who_is_missing(
     assert f"n1 (10.0.0.2) has come. {state}." in lines
 
 
-def test_a_member_that_cannot_take_part_lets_nobody_start_whoever_has_come(tmp_path: Path) -> None:
+def test_member_that_cannot_take_part_keeps_all_from_starting(tmp_path: Path) -> None:
     FileClient(tmp_path, 1).send({"type": "join", "member": WORKER.to_dict()})
     FileClient(tmp_path, 2).send({"type": "cannot", "reason": "n2 has no image."})
     launcher = Launcher(FileServer(tmp_path, 3), Roster(LAUNCHER, 3), "session", lambda line: None)
@@ -350,7 +348,7 @@ def test_a_member_that_cannot_take_part_lets_nobody_start_whoever_has_come(tmp_p
     assert found == End(1, "n2 has no image.")
 
 
-def test_a_line_that_is_half_there_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_partial_line_is_read_once_complete(tmp_path: Path) -> None:
     server = FileServer(tmp_path, 2)
     with (tmp_path / "1.jsonl").open("a") as file:
         file.write('{"type": "join"}\n{"type": ')

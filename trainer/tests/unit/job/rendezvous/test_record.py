@@ -19,9 +19,7 @@ from rdm_job.rendezvous.roster import Member
 from tests.waiting import wait_until
 
 
-def test_a_file_system_that_hangs_does_not_hold_a_member_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_file_system_does_not_block_a_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queried, works = threading.Event(), threading.Event()
     before = set(threading.enumerate())
 

@@ -45,7 +45,7 @@ def test_ranks_can_follow_the_numbers_that_a_batch_system_gave() -> None:
     assert roster.ranks() == {str(number): number for number in range(1, 12)}
 
 
-def test_who_is_missing_is_named_unless_others_came_than_were_expected() -> None:
+def test_missing_members_are_named_unless_unexpected_ones_joined() -> None:
     roster = Roster(LAUNCHER, 4, expected=["n0", "n1", "n2", "n3"])
     roster.join("c2", _worker(2))
     assert roster.missing_names == ["n1", "n3"]
@@ -53,7 +53,7 @@ def test_who_is_missing_is_named_unless_others_came_than_were_expected() -> None
     assert (roster.missing, roster.missing_names) == (1, [])
 
 
-def test_members_that_differ_are_named_and_those_that_report_nothing_may_have_anything() -> None:
+def test_members_that_differ_are_named_unless_they_report_nothing() -> None:
     def member(number: int, **versions: str) -> Member:
         return Member(f"n{number}", "host", f"10.0.0.{number}", 1, versions=versions)
 
@@ -73,9 +73,7 @@ def test_members_that_differ_are_named_and_those_that_report_nothing_may_have_an
         max_size=40,
     )
 )
-def test_whatever_happens_a_name_has_one_place_and_nobody_starts_without_all(
-    steps: list[tuple[str, int, int]],
-) -> None:
+def test_names_are_unique_and_the_job_starts_only_when_complete(steps: list[tuple[str, int, int]]) -> None:
     roster = Roster(LAUNCHER, 4)
     for what, number, process in steps:
         connection, before = f"c{number}.{process}", roster.round
@@ -96,21 +94,21 @@ def test_whatever_happens_a_name_has_one_place_and_nobody_starts_without_all(
         assert not roster.is_acknowledged or roster.is_complete
 
 
-def test_a_member_that_repeats_itself_is_counted_once() -> None:
+def test_repeated_join_of_a_member_counts_once() -> None:
     roster = Roster(LAUNCHER, 3)
     roster.join("c1", _worker(1))
     assert roster.join("c1", _worker(1)) is None
     assert roster.missing == 1
 
 
-def test_a_successor_takes_the_place_of_its_name() -> None:
+def test_successor_replaces_the_member_of_its_name() -> None:
     roster = Roster(LAUNCHER, 3)
     roster.join("c1", _worker(1))
     assert roster.join("c1-later", _worker(1)) == "c1"
     assert roster.connections == ["c1-later"]
 
 
-def test_one_too_many_waits_until_somebody_goes() -> None:
+def test_superfluous_member_waits_until_another_leaves() -> None:
     roster = Roster(LAUNCHER, 3)
     for number in (1, 2, 3):
         roster.join(f"c{number}", _worker(number))
@@ -121,7 +119,7 @@ def test_one_too_many_waits_until_somebody_goes() -> None:
     assert sorted(roster.connections) == ["c2", "c3"]
 
 
-def test_what_was_acknowledged_before_a_change_is_void() -> None:
+def test_acknowledgements_are_void_after_a_change() -> None:
     roster = Roster(LAUNCHER, 3)
     roster.join("c1", _worker(1))
     roster.join("c2", _worker(2))
@@ -135,7 +133,7 @@ def test_what_was_acknowledged_before_a_change_is_void() -> None:
     assert roster.is_acknowledged
 
 
-def test_nobody_is_called_as_the_launcher_is() -> None:
+def test_launchers_name_is_refused_to_workers() -> None:
     with pytest.raises(ValueError, match="the launcher is called n0, too"):
         Roster(LAUNCHER, 3).join("c1", _worker(1, name="n0"))
 
@@ -155,11 +153,11 @@ def test_nobody_is_called_as_the_launcher_is() -> None:
         ({"versions": {"torch": 2}}, "versions of n1"),
     ],
 )
-def test_what_is_no_member_is_refused(change: dict[str, object], message: str) -> None:
+def test_invalid_member_message_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Member.read(_worker(1).to_dict() | change)
 
 
-def test_a_member_is_the_same_after_its_way() -> None:
+def test_member_survives_serialisation() -> None:
     member = Member("n1", "host", "10.0.1.1", 8, "cuda GPU", {"torch": "2.6"})
     assert Member.read(member.to_dict()) == member

@@ -32,7 +32,7 @@ def debian(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("debian")
-def test_a_launcher_whose_own_name_is_the_loopbacks_gives_out_an_address_that_others_reach(
+def test_launcher_whose_name_is_loopback_advertises_a_reachable_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fabric, "outward_address", lambda: "10.1.2.3")
@@ -41,7 +41,7 @@ def test_a_launcher_whose_own_name_is_the_loopbacks_gives_out_an_address_that_ot
 
 
 @pytest.mark.usefixtures("debian")
-def test_a_worker_on_the_launchers_host_does_not_give_out_the_loopback() -> None:
+def test_worker_on_the_launchers_host_does_not_advertise_loopback() -> None:
     with pytest.raises(TrainerError, match=r"127\.0\.\d\.1, which other hosts cannot reach.*--interface"):
         own_member(None, "", "the-launcher", 1, 1.0, {})
 
@@ -51,7 +51,7 @@ def test_a_secret_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_secret(tmp_path / "kee", is_insecure=False)
 
 
-def test_jobs_of_other_names_do_not_know_each_other_by_one_secret() -> None:
+def test_jobs_of_different_names_derive_different_secrets() -> None:
     secret = "a secret of tests, long enough"
     assert session_key("alpaca-17", secret) != session_key("alpaca-18", secret)
 
@@ -61,7 +61,7 @@ def _plan(command: tuple[str, ...], **more: Any) -> Plan:
     return Plan(command, member, fabric, 0, b"a secret of tests", timeout=240.0, lost_after=240.0, **more)
 
 
-def test_a_command_has_what_its_configuration_sets_and_that_goes_before_what_is_found(
+def test_configured_environment_wins_over_the_detected_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
@@ -72,7 +72,7 @@ def test_a_command_has_what_its_configuration_sets_and_that_goes_before_what_is_
     assert (tmp_path / "said").read_text() == "INFO ib7 0\n"
 
 
-def test_a_port_that_the_configuration_wants_and_another_has_is_named(tmp_path: Path) -> None:
+def test_configured_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         plan = _plan(("touch", str(tmp_path / "ran")), master_port=port)

@@ -145,7 +145,7 @@ def test_the_secret_is_in_files_for_the_owner_alone_and_nowhere_else(
     assert [path.name for path in folder.iterdir()] == ["worker.yaml"]
 
 
-def test_a_submission_that_fails_is_named_and_the_others_are_taken_back(tmp_path: Path) -> None:
+def test_failed_submission_is_named_and_the_others_are_cancelled(tmp_path: Path) -> None:
     service, shown = Service(tmp_path, fails="worker-3"), list[str]()
     workers = _workers(tmp_path, "{{ NODE_RANK }}", shown, submit=service.submit, cancel=service.cancel)
     workers.start()
@@ -158,7 +158,7 @@ def test_a_submission_that_fails_is_named_and_the_others_are_taken_back(tmp_path
     assert any("Worker 3" in line and "did not print the {id}" in line for line in shown)
 
 
-def test_what_is_not_taken_back_is_named(tmp_path: Path) -> None:
+def test_workers_that_cannot_be_cancelled_are_named(tmp_path: Path) -> None:
     service, shown = Service(tmp_path), list[str]()
     workers = _workers(tmp_path, "all", shown, submit=service.submit)
     workers.start()
@@ -167,7 +167,7 @@ def test_what_is_not_taken_back_is_named(tmp_path: Path) -> None:
     assert shown[-1].startswith("All workers (18) may go on")
 
 
-def test_workers_of_a_launcher_that_was_killed_are_taken_back_by_the_next(tmp_path: Path) -> None:
+def test_workers_of_a_killed_launcher_are_cancelled_by_the_next(tmp_path: Path) -> None:
     service = Service(tmp_path)
     killed = _workers(tmp_path, "{{ NODE_RANK }}", submit=service.submit, cancel=service.cancel)
     killed.start()
@@ -182,7 +182,7 @@ def test_workers_of_a_launcher_that_was_killed_are_taken_back_by_the_next(tmp_pa
     assert shown[0] == "An earlier launcher of this job was killed, and has left workers."
 
 
-def test_a_program_that_must_stop_submits_no_more(tmp_path: Path) -> None:
+def test_launcher_that_must_stop_submits_no_more(tmp_path: Path) -> None:
     service = Service(tmp_path)
     workers = _workers(
         tmp_path, "{{ NODE_RANK }}", submit=service.submit, cancel=service.cancel, NUM_NODES=99
@@ -207,7 +207,7 @@ def test_a_program_that_must_stop_submits_no_more(tmp_path: Path) -> None:
         ("{% include 'other' %}", "'other'"),
     ],
 )
-def test_a_template_that_cannot_be_filled_in_is_named_before_anything_is_there(
+def test_invalid_template_is_named_before_any_file_is_written(
     tmp_path: Path, template: str, problem: str
 ) -> None:
     values: dict[str, Any] = {"hosts": "a,b"} if "hosts" in template else {}
@@ -236,7 +236,7 @@ def test_bad_input_is_one_sentence(arguments: tuple[Any, ...], problem: str) -> 
     assert problem in str(raised.value)
 
 
-def test_names_of_jobs_stay_different_and_are_such_as_services_take() -> None:
+def test_job_names_stay_unique_and_valid_for_services() -> None:
     names = [job_name(job) for job in ("alpaca-17", "Alpaca 17", "alpaca_17", "아", "a" * 200, "-")]
     assert names[0] == "alpaca-17"
     assert len(set(names)) == len(names)
@@ -292,7 +292,7 @@ def test_a_mistake_in_a_spec_does_not_pass_the_schemas(tmp_path: Path) -> None:
         kubernetes_validate.validate(job, "1.37", strict=True)
 
 
-def test_docker_gets_each_word_as_it_is(tmp_path: Path) -> None:
+def test_docker_gets_each_argument_unchanged(tmp_path: Path) -> None:
     text = _spec(tmp_path, "docker", image="a b:1", hosts="n1,n2,n3", options="--volume /x:/x")
     text = text.replace("exec docker", 'exec printf "%s\\n" "$DOCKER_HOST"')
     script = tmp_path / "script"

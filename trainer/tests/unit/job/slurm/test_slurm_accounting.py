@@ -49,7 +49,7 @@ def of_qos(**words: str) -> Qos:
     return accounting.qualities(row)[words["name"]]
 
 
-def test_what_sacctmgr_printed() -> None:
+def test_sacctmgr_output_is_parsed() -> None:
     of_account = {(one.account, one.user): one for one in KNOWN.associations or ()}
     science, mine = of_account["science", ""], of_account["chemistry", "rdm"]
     assert science.counts == {"GrpJobs": 40, "GrpSubmitJobs": 90}
@@ -93,11 +93,11 @@ def test_what_sacctmgr_printed() -> None:
         ("ALL", "all associations limits qos"),
     ],
 )
-def test_what_is_enforced_includes_more_than_it_says(value: str, words: str) -> None:
+def test_implied_enforcement_flags_are_included(value: str, words: str) -> None:
     assert accounting.enforced(value) == frozenset(words.split())
 
 
-def test_a_user_without_an_account_learns_who_gives_one() -> None:
+def test_user_without_an_account_is_told_how_to_get_one() -> None:
     nobody = dataclasses.replace(KNOWN, user="nobody", default_account="")
     assert problems(nobody) == [
         "Slurm takes jobs only of users who have an account, and nobody has none on the cluster c1; whoever "
@@ -193,7 +193,7 @@ MORE = ": request no more, or Slurm lets it wait for ever."
         ),
     ],
 )
-def test_what_it_never_lets_run_is_named_with_what_would(slurm: dict[str, Any], message: str) -> None:
+def test_limit_that_is_exceeded_is_named_with_values_that_fit(slurm: dict[str, Any], message: str) -> None:
     assert any(message in problem for problem in problems(**slurm)), problems(**slurm)
 
 
@@ -205,12 +205,12 @@ def test_a_limit_of_each_node_is_not_one_of_the_job() -> None:
     ]
 
 
-def test_limits_that_slurm_does_not_hold_jobs_to_refuse_nothing() -> None:
+def test_limits_that_are_not_enforced_refuse_no_job() -> None:
     known = dataclasses.replace(KNOWN, enforced=accounting.enforced("associations"))
     assert problems(known, nodes=3, time="05:00:00") == []
 
 
-def test_a_partitions_qos_goes_before_the_jobs_unless_that_says_otherwise() -> None:
+def test_partition_qos_wins_over_the_jobs_unless_it_overrides() -> None:
     known = with_qos("small", most={"node": 1}, most_seconds=3600)
     there = [dataclasses.replace(one, qos="small") for one in PARTITIONS]
     assert problems(known, there, nodes=2) == [
@@ -220,7 +220,7 @@ def test_a_partitions_qos_goes_before_the_jobs_unless_that_says_otherwise() -> N
     assert len(problems(known, there, time="2:00:00")) == 1
 
 
-def test_the_first_qos_that_has_a_least_number_says_how_many_it_is() -> None:
+def test_minimum_comes_from_the_first_qos_that_has_one() -> None:
     known = with_qos("normal", least={"gres/gpu": 4})
     known = dataclasses.replace(
         known,
@@ -247,7 +247,7 @@ def test_a_partition_may_take_some_qos_only() -> None:
     assert problems(partitions=denied) == ["Partition gpu2 takes no jobs of the QOS normal; there is long."]
 
 
-def test_a_limit_of_each_job_is_of_each_component() -> None:
+def test_job_limit_applies_to_each_component() -> None:
     # Three nodes, while a job may have two.
     assert problems(nodes={"hgx": 1, "gpu2": 2}, gres={"hgx": "gpu:2", "gpu2": "gpu:2"}) == []
     assert len(problems(nodes={"hgx": 1, "gpu2": 2}, gres="gpu:4")) == 1
@@ -313,13 +313,13 @@ TWO = {"nodes": {"hgx": 1, "gpu2": 1}, "gres": {"hgx": "gpu:1", "gpu2": "gpu:1"}
         ),
     ],
 )
-def test_jobs_of_which_there_may_be_fewer_than_this_one_is(
+def test_limit_on_the_number_of_jobs_counts_each_component(
     known: Accounting, slurm: dict[str, Any], message: str
 ) -> None:
     assert problems(known, **slurm) == [message]
 
 
-def test_of_numbers_of_jobs_that_of_the_qos_goes_before_the_accounts() -> None:
+def test_qos_limit_on_jobs_wins_over_the_accounts() -> None:
     known = limited(
         "physics", "rdm", with_qos("normal", counts={"MaxJobsPerAccount": 1}), counts={"MaxJobs": 0}
     )
@@ -378,13 +378,13 @@ def test_of_numbers_of_jobs_that_of_the_qos_goes_before_the_accounts() -> None:
         ),
     ],
 )
-def test_minutes_of_a_job_that_says_how_long_it_takes(
+def test_minutes_limits_apply_to_jobs_with_a_time_limit(
     known: Accounting, slurm: dict[str, Any], message: str
 ) -> None:
     assert problems(known, **slurm) == ([message] if message else [])
 
 
-def test_minutes_count_as_much_as_the_qos_says_where_that_is_safe() -> None:
+def test_minutes_are_scaled_by_the_qos_usage_factor_where_safe() -> None:
     of_accounts = limited("science", known=SAFE, group_minutes={"cpu": 59})
     known = dataclasses.replace(
         of_accounts,
@@ -409,7 +409,7 @@ def test_minutes_count_as_much_as_the_qos_says_where_that_is_safe() -> None:
         ("cpu=many,mem=", {}),
     ],
 )
-def test_what_a_limit_says_of_resources(text: str, found: dict[str, int]) -> None:
+def test_limits_of_resources(text: str, found: dict[str, int]) -> None:
     assert of_qos(maxtres=text).most == found
 
 
@@ -418,7 +418,7 @@ def test_what_a_limit_says_of_resources(text: str, found: dict[str, int]) -> Non
     power=st.integers(1, 3),
     of=st.sampled_from([("mem", "MGTP"), ("cpu", " KMG")]),
 )
-def test_what_slurm_writes_of_a_number_is_that_number(halves: int, power: int, of: tuple[str, str]) -> None:
+def test_numbers_with_slurms_units_are_read_exactly(halves: int, power: int, of: tuple[str, str]) -> None:
     """Slurm uses the largest unit in which the number is a multiple of one half."""
     name, units = of
     written = f"{halves // 2}" if halves % 2 == 0 else f"{halves / 2:.2f}"

@@ -55,7 +55,7 @@ def test_the_records_are_read_as_text_where_sacct_knows_no_json(stand_in: StandI
     assert (seen.state, seen.by) == ("CANCELLED", "nobody-knows")
 
 
-def test_nothing_of_the_users_own_goes_over_the_options_of_the_script(
+def test_users_sbatch_variables_do_not_override_the_script(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_out = {
@@ -67,9 +67,9 @@ def test_nothing_of_the_users_own_goes_over_the_options_of_the_script(
     kept = {"SLURM_CONF": "/etc/slurm/other.conf", "MINE": "1"}
     for name, value in {**left_out, **kept}.items():
         monkeypatch.setenv(name, value)
-    stand_in("sbatch", '/usr/bin/env >told; echo "7;cluster"')
+    stand_in("sbatch", '/usr/bin/env >environment; echo "7;cluster"')
     assert commands.submit(tmp_path, "job.sbatch") == 7
-    variables = dict(line.partition("=")[::2] for line in (tmp_path / "told").read_text().splitlines())
+    variables = dict(line.partition("=")[::2] for line in (tmp_path / "environment").read_text().splitlines())
     assert not left_out.keys() & variables.keys()
     assert {name: variables[name] for name in kept} == kept
 
@@ -82,7 +82,7 @@ ClusterName             = c1
 """
 
 
-def test_what_the_accounting_reports_of_a_user_without_a_name_in_the_system(
+def test_accounting_of_a_user_without_a_passwd_entry(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
@@ -98,14 +98,14 @@ def test_what_the_accounting_reports_of_a_user_without_a_name_in_the_system(
     assert known.enforced == {"associations", "limits"}
 
 
-def test_an_accounting_that_does_not_answer_is_not_one_without_accounts(stand_in: StandIn) -> None:
+def test_unreachable_accounting_is_not_taken_for_no_accounts(stand_in: StandIn) -> None:
     stand_in("scontrol", f"echo '{SETTINGS}'")
     stand_in("sacctmgr", 'echo "sacctmgr: error: Problem talking to the database" >&2; exit 1')
     known = commands.accounting()
     assert (known.associations, "associations" in known.enforced) == (None, True)
 
 
-def test_a_limit_for_which_slurm_refuses_a_job_is_in_words(stand_in: StandIn, tmp_path: Path) -> None:
+def test_limit_for_which_slurm_refuses_a_job_is_explained(stand_in: StandIn, tmp_path: Path) -> None:
     # The output of 22.05.
     policy = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
     words = f"allocation failure: {policy}"
@@ -120,14 +120,12 @@ def test_a_limit_for_which_slurm_refuses_a_job_is_in_words(stand_in: StandIn, tm
 def test_without_slurmdbd_there_is_no_accounting_to_query(stand_in: StandIn, tmp_path: Path) -> None:
     none = SETTINGS.replace("accounting_storage/slurmdbd", "accounting_storage/none")
     stand_in("scontrol", f"echo '{none}'")
-    stand_in("sacctmgr", f"echo asked >{tmp_path}/asked")
+    stand_in("sacctmgr", f"echo queried >{tmp_path}/queried")
     assert commands.accounting().associations is None
-    assert not (tmp_path / "asked").exists()
+    assert not (tmp_path / "queried").exists()
 
 
-def test_a_start_does_not_leave_out_gpus_where_the_default_partition_is_not_known(
-    stand_in: StandIn, tmp_path: Path
-) -> None:
+def test_gpus_are_requested_where_the_default_partition_is_unknown(stand_in: StandIn, tmp_path: Path) -> None:
     lines = (Path(__file__).parent / "records/partitions-22.05.txt").read_text().replace("Default=YES", "")
     (tmp_path / "partitions").write_text(lines)
     stand_in("scontrol", f'while read line; do echo "$line"; done <{tmp_path}/partitions')

@@ -31,7 +31,7 @@ def text_of(*command: str) -> str:
     return " ".join(command)
 
 
-def test_enroot_gets_what_slurm_says_by_name() -> None:
+def test_enroot_gets_slurms_variables_by_name() -> None:
     environment = ["PATH", "SLURM_PROCID", "RDM_SLURM_RUN", "AWS_SECRET_ACCESS_KEY", "CUDA_VISIBLE_DEVICES"]
     assert text_of(*container.command("enroot", "rdm-1", MOUNTS, "cuda", environment)) == (
         "enroot start --root --rw -m /shared/jobs:/shared/jobs -m /data/pile:/data "
@@ -41,13 +41,13 @@ def test_enroot_gets_what_slurm_says_by_name() -> None:
 
 
 @pytest.mark.parametrize(("accelerator", "flag"), [("cuda", " --nv"), ("rocm", " --rocm"), ("cpu", "")])
-def test_apptainer_brings_in_the_driver(accelerator: str, flag: str) -> None:
+def test_apptainer_binds_the_gpu_driver(accelerator: str, flag: str) -> None:
     assert text_of(*container.command("apptainer", "/i/x.sif", MOUNTS, accelerator)) == (
         f"apptainer exec{flag} --bind /shared/jobs:/shared/jobs --bind /data/pile:/data /i/x.sif"
     )
 
 
-def test_charliecloud_never_keeps_the_path_of_the_node() -> None:
+def test_charliecloud_drops_the_nodes_path_variable() -> None:
     binds = "-b /shared/jobs:/shared/jobs -b /data/pile:/data /i/x.sqsh --"
     assert text_of(*container.command("charliecloud", "/i/x.sqsh", MOUNTS, "cpu")) == (
         f"ch-run --set-env=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin {binds}"
@@ -153,7 +153,7 @@ def flat(path: Path) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("name", ["image.tar", "image.tar.gz"])
-def test_the_layers_of_an_archive_become_what_docker_shows(tmp_path: Path, name: str) -> None:
+def test_layers_are_merged_as_docker_does(tmp_path: Path, name: str) -> None:
     path = archive(
         tmp_path / name,
         layer(
@@ -201,7 +201,7 @@ def test_the_layers_of_an_archive_become_what_docker_shows(tmp_path: Path, name:
     }
 
 
-def test_what_is_no_archive_is_reported_in_one_sentence(tmp_path: Path) -> None:
+def test_invalid_archive_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "image.tar"
     path.write_bytes(b"nothing")
     with pytest.raises(TrainerError, match="is no Docker archive"):
@@ -236,7 +236,7 @@ def test_a_damaged_archive_is_reported_in_one_sentence(tmp_path: Path) -> None:
         flat(archive(path, layer(("opt", None, "missing"))))
 
 
-def test_a_full_disk_is_not_reported_as_the_archive_s_fault(
+def test_full_disk_is_not_reported_as_a_damaged_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = archive(tmp_path / "image.tar.gz", layer(("opt", "x", "")))

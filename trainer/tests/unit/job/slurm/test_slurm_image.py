@@ -56,13 +56,13 @@ def refused(job: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["image.sqsh", "image.tar", "image.tar.gz"])
-def test_a_node_without_the_image_says_so_to_the_others(tmp_path: Path, on_n2: Path, name: str) -> None:
+def test_node_without_the_image_reports_it_to_the_others(tmp_path: Path, on_n2: Path, name: str) -> None:
     path = tmp_path / name
     job = job_in(tmp_path, image=str(path))
     assert refused(job) == f"n2 cannot read launcher.slurm.image {path}: No such file or directory."
 
 
-def test_a_node_without_locks_or_without_the_user_says_so(
+def test_node_without_locks_or_without_the_user_reports_it(
     tmp_path: Path, on_n2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(*_: object) -> NoReturn:
@@ -80,7 +80,7 @@ def test_a_node_without_locks_or_without_the_user_says_so(
 
 
 @pytest.mark.parametrize(("name", "by_pyxis"), [("x.sqsh", True), ("x.sif", False), ("x", False)])
-def test_pyxis_is_chosen_for_what_it_runs(
+def test_pyxis_is_chosen_for_images_that_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, by_pyxis: bool
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
@@ -110,7 +110,9 @@ def test_a_node_uses_the_runtime_that_runs_the_image(tmp_path: Path, on_n2: Path
     ],
     ids=["early", "much"],
 )
-def test_what_sqfstar_says_is_its_own(tmp_path: Path, on_n2: Path, stand_in: str, message: str) -> None:
+def test_error_of_sqfstar_is_attributed_to_it(
+    tmp_path: Path, on_n2: Path, stand_in: str, message: str
+) -> None:
     (on_n2 / "sqfstar").write_text(f"#!/bin/bash\n{stand_in}\n")
     (on_n2 / "sqfstar").chmod(0o755)
     path = archive(tmp_path / "image.tar", layer(("opt/much", "x" * 4_000_000, "")))
@@ -125,7 +127,7 @@ def test_what_sqfstar_says_is_its_own(tmp_path: Path, on_n2: Path, stand_in: str
 def test_an_image_is_used_as_it_is_where_containers_are_recreated(
     tmp_path: Path, on_n2: Path, reload: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = tmp_path / "told"
+    calls = tmp_path / "calls"
     # This is for `import -o FILE IMAGE`, which makes the file.
     (on_n2 / "enroot").write_text(
         f'#!/bin/sh\necho "$1" >>{calls}\n'
@@ -149,7 +151,7 @@ def test_an_image_is_used_as_it_is_where_containers_are_recreated(
     assert all((str(made) in command) is reload for command in begun)
 
 
-def test_what_makes_an_image_is_told_whose_it_is(
+def test_image_conversion_gets_the_user_variable(
     tmp_path: Path, on_n2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("USER")
@@ -159,7 +161,7 @@ def test_what_makes_an_image_is_told_whose_it_is(
     assert made.read_text().strip() == pwd.getpwuid(os.getuid()).pw_name
 
 
-def test_an_archive_is_held_to_its_digest_before_an_image_is_made_of_it(tmp_path: Path, on_n2: Path) -> None:
+def test_archive_digest_is_verified_before_conversion(tmp_path: Path, on_n2: Path) -> None:
     made = archive(tmp_path / "image.tar", layer(("etc/motd", "hello", "")))
     (on_n2 / "sqfstar").write_text(
         '#!/bin/sh\nfor last; do :; done\nwhile read -r _; do :; done\necho made >"$last"\n'
@@ -178,7 +180,7 @@ def test_an_archive_is_held_to_its_digest_before_an_image_is_made_of_it(tmp_path
     assert len(list(kept.glob("*.sqsh"))) == 2
 
 
-def test_a_node_without_what_is_to_be_mounted_says_so_to_the_others(tmp_path: Path, on_n2: Path) -> None:
+def test_node_without_a_mount_source_reports_it_to_the_others(tmp_path: Path, on_n2: Path) -> None:
     (tmp_path / "image.sqsh").touch()
     mounts = ["/nowhere/data:/data", "/nowhere/else", str(on_n2)]
     job = job_in(tmp_path, image=str(tmp_path / "image.sqsh"), mounts=mounts)

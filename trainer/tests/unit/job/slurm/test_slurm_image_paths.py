@@ -56,7 +56,7 @@ def test_paths_are_those_in_the_image(shared: Path, tmp_path: Path) -> None:
     assert problems(shared, [], **data(f"{shared}/pile/text")) == []
 
 
-def test_what_is_not_mounted_is_named_with_what_to_mount(shared: Path, tmp_path: Path) -> None:
+def test_path_outside_the_mounts_is_named_with_the_mount_to_add(shared: Path, tmp_path: Path) -> None:
     assert problems(tmp_path / "jobs", [f"{shared}/pile:/data"], **data(f"{shared}/pile/text")) == [
         f"data.blend {shared}/pile/text is on the host, but the processes run in an image, which has only "
         f"the directory of the jobs and launcher.slurm.mounts: add {shared}/pile there, and give the path "
@@ -67,7 +67,7 @@ def test_what_is_not_mounted_is_named_with_what_to_mount(shared: Path, tmp_path:
     assert f"add {shared}/pile:/data there" in hidden[0]
 
 
-def test_nobody_is_advised_to_mount_the_whole_node(tmp_path: Path) -> None:
+def test_no_hint_suggests_mounting_the_root_directory(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path / "jobs", [], data={"mock": True}, checkpoint={"load": "/usr"})
     assert "move it from / into a directory, add that there, and give" in problem
 
@@ -85,7 +85,7 @@ def hidden(tmp_path: Path) -> Iterator[Path]:
     hidden.chmod(0o700)
 
 
-def test_what_this_user_may_not_read_here_is_left_to_the_nodes(hidden: Path) -> None:
+def test_paths_that_this_user_may_not_read_are_left_to_the_nodes(hidden: Path) -> None:
     with pytest.raises(PermissionError):
         (hidden / "text.idx").exists()
     assert image_paths.is_there(str(hidden / "text.idx")) is None
@@ -96,33 +96,33 @@ def test_what_this_user_may_not_read_here_is_left_to_the_nodes(hidden: Path) -> 
     assert image.problems(SlurmConfig(image=str(hidden / "train.sqsh"))) == []
 
 
-def test_what_is_not_behind_a_mount_is_named_inside_and_outside(shared: Path, tmp_path: Path) -> None:
+def test_missing_path_behind_a_mount_is_named_inside_and_outside(shared: Path, tmp_path: Path) -> None:
     assert problems(tmp_path / "jobs", [f"{shared}/pile:/data"], **data("/data/wiki")) == [
         f"data.blend /data/wiki is {shared}/pile/wiki on the nodes, by launcher.slurm.mounts, and there is "
         f"no {shared}/pile/wiki.idx."
     ]
 
 
-def test_the_innermost_mount_holds(shared: Path, tmp_path: Path) -> None:
+def test_innermost_mount_wins(shared: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     mounts = [f"{shared}:/data", f"{tmp_path}/empty:/data/pile"]
     (problem,) = problems(tmp_path / "jobs", mounts, **data("/data/pile/text"))
     assert f"is {tmp_path}/empty/text on the nodes" in problem
 
 
-def test_data_behind_a_mount_are_held_to_the_job_like_any_other(shared: Path, tmp_path: Path) -> None:
+def test_data_behind_a_mount_is_checked_like_any_other(shared: Path, tmp_path: Path) -> None:
     (shared / "pile/text.bin").unlink()
     (problem,) = problems(tmp_path / "jobs", [f"{shared}/pile:/data"], **data("/data/text"))
     assert f"{shared}/pile/text.bin is missing" in problem
 
 
 @pytest.mark.parametrize("path", ["/opt/in-the-image/text", "beside/the-job"])
-def test_what_only_the_image_or_a_node_can_have_is_left_to_them(path: str, tmp_path: Path) -> None:
+def test_paths_inside_the_image_or_on_nodes_are_not_checked(path: str, tmp_path: Path) -> None:
     assert problems(tmp_path / "jobs", [], **data(path)) == []
     assert problems(tmp_path / "jobs", ["/nowhere/scratch:/opt"], **data(path)) == []
 
 
-def test_tokenizers_and_checkpoints_are_followed_too(shared: Path, tmp_path: Path) -> None:
+def test_paths_of_tokenizers_and_checkpoints_are_checked_too(shared: Path, tmp_path: Path) -> None:
     (shared / "vocab.json").write_text("{}")
     (shared / "merges.txt").write_text("")
     tokenizer = {"vocab": f"{shared}/vocab.json", "merges": "/data/merges"}

@@ -24,7 +24,7 @@ def problems(**slurm: Any) -> list[str]:
     return limits.problems(config, PARTITIONS, NODES)
 
 
-def test_what_scontrol_printed() -> None:
+def test_scontrol_output_is_parsed() -> None:
     assert [(one.name, one.is_default, one.nodes, one.most_seconds) for one in PARTITIONS] == [
         ("hgx", False, 1, None),
         ("gpu2", True, 2, 86400),
@@ -45,7 +45,7 @@ def test_what_scontrol_printed() -> None:
         {"partition": "hgx", "time": "9-0", "gpus_per_node": "hgx:2"},
     ],
 )
-def test_what_the_cluster_can_give(slurm: dict[str, Any]) -> None:
+def test_requests_that_the_cluster_can_fulfil_are_accepted(slurm: dict[str, Any]) -> None:
     assert problems(**slurm) == []
 
 
@@ -68,11 +68,11 @@ def test_what_the_cluster_can_give(slurm: dict[str, Any]) -> None:
         ({"constraint": "ib&nvme"}, "No node of partition gpu2 has the feature ib; they have no features."),
     ],
 )
-def test_what_it_never_can_is_named_with_what_would_work(slurm: dict[str, Any], message: str) -> None:
+def test_impossible_requests_are_named_with_values_that_work(slurm: dict[str, Any], message: str) -> None:
     assert any(message in problem for problem in problems(**slurm))
 
 
-def test_of_different_nodes_enough_must_have_all() -> None:
+def test_enough_nodes_must_have_all_requested_features() -> None:
     text = (RECORDS / "nodes-22.05.txt").read_text().replace("NodeName=t3 ", "NodeName=t3 ").splitlines()
     text[2] = text[2].replace("Gres=gpu:a10:4", "Gres=gpu:a10:2")
     config = configuration.from_dict(
@@ -82,7 +82,7 @@ def test_of_different_nodes_enough_must_have_all() -> None:
     assert message.startswith("Only 1 of the 2 nodes of partition gpu2 have all that the job requests")
 
 
-def test_a_partition_may_be_closed_or_for_others() -> None:
+def test_closed_partition_and_partition_of_others_are_refused() -> None:
     text = (RECORDS / "partitions-22.05.txt").read_text()
     text = text.replace("State=UP", "State=DRAIN").replace("AllowAccounts=ALL", "AllowAccounts=chemistry")
     config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": {"account": "physics"}}})
@@ -92,7 +92,7 @@ def test_a_partition_may_be_closed_or_for_others() -> None:
     ]
 
 
-def test_a_partition_may_have_no_small_jobs() -> None:
+def test_job_smaller_than_the_partitions_minimum_is_refused() -> None:
     text = (RECORDS / "partitions-22.05.txt").read_text().replace("MinNodes=0", "MinNodes=2")
     config = configuration.from_dict({"launcher": {"kind": "slurm"}})
     assert limits.problems(config, limits.partitions(text), NODES) == [
@@ -111,7 +111,7 @@ def test_a_partition_may_have_no_small_jobs() -> None:
         ),
     ],
 )
-def test_a_default_partition_that_is_not_known_is_not_called_none(default: bool | None, message: str) -> None:
+def test_unknown_default_partition_is_not_reported_as_none(default: bool | None, message: str) -> None:
     there = [dataclasses.replace(one, is_default=default) for one in PARTITIONS]
     config = configuration.from_dict({"launcher": {"kind": "slurm"}})
     assert limits.problems(config, there, NODES) == [message]
@@ -135,7 +135,7 @@ def requests(
     return options, limits.without_gpus(job, accelerator, *cluster)
 
 
-def test_a_configuration_that_says_only_how_many_devices_requests_as_many_gpus() -> None:
+def test_devices_per_node_alone_requests_as_many_gpus() -> None:
     assert requests() == (["gpus-per-node=4"], [])
     assert requests("launcher.slurm.nodes={hgx: 1, gpu2: 7}") == (["gpus-per-node=4"] * 2, [])
     assert requests("launcher.slurm.nodes={hgx: 1, gpu2: 7}", "launcher.slurm.gres={hgx: gpu:hgx:4}") == (
@@ -145,7 +145,7 @@ def test_a_configuration_that_says_only_how_many_devices_requests_as_many_gpus()
     assert requests("launcher.slurm.gres=nvme:1") == (["gres=nvme:1", "gpus-per-node=4"], [])
 
 
-def test_gpus_are_requested_only_where_slurm_gives_them_and_processes_want_them() -> None:
+def test_gpus_are_requested_only_where_slurm_has_them_and_ranks_use_them() -> None:
     assert requests(accelerator="cpu") == ([], [])
     assert requests(cluster=NO_GRES) == ([], [])
     assert requests("launcher.slurm.gpus_per_node=a10:8", accelerator="rocm") == (["gpus-per-node=a10:8"], [])

@@ -55,7 +55,7 @@ def jwt(**claims: Any) -> str:
     return ".".join([*(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts), "c2lnbmVk"])
 
 
-def test_every_key_is_an_option_that_is_tested_or_none() -> None:
+def test_every_key_is_tested_or_no_slurm_option() -> None:
     assert {field.name for field in dataclasses.fields(SlurmConfig)} - NO_OPTIONS == set(ALL)
 
 
@@ -104,7 +104,7 @@ def test_a_script_is_one_request_in_the_later_form(api: int) -> None:
     assert (second["required_nodes"], second["excluded_nodes"]) == (["n[060-067]"], ["n061,n062"])
 
 
-def test_srun_does_not_take_the_first_components_tasks_for_all() -> None:
+def test_task_counts_of_components_do_not_leak_into_srun() -> None:
     line = "unset SLURM_NTASKS SLURM_NPROCS"
     text = sent(42, **ALL, rest="http://localhost:6820")["jobs"][0]["script"].splitlines()
     started = next(number for number, words in enumerate(text) if words.startswith("srun "))
@@ -117,7 +117,7 @@ def test_gres_of_two_options_are_one_list() -> None:
     assert request["job"]["tres_per_node"] == "gres/nvme:1,gres/gpu:4"
 
 
-def test_an_option_that_it_does_not_take_is_named() -> None:
+def test_unsupported_option_is_named() -> None:
     with pytest.raises(ValueError, match=r"slurmrestd of v0\.0\.42 is not known to take sbatch's --wckey"):
         rest_forms.submission("#!/bin/bash\n#SBATCH --wckey=mine\n", "/", {}, 42)
     with pytest.raises(ValueError, match=r"takes no launcher\.slurm\.hint=memory_bound, only nomultithread"):
@@ -126,7 +126,7 @@ def test_an_option_that_it_does_not_take_is_named() -> None:
         sent(38)
 
 
-def test_the_newest_version_that_both_speak_is_taken() -> None:
+def test_newest_common_api_version_is_chosen() -> None:
     paths: dict[str, Any] = {f"/slurm/v0.0.{number}/job/submit": {} for number in (39, 40, 41, 44)}
     specification = json.dumps({"paths": paths})
     assert rest_forms.newest(specification) == 41
@@ -183,12 +183,12 @@ def test_a_partition_of_22_05() -> None:
     assert [part.is_default for part in two] == [True, False]
 
 
-def test_accounts_are_the_users_own() -> None:
+def test_only_the_users_own_accounts_are_read() -> None:
     associations = [{"account": "physics", "user": "me"}, {"account": "root", "user": "root"}]
     assert rest_forms.accounts({"associations": associations}, "me") == ["physics"]
 
 
-def test_a_token_says_whose_it_is_and_until_when() -> None:
+def test_token_names_its_user_and_expiry() -> None:
     text = jwt(sun="me", exp=NOW + 1)
     found = token.of(f"SLURM_JWT={text}\n", "/home/me/.slurm.jwt", NOW)
     assert (found.user, found.text) == ("me", text)
@@ -198,7 +198,7 @@ def test_a_token_says_whose_it_is_and_until_when() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "secret", "a.b", "a.b.c\r\nX-SLURM-USER-NAME: root", "a.b.c d"])
-def test_what_is_no_token_is_not_repeated(text: str) -> None:
+def test_invalid_token_is_not_printed(text: str) -> None:
     with pytest.raises(SlurmError) as caught:
         token.of(text, "FILE", NOW)
     assert str(caught.value) == (
@@ -206,9 +206,7 @@ def test_what_is_no_token_is_not_repeated(text: str) -> None:
     )
 
 
-def test_a_user_whom_the_host_does_not_know_needs_a_token_that_says_whose_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_user_unknown_to_the_host_needs_a_token_with_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(number: int) -> NoReturn:
         raise KeyError(number)
 

@@ -76,7 +76,7 @@ def token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-def test_it_is_queried_at_a_socket_with_the_token_in_a_header(tmp_path: Path, token_file: str) -> None:
+def test_unix_socket_is_queried_with_the_token_in_a_header(tmp_path: Path, token_file: str) -> None:
     jobs = "/slurm/v0.0.42/jobs"
     with running(
         UnixServer(str(tmp_path / "rest"), Handler), {jobs: (200, {"jobs": [], "errors": []})}
@@ -100,7 +100,7 @@ def test_it_is_queried_at_a_socket_with_the_token_in_a_header(tmp_path: Path, to
         (200, {"pings": []}, "answers in a form that is not known."),
     ],
 )
-def test_what_it_refuses_is_one_sentence_without_the_token(
+def test_refusal_is_one_sentence_without_the_token(
     token_file: str, status: int, answer: Any, message: str
 ) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -110,7 +110,7 @@ def test_what_it_refuses_is_one_sentence_without_the_token(
     assert TOKEN not in str(caught.value)
 
 
-def test_an_accounting_that_answers_in_another_form_has_no_accounts(token_file: str) -> None:
+def test_accounting_in_an_unknown_format_has_no_accounts(token_file: str) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     answers: dict[str, Any] = {"/slurmdb/v0.0.42/associations": (200, {"pings": []})}
     with running(server, answers):
@@ -118,13 +118,13 @@ def test_an_accounting_that_answers_in_another_form_has_no_accounts(token_file: 
 
 
 @pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example"])
-def test_a_name_that_no_host_can_have_is_one_sentence(token_file: str, host: str) -> None:
+def test_invalid_host_name_is_one_sentence(token_file: str, host: str) -> None:
     with pytest.raises(SlurmError) as caught:
         Rest(f"http://{host}:6820", token_file).queue()
     assert str(caught.value) == f"slurmrestd at http://{host}:6820 has a name that no host can have."
 
 
-def test_a_certificate_that_nobody_vouches_for_is_shown_no_token(tmp_path: Path, token_file: str) -> None:
+def test_server_with_an_untrusted_certificate_gets_no_token(tmp_path: Path, token_file: str) -> None:
     words = [
         "openssl",
         "req",
@@ -150,7 +150,7 @@ def test_a_certificate_that_nobody_vouches_for_is_shown_no_token(tmp_path: Path,
     assert served.shown == []
 
 
-def test_one_that_speaks_no_known_version_is_named(token_file: str) -> None:
+def test_server_without_a_known_api_version_is_named(token_file: str) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     answers: dict[str, Any] = {"/openapi/v3": (200, {"paths": {"/slurm/v0.0.44/job/submit": {}}})}
     client = Rest(f"http://127.0.0.1:{server.server_port}", token_file)

@@ -100,7 +100,7 @@ def test_ranks_are_tasks_of_a_step_next_to_the_agents() -> None:
     assert launcher_of(job(**HETEROGENEOUS).launcher).everywhere
 
 
-def test_a_job_without_restarts_is_never_put_back_into_the_queue() -> None:
+def test_job_without_restarts_is_never_requeued() -> None:
     text = script("gpt", "/jobs/gpt", "/env/bin/python", job(signal=0))
     assert "scontrol requeue" not in text
     assert "#SBATCH --no-requeue" in text
@@ -174,9 +174,7 @@ def test_no_name_of_a_partition_breaks_out_of_its_line(name: str) -> None:
         ({}, {"time": "5"}, "leaves nothing before launcher.slurm.signal 300 s"),
     ],
 )
-def test_what_cannot_be_requested_is_refused(
-    launcher: dict[str, Any], slurm: dict[str, Any], message: str
-) -> None:
+def test_invalid_requests_are_refused(launcher: dict[str, Any], slurm: dict[str, Any], message: str) -> None:
     assert any(message in problem for problem in configuration.check(job(launcher, **slurm)))
 
 
@@ -195,14 +193,14 @@ def test_a_time_limit_is_read_as_slurm_reads_it(text: str, seconds: int) -> None
     assert slurm_options.limit_seconds(text) == seconds
 
 
-def test_what_is_written_for_all_partitions_is_read_back() -> None:
+def test_script_of_several_partitions_is_read_back() -> None:
     config = job(nodes={"hgx": 1, "gpu2": 2}, gres="gpu:4", gpus_per_node={}, mem={"hgx": "8G"})
     assert configuration.from_dict(config.to_dict()) == config
     assert [part.mem for part in slurm_options.components(config)] == ["8G", ""]
     assert [part.gres for part in slurm_options.components(config)] == ["gpu:4", "gpu:4"]
 
 
-def test_what_is_given_for_the_only_partition_by_name_is_requested() -> None:
+def test_settings_by_name_of_the_only_partition_are_requested() -> None:
     (part,) = slurm_options.components(job(partition="gpu2", gres={"gpu2": "gpu:a10:4"}))
     assert (part.gres, part.slots) == ("gpu:a10:4", 4)
 
@@ -218,7 +216,7 @@ def test_a_token_in_place_of_its_file_is_refused_without_showing_it() -> None:
     assert found == "launcher.slurm.rest_jwt must be the path of a file with the token, as ~/.slurm.jwt."
 
 
-def test_gpus_say_how_many_processes_a_node_has() -> None:
+def test_gpu_request_gives_the_processes_per_node() -> None:
     def slots(**slurm: Any) -> int:
         return slurm_options.components(job(**slurm))[0].slots
 

@@ -68,13 +68,13 @@ def test_an_empty_queue() -> None:
     assert states.of_json(record("squeue-24.11.json")) == []
 
 
-def test_24_11_says_states_and_flags_in_one_list() -> None:
+def test_24_11_has_states_and_flags_in_one_list() -> None:
     job = '{"jobs": [{"job_id": 7, "job_state": ["RUNNING", "COMPLETING"], "priority": {"set": false}}]}'
     (found,) = states.of_json(job)
     assert (found.state, found.flags, found.priority, found.leader) == ("RUNNING", ("COMPLETING",), 0, 7)
 
 
-def test_text_is_what_remains_without_json() -> None:
+def test_text_output_is_read_without_json() -> None:
     text = (
         "73|PENDING|gpu2||2026-11-22T05:00:00|12|1:00|Resources\n"
         "70+0|RUNNING|hgx|hs1|2026-11-22T04:30:42|9|1:00|None\n"
@@ -104,7 +104,7 @@ def test_text_is_what_remains_without_json() -> None:
 
 
 @given(st.text() | st.just('{"jobs": 1}') | st.just("[]"))
-def test_what_is_no_list_of_jobs_is_no_json(text: str) -> None:
+def test_json_without_a_list_of_jobs_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         states.of_json(text)
 
@@ -159,18 +159,18 @@ def test_the_position_in_the_queue_is_by_priority_and_then_by_age() -> None:
         ("", ""),
     ],
 )
-def test_why_a_job_waits_in_words(reason: str, message: str) -> None:
+def test_pending_reasons_are_explained(reason: str, message: str) -> None:
     found = reasons.why(reason)
     assert message in found if message else found == ""
 
 
-def test_every_limit_that_slurm_knows_is_in_words() -> None:
+def test_every_limit_of_slurm_is_explained() -> None:
     known = (RECORDS / "limits-22.05.txt").read_text().split()
     assert len(known) > 100
     assert [word for word in known if not re.match("(it|its|a job|as many) ", reasons.why(word))] == []
 
 
-def test_a_reason_that_never_goes_away_says_so() -> None:
+def test_permanent_pending_reason_is_reported_as_such() -> None:
     assert reasons.never("AssocMaxGRESPerJob")
     assert not reasons.never("AssocGrpGRES")
     assert reasons.NEVER in reasons.why("PartitionTimeLimit")
@@ -189,7 +189,7 @@ def current(
     return found.state, found.reason
 
 
-def test_a_job_that_waits_says_where_and_why() -> None:
+def test_pending_job_reports_its_partition_and_reason() -> None:
     seen = SlurmJob(9, 9, "PENDING", (), "Resources", "gpu2", start=NOW + 3600)
     state, reason = current(QUEUED, seen)
     assert state == "queued"
@@ -244,7 +244,7 @@ def test_a_job_that_waits_says_where_and_why() -> None:
         (SlurmJob(9, 9, "SUSPENDED"), False, "running", "suspended"),
     ],
 )
-def test_what_slurm_does_to_a_job_that_ran(
+def test_end_reasons_of_a_running_job(
     seen: SlurmJob | None, is_stopped: bool, state: str, message: str
 ) -> None:
     found, reason = current(RUNNING, seen, is_stopped=is_stopped)
@@ -252,12 +252,12 @@ def test_what_slurm_does_to_a_job_that_ran(
     assert message in reason
 
 
-def test_the_agents_word_is_the_last_one() -> None:
+def test_agents_final_state_wins_over_slurms() -> None:
     ended = dataclasses.replace(RUNNING, state="finished", ended=NOW)
     assert current(ended, SlurmJob(9, 9, "TIMEOUT")) == ("finished", "")
 
 
-def test_a_last_word_may_be_late_on_a_shared_file_system() -> None:
+def test_final_state_may_be_late_on_a_shared_file_system() -> None:
     # The controller's clock does not matter.
     seen = SlurmJob(9, 9, "COMPLETED", end=NOW - 9999)
     state, reason = current(RUNNING, seen, completed=NOW - view.LATE_S / 2)
@@ -267,12 +267,12 @@ def test_a_last_word_may_be_late_on_a_shared_file_system() -> None:
     assert current(RUNNING, seen, completed=NOW + 1)[0] == "failed"
 
 
-def test_nodes_that_begin() -> None:
+def test_starting_nodes_are_reported() -> None:
     assert current(QUEUED, SlurmJob(9, 9, "RUNNING")) == ("starting", "")
     assert current(QUEUED, SlurmJob(9, 9, "RUNNING", ("CONFIGURING",)))[0] == "starting"
 
 
-def test_what_goes_on_is_counted_and_limited() -> None:
+def test_restarts_are_counted_and_limited() -> None:
     assert view.goes_on(QUEUED, 1)
     assert view.goes_on(RUNNING, 1)
     assert not view.goes_on(RUNNING, 0)
@@ -318,7 +318,7 @@ def test_a_run_whose_agents_end_at_once_costs_a_restart(
         assert (task.read_state().restarts, step.again(task.path)) == (run, goes_on)
 
 
-def test_processes_know_their_execution_environment_by_its_former_name_too(
+def test_former_name_of_the_environment_variable_is_set_too(
     task: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent, "work", lambda *_: None)
@@ -339,7 +339,7 @@ def test_the_first_node_makes_the_links_of_the_mdx_scripts(
     assert checkpoints.resolve() == task.path / "checkpoints"
 
 
-def test_what_the_first_node_cannot_write_lets_no_other_node_wait(
+def test_write_error_on_the_first_node_does_not_block_the_others(
     task: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> NoReturn:
@@ -375,7 +375,7 @@ def test_nodes_whose_environments_differ_are_named_with_what_they_have(
     assert not step.again(task.path)
 
 
-def test_the_nodes_that_do_not_come_are_named(task: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nodes_are_named(task: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "3")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
     monkeypatch.setattr(commands, "nodes", lambda listed: ["n1", "n2", "n3"])
@@ -385,7 +385,7 @@ def test_the_nodes_that_do_not_come_are_named(task: JobDirectory, monkeypatch: p
         step.run(task.path)
 
 
-def test_a_node_that_cannot_take_part_lets_nobody_start(
+def test_node_that_cannot_take_part_keeps_all_from_starting(
     task: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "2")
@@ -398,7 +398,7 @@ def member(name: str) -> Member:
     return Member(name, "host", "10.0.0.7", 1)
 
 
-def test_of_a_program_that_trains_otherwise_only_what_starts_it_must_be_the_same(
+def test_only_launch_versions_must_match_for_other_programs(
     task: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task.write_resolved(

@@ -51,7 +51,7 @@ def test_the_verdict_has_slurm_s_reason(
 
 
 @pytest.mark.parametrize("skew", [-9999.0, 9999.0])
-def test_a_last_word_is_waited_for_by_the_clock_of_the_host_that_waits(
+def test_final_state_is_waited_for_by_the_waiting_hosts_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skew: float
 ) -> None:
     job = JobDirectory(tmp_path / "gpt", "login")
@@ -73,7 +73,7 @@ def test_a_last_word_is_waited_for_by_the_clock_of_the_host_that_waits(
     assert verbs.state(job).state == "running"
 
 
-def test_a_slurm_that_does_not_answer_is_queried_once_for_all_jobs(
+def test_unreachable_slurm_is_queried_once_for_all_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries = []
@@ -130,7 +130,7 @@ def test_a_job_that_is_being_submitted_is_not_evaluated_by_others(
     assert (found.state, found.reason) == ("failed", "It was not submitted: whoever did it was ended.")
 
 
-def test_a_job_whose_agents_never_began_does_not_go_back_into_the_queue(
+def test_job_whose_agents_never_started_is_not_requeued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUN_VARIABLE, "7.0")
@@ -147,7 +147,7 @@ def test_a_job_whose_agents_never_began_does_not_go_back_into_the_queue(
     assert again(job.path)
 
 
-def test_a_library_that_the_nodes_would_miss_is_reported_before_the_queue(
+def test_missing_library_is_reported_before_submission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
