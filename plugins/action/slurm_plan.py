@@ -15,8 +15,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
     PreconditionFailed,
     Problem,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_specs import role_defaults
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import variable_problems
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import changes as slurm_changes
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import cluster as slurm_cluster
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import conf as slurm_conf
@@ -81,6 +82,8 @@ class ActionModule(Decision):
             if "slurm" not in found.get(name, {}):
                 hint = "give the cluster as a whole, without --limit, and see that each host is reached"
                 problems.append(Problem(name, "", "has no facts, and Slurm has one configuration", hint))
+        for name in wanted:
+            problems += variable_problems(name, _given(name, variables))
         if problems:
             raise PreconditionFailed(problems)
         hosts = {name: _host(name, found[name]["slurm"], variables) for name in wanted}
@@ -121,17 +124,24 @@ def _everybody(options: Mapping[str, Any], variables: Mapping[str, Any]) -> dict
     return {name: one["slurm"] for name, one in found.items() if "slurm" in one}
 
 
+def _given(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of this role that the inventory sets for a host."""
+    own = variables["hostvars"][name]
+    return {one: own[one] for one in role_specs.options() if one.startswith("slurm_") and one in own}
+
+
 def _host(name: str, facts: Mapping[str, Any], variables: Mapping[str, Any]) -> slurm_cluster.Host:
     """Return a host with its own variables."""
-    own = variables["hostvars"][name]
-    defaults = dict(role_defaults())
+    own = _given(name, variables)
 
     def value(variable: str) -> Any:
-        return own[variable] if variable in own else defaults[variable]
+        if variable in own:
+            return role_specs.typed(variable, own[variable])[0]
+        return role_specs.typed_default(variable)
 
     return slurm_cluster.Host(
         name,
-        str(value("slurm_address") or own.get("ansible_host") or name),
+        str(value("slurm_address") or variables["hostvars"][name].get("ansible_host") or name),
         facts,
         cpus=int(value("slurm_cpus")),
         memory=int(value("slurm_memory")),

@@ -68,6 +68,13 @@ options:
         description: Permissions in octal.
         type: str
         default: "0644"
+      validate:
+        description:
+          - A program and its arguments, where C(%s) is a temporary file with the new content. If it fails,
+            nothing is written.
+          - It does not run in check mode.
+        type: list
+        elements: str
       state:
         description: Whether it is there.
         type: str

@@ -41,6 +41,7 @@ FILE_ARGUMENTS: Dict[str, Any] = {
                 },
             },
             "mode": {"type": "str", "default": "0644"},
+            "validate": {"type": "list", "elements": "str"},
             "state": _STATE,
         },
         "mutually_exclusive": [CONTENTS],

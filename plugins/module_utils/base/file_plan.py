@@ -13,6 +13,8 @@ import os
 import pwd
 import re
 import stat
+import subprocess
+import tempfile
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import TEMPORARY, write_whole
@@ -64,6 +66,7 @@ class Entry:
         self.mode: Optional[int] = None  # None: unchanged
         self.owner = Owner(-1, -1)
         self.secret = False
+        self.validate: List[str] = []
         self.backup = False  # whether to keep a copy of the old file next to it
 
     @property
@@ -166,6 +169,9 @@ class Plan:
 
     def apply(self, module: Any) -> None:
         """Make the changes. An OSError names the path."""
+        for entry in self.entries.values():
+            if entry.validate and entry.rewritten:
+                _validate(entry)
         for path in self.made:
             try:
                 os.mkdir(path)
@@ -229,6 +235,7 @@ class Plan:
             return
         entry.after = _content(path, item).encode()
         entry.mode = _mode(item["mode"])
+        entry.validate = item.get("validate") or []
         entry.owner = self.own
         self._need_parent(path)
 
@@ -419,6 +426,21 @@ def _read(path: str) -> "tuple[Optional[bytes], int, Owner]":
         raise NodeError("{0} is not a regular file".format(path))
     with open(path, "rb") as stream:
         return stream.read(), stat.S_IMODE(now.st_mode), Owner(now.st_uid, now.st_gid)
+
+
+def _validate(entry: Entry) -> None:
+    """Let a program check the new content."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(entry.after or b"")
+        file.flush()
+        command = [word.replace("%s", file.name) for word in entry.validate]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        if done.returncode:
+            lines = done.stdout.decode("utf-8", "replace").replace(file.name, entry.path).splitlines()
+            errors = "; ".join(dict.fromkeys(line.strip() for line in lines if line.strip()))
+            raise NodeError("nothing was written: {0} would not be valid: {1}".format(entry.path, errors))
 
 
 def _replace(module: Any, entry: Entry) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.host_facts import CONFIG_DIR
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
@@ -23,8 +24,9 @@ _CGROUP_2_SINCE = "22.05"
 _CONTROLLERS = {1: {"cpuset", "devices", "freezer", "memory"}, _CGROUP_2: {"cpuset", "memory"}}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*")
-_VALUE = re.compile(r"[^\0-\x1f#]+")
+_VALUE = re.compile(r'[^\0-\x20#"]+|"[^\0-\x1f#"]+"')
 _TIME = re.compile(r"UNLIMITED|\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}", re.IGNORECASE)
+_BASE = 60
 _LISTEN = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):([1-9]\d{0,4})")
 _LAST_PORT = 65535
 _DEVICE = re.compile(r"/dev/[A-Za-z0-9_/.-]+")
@@ -161,11 +163,12 @@ def partitions_of(
     found = []
     for name, value in wanted.items():
         what = f"slurm_partitions: {name}"
-        if not _NAME.fullmatch(str(name)):
-            hint = "use letters, digits, '_' and '-', beginning with a letter or digit"
+        if not _NAME.fullmatch(str(name)) or str(name).lower() == "default":
+            hint = "use letters, digits, '_' and '-', beginning with a letter or digit, and not 'default'"
             problems.append(Problem(None, what, "is no name for a partition", hint))
             continue
-        if not isinstance(value, Mapping) or not isinstance(value.get("groups"), list) or not value["groups"]:
+        listed = value.get("groups") if isinstance(value, Mapping) else None
+        if not isinstance(listed, list) or not listed or not all(isinstance(group, str) for group in listed):
             hint = f"write {name}: {{groups: [GROUP]}}"
             problems.append(Problem(None, what, "names no groups of hosts", hint))
             continue
@@ -183,10 +186,12 @@ def partitions_of(
         if outside:
             hint = "put them into workers as well"
             problems.append(Problem(None, what, f"has hosts that are no nodes: {names(outside)}", hint))
-        max_time = str(value.get("max_time") or "UNLIMITED")
-        if not _TIME.fullmatch(max_time):
-            hint = "write minutes, hours:minutes:seconds, or days-hours:minutes:seconds"
-            problems.append(Problem(None, what, f"has the max_time {max_time!r}, which is no time", hint))
+        limit = value.get("max_time") or "UNLIMITED"
+        max_time = str(limit)
+        # A number of 60 or more may be YAML's reading of 12:00:00, which it takes as base 60.
+        if not _TIME.fullmatch(max_time) or (isinstance(limit, int) and limit >= _BASE):
+            hint = "write minutes, hours:minutes:seconds, or days-hours:minutes:seconds, in quotes"
+            problems.append(Problem(None, what, f"has the max_time {limit!r}, which is no time", hint))
         options = value.get("options") or {}
         _check_options(
             f"{what}: options", options, problems, {"nodes", "default", "maxtime", "partitionname"}
@@ -195,11 +200,17 @@ def partitions_of(
         if unknown:
             hint = "it has groups, default, max_time and options"
             problems.append(Problem(None, what, f"has {names(map(str, unknown))}, which is unknown", hint))
+        try:
+            default = boolean(value.get("default") or False)
+        except TypeError:
+            reason = f"has the default {value['default']!r}, which is not true or false"
+            problems.append(Problem(None, what, reason, "write default: true, or leave it out"))
+            continue
         chosen = tuple(node for node in nodes if node in members)
         if not chosen and all(group in groups for group in value["groups"]):
             hint = "put nodes into its groups, or remove it"
             problems.append(Problem(None, what, "has no nodes", hint))
-        found.append(Partition(str(name), chosen, bool(value.get("default")), max_time, options))
+        found.append(Partition(str(name), chosen, default, max_time, options))
     several = [partition.name for partition in found if partition.default]
     if len(several) > 1:
         reason = f"has {len(several)} defaults ({names(several)})"
@@ -222,9 +233,14 @@ def _check_options(what: str, options: Any, problems: list[Problem], own: Iterab
         elif str(key).lower() in own:
             hint = "leave it out: it follows from the inventory"
             problems.append(Problem(None, f"{what}: {key}", "is the role's own", hint))
+        elif isinstance(value, bool) or not isinstance(value, str | int | float):
+            hint = "write one word in quotes, such as 'NO'"
+            problems.append(Problem(None, f"{what}: {key}", f"is {value!r}, and no word of slurm.conf", hint))
         elif not _VALUE.fullmatch(str(value)):
-            hint = "write it in one line, without '#'"
-            problems.append(Problem(None, f"{what}: {key}", "has a value that cannot be written", hint))
+            hint = "write one word, without '#'; several words in double quotes"
+            problems.append(
+                Problem(None, f"{what}: {key}", f"has the value {value!r}, which cannot be written", hint)
+            )
 
 
 def check(cluster: Cluster) -> list[Problem]:

@@ -12,6 +12,7 @@ from typing import Any
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions import DISTRIBUTIONS
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.host_facts import (
+    CONFIG,
     CONFIG_DIR,
     HEALTH_SETTINGS,
 )
@@ -31,6 +32,8 @@ HEALTH_FILES = (*(f"{directory}/{HEALTH_CHECK}" for directory in HOOKS.values())
 UNIT_FILE = "/etc/systemd/system/slurmd.service.d/rdm-provision.conf"
 REST_UNIT_FILE = "/etc/systemd/system/slurmrestd.service.d/rdm-provision.conf"
 REST_FILES = (REST_UNIT_FILE, slurm_cluster.TOKEN_KEY)  # the key signs tokens of every user
+# Reads the configuration, and queries no daemon.
+VALIDATE = ["env", "SLURM_CONF=%s", "scontrol", "show", "hostnames", "localhost"]
 DEFAULTS = {manager: one.slurmd_defaults for manager, one in DISTRIBUTIONS.items()}
 BLOCK = "slurmd"
 
@@ -103,7 +106,7 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
     packages = ["munge", "client"]
     directories = []
     if controls or name == cluster.login:
-        files[f"{CONFIG_DIR}/slurm.conf"] = slurm_conf.slurm_conf(cluster)
+        files[CONFIG] = slurm_conf.slurm_conf(cluster)
     if controls:
         files[f"{CONFIG_DIR}/gres.conf"] = slurm_conf.gres_conf(cluster)
         files[f"{CONFIG_DIR}/cgroup.conf"] = slurm_conf.cgroup_conf(cluster)
@@ -144,7 +147,12 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
         folders.append({"path": os.path.dirname(REST_UNIT_FILE), "state": "absent"})
     return {
         "files": [
-            {"path": path, "content": text, "mode": "0755" if path.endswith(HEALTH_CHECK) else "0644"}
+            {
+                "path": path,
+                "content": text,
+                "mode": "0755" if path.endswith(HEALTH_CHECK) else "0644",
+                "validate": VALIDATE if path == CONFIG else [],
+            }
             for path, text in files.items()
         ]
         + [{"path": path, "state": "absent"} for path in gone],

@@ -53,6 +53,14 @@ def test_writes_all_of_it_and_then_nothing(tmp_path: Path) -> None:
     assert inodes == {path: path.stat().st_ino for path in tmp_path.rglob("*")}
 
 
+def test_nothing_is_written_unless_a_program_takes_the_content(tmp_path: Path) -> None:
+    conf = {"path": str(tmp_path / "conf"), "validate": ["sh", "-c", "grep good $0 || ! echo $0: bad", "%s"]}
+    with pytest.raises(Failed, match=f"nothing was written: {tmp_path}/conf would not be valid: .*conf: bad"):
+        run(files=[{"path": str(tmp_path / "other"), "content": ""}, {**conf, "content": "x"}])
+    assert list(tmp_path.iterdir()) == []
+    assert run(files=[{**conf, "content": "good"}])["changed"]
+
+
 def test_check_mode_says_the_same_and_does_nothing(tmp_path: Path) -> None:
     (tmp_path / "bashrc").write_text("old\n")
     checked = run(check=True, **everything(tmp_path))

@@ -59,7 +59,7 @@ def test_without_partitions_there_is_one_of_all_nodes() -> None:
 
 
 def test_partitions_are_made_of_groups_in_the_order_of_the_nodes() -> None:
-    both = {"groups": ["gpu2", "hgx"], "default": True, "max_time": "2-00:00:00"}
+    both = {"groups": ["gpu2", "hgx"], "default": "yes", "max_time": "2-00:00:00"}
     assert partitions({"all": both}) == ((Partition("all", tuple(NODES), True, "2-00:00:00"),), "")
 
 
@@ -69,7 +69,11 @@ def test_partitions_are_made_of_groups_in_the_order_of_the_nodes() -> None:
         ({"hgx": {"groups": ["hgy"]}}, "is of the group 'hgy', which the inventory lacks: did you mean hgx?"),
         ({"hgx": {}}, "names no groups of hosts: write hgx: {groups: [GROUP]}"),
         ({"hgx": {"groups": ["all"]}}, "slurm_partitions: hgx has no nodes"),
+        ({"hgx": {"groups": ["hgx", ["gpu2"]]}}, "names no groups of hosts: write hgx: {groups: [GROUP]}"),
         ({"a b": {"groups": ["hgx"]}}, "is no name for a partition"),
+        ({"DEFAULT": {"groups": ["hgx"]}}, "is no name for a partition"),
+        ({"hgx": {"groups": ["hgx", "gpu2"], "max_time": 43200}}, "max_time 43200, which is no time"),
+        ({"hgx": {"groups": ["hgx", "gpu2"], "default": "maybe"}}, "has the default 'maybe', which is not"),
         ({"hgx": {"groups": ["hgx"]}}, "n2: is in no partition, so no job could ever run there"),
         ({"hgx": {"groups": ["hgx", "gpu2"], "max_time": "soon"}}, "has the max_time 'soon'"),
         ({"hgx": {"groups": ["hgx", "gpu2"], "time": 3}}, "has time, which is unknown"),
@@ -105,7 +109,7 @@ def test_a_sound_cluster_has_no_problems() -> None:
         ),
         (host("n2", gpu_devices=["/dev/nvidia0 X=1"]), "n2: slurm_gpu_devices has /dev/nvidia0 X=1"),
         (host("n2", options={"Gres": "gpu:9"}), "n2: slurm_node_options: Gres is the role's own"),
-        (host("n2", options={"Feature": "a\nNodeName=b"}), "Feature has a value that cannot be written"),
+        (host("n2", options={"Feature": "a\nNodeName=b"}), "which cannot be written"),
     ],
 )
 def test_hosts_that_cannot_be_nodes_are_refused(changed: Host, words: str) -> None:
@@ -117,7 +121,13 @@ def test_hosts_that_cannot_be_nodes_are_refused(changed: Host, words: str) -> No
     [
         ({"clustername": "x"}, "is the role's own"),
         ({"Slurmd Timeout": 3}, "is no name of an option"),
-        ({"SlurmdTimeout": "3\nInclude=/x"}, "has a value that cannot be written"),
+        ({"SlurmdTimeout": "3\nInclude=/x"}, r"has the value '3\nInclude=/x', which cannot be written"),
+        ({"SlurmdTimeout": "3 ClusterName=x"}, "which cannot be written"),
+        (
+            {"OverSubscribe": False},
+            "is False, and no word of slurm.conf: write one word in quotes",
+        ),
+        ({"SchedulerParameters": ["a"]}, "is ['a'], and no word of slurm.conf"),
     ],
 )
 def test_options_that_break_the_configuration_are_refused(options: dict[str, Any], words: str) -> None:
