@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import glob
@@ -48,29 +49,51 @@ def unwinding() -> Iterator[None]:
 def work_directory() -> Iterator[Path]:
     """Yield a directory for a build; first remove those that interrupted builds left."""
     sweep()
-    work = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
-    # Without root, mmdebstrap works as another user and must reach its files in here.
-    work.chmod(0o711)
-    with (work / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield work
-        finally:
-            remove_tree(work)
+    work, lock = _new_directory()
+    try:
+        # Without root, mmdebstrap works as another user and must reach its files in here.
+        work.chmod(0o711)
+        yield work
+    finally:
+        remove_tree(work)
+        os.close(lock)
+
+
+def _new_directory() -> tuple[Path, int]:
+    """Make a directory and lock it, again if another process has swept it before it was locked."""
+    while True:
+        work = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
+        with contextlib.suppress(FileNotFoundError):
+            lock = _lock(work)
+            if work.is_dir():
+                return work, lock
+            os.close(lock)
+
+
+def _lock(work: Path, more: int = 0) -> int:
+    """Lock a directory until the returned descriptor is closed, at the latest when this process ends."""
+    lock = os.open(work, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | more)
+    except BlockingIOError:
+        os.close(lock)
+        raise
+    return lock
 
 
 def sweep() -> None:
     """Remove the working directories of builds that were killed."""
     for name in glob.glob(os.path.join(tempfile.gettempdir(), WORK_PREFIX + "*")):
         work = Path(name)
-        if work.is_symlink() or work.stat().st_uid != os.geteuid():
-            continue
-        try:
-            with (work / "lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its build may still run, or may just have removed it.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            if work.is_symlink() or work.stat().st_uid != os.geteuid():
+                continue
+            lock = _lock(work, fcntl.LOCK_NB)
+            try:
                 remove_tree(work)
-        except BlockingIOError:
-            continue
+            finally:
+                os.close(lock)
 
 
 def remove_tree(path: Path) -> None:

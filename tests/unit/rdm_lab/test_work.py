@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,22 @@ def test_a_build_that_is_ended_twice_cleans_up(tmp_path: Path, first: signal.Sig
         build.stdin.write("\n")
         build.stdin.flush()
         build.wait()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_build_goes_on_while_others_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make, others = tempfile.mkdtemp, iter([work.sweep])
+
+    def swept_before_it_is_locked(prefix: str) -> str:
+        path = make(prefix=prefix)
+        next(others, lambda: None)()
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", swept_before_it_is_locked)
+    with work.work_directory() as directory:
+        work.sweep()
+        (directory / "layer").touch()
     assert not any(tmp_path.iterdir())
 
 
