@@ -308,7 +308,7 @@ def _end(run: Mapping[str, Any] | None) -> str:
         return f"It ended at iteration {last} of {total}, and does not say why."
     why = next((name for name in run["milestones"] if name.startswith(_EXITING)), "")
     of = f" of {total}" if total and total != last else ""
-    return f"It came to iteration {last}{of}{f': {why}' if why else ''}."
+    return f"It reached iteration {last}{of}{f': {why}' if why else ''}."
 
 
 def _against(seen: Observed, run: Mapping[str, Any] | None) -> Iterator[Sign]:

@@ -193,7 +193,7 @@ def print_step(iteration, loss="9.0E+00"):
 @pytest.mark.parametrize(
     ("loss", "word", "reason"),
     [
-        ("8.0E+00", "finished", "It came to iteration 50."),
+        ("8.0E+00", "finished", "It reached iteration 50."),
         # tests/unit/log/test_verdict.py tests the verdicts on lines.
         pytest.param(
             "nan",

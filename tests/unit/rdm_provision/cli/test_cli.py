@@ -638,7 +638,7 @@ def test_a_directory_is_read_without_a_trainer(
     result = call("jobs", f"{logs}/", "--sections")
     assert (result.code, "lm loss: 9.3E+00" in result.out) == (0, True)
     result = call("jobs", f"{logs}/", "--verdict")
-    assert (result.code, result.out) == (0, "finished: It came to iteration 3.\n")
+    assert (result.code, result.out) == (0, "finished: It reached iteration 3.\n")
     # The path may also be one log, even a name without a directory.
     monkeypatch.chdir(logs)
     assert call("jobs", "n1.out", "--verdict").out == result.out
@@ -794,7 +794,7 @@ def test_a_report_of_a_path_needs_no_cluster_and_no_trainer(
         (tmp_path / name).mkdir()
         (tmp_path / name / "n1.out").write_text("".join(STEP.format(number) for number in (1, 2, 3)))
     result = call("report", "./one")
-    assert (result.code, result.out) == (0, "one: finished. It came to iteration 3.\nWritten to one.html.\n")
+    assert (result.code, result.out) == (0, "one: finished. It reached iteration 3.\nWritten to one.html.\n")
     page = (tmp_path / "one.html").read_text()
     assert "<title>one</title>" in page
     assert "plotly" in page

@@ -216,7 +216,7 @@ def test_the_verdict_on_a_job_that_has_ended() -> None:
     assert (found["verdict"], found["since"], found["reason"]) == ("failed", 9.0, failure.reason)
     assert found["culprits"] == [{"kind": "failure", "node": "n2", "rank": 3}]
     done = of_state(replace(STATE, state="finished", progress={"iteration": 50}))
-    assert (done["verdict"], done["reason"]) == ("finished", "It came to iteration 50.")
+    assert (done["verdict"], done["reason"]) == ("finished", "It reached iteration 50.")
     short = {"iteration": 30, "train_iterations": 50, "phase": "done"}
     # "done" means that it ended there on request; otherwise the reason is unknown.
     for phase, word in (("done", "finished"), ("training", "suspect")):

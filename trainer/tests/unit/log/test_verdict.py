@@ -216,19 +216,19 @@ def ended(losses: list[float] | None = None, *, last: int = 600, **more: Any) ->
 @pytest.mark.parametrize(
     ("one", "word", "evidence"),
     [
-        (ended(), "finished", ["It came to iteration 600."]),
+        (ended(), "finished", ["It reached iteration 600."]),
         # The last line's interval did not end with the last step.
         (
             ended(train_iterations=605, milestones=DONE),
             "finished",
-            ["It came to iteration 600 of 605."],
+            ["It reached iteration 600 of 605."],
         ),
         (
             ended([*[9.0] * 57, *[math.nan] * 3]),
             "suspect",
             [
                 "The loss was not a number 3 times, first at iteration 580.",
-                "It came to iteration 600.",
+                "It reached iteration 600.",
             ],
         ),
         (
@@ -236,16 +236,16 @@ def ended(losses: list[float] | None = None, *, last: int = 600, **more: Any) ->
             "suspect",
             [
                 "The lm loss stays at 10.830, the logarithm of the vocabulary of 50304: nothing is learnt.",
-                "It came to iteration 600.",
+                "It reached iteration 600.",
             ],
         ),
         # Megatron and our trainer report that they end early as configured.
         (
             ended(last=300, milestones={"exiting program at iteration 300": ""}),
             "finished",
-            ["It came to iteration 300 of 600: exiting program at iteration 300."],
+            ["It reached iteration 300 of 600: exiting program at iteration 300."],
         ),
-        (ended(last=300, milestones=DONE), "finished", ["It came to iteration 300 of 600."]),
+        (ended(last=300, milestones=DONE), "finished", ["It reached iteration 300 of 600."]),
     ],
 )
 def test_a_job_that_is_done_is_evaluated_by_its_result(
