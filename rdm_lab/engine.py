@@ -57,12 +57,7 @@ class NodeState(NamedTuple):
 
 
 class LabEngine:
-    """One lab in the engine.
-
-    Args:
-        docker: the machine's engine.
-        name: of the lab.
-    """
+    """One lab in the engine."""
 
     def __init__(self, docker: APIClient, name: str) -> None:
         self.docker = docker
@@ -378,11 +373,7 @@ class LabEngine:
 
 
 def thaw(container: str) -> None:
-    """Resume what is paused inside a node: with cgroup v1, frozen processes cannot be killed.
-
-    Args:
-        container: Id of the node's container.
-    """
+    """Resume what is paused inside a node: with cgroup v1, frozen processes cannot be killed."""
     for state in glob.glob(f"{FREEZER}/**/*{container}*/**/freezer.state", recursive=True):
         with contextlib.suppress(OSError):  # the processes have ended
             Path(state).write_text("THAWED", encoding="ascii")

@@ -66,12 +66,6 @@ def package_sources(
 ) -> tuple[list[str], dict[str, str], list[str]]:
     """Return what gives a builder this machine's package sources.
 
-    Args:
-        work: a directory that the engine can mount.
-        trainer: the directory `trainer` of the project.
-        files: the directory with the builder's scripts.
-        apt_options: options of apt, such as a proxy.
-
     Returns:
         Binds, the environment, and this machine's package directories among the binds.
     """

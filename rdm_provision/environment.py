@@ -203,11 +203,6 @@ def _ansible_cfg(base: Mapping[str, str]) -> configparser.RawConfigParser:
 
 
 def shell_line(argv: list[str], env: Mapping[str, str]) -> str:
-    """Return a command as a line to paste into a shell.
-
-    Args:
-        argv: the command's words.
-        env: variables to set before them.
-    """
+    """Return a command as a line to paste into a shell."""
     settings = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     return " ".join([*settings, shlex.join(argv)])

@@ -152,10 +152,6 @@ class _Handler(BaseHTTPRequestHandler):
 class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     """Serves a driver; Docker keeps connections open, so each has a thread.
 
-    Args:
-        path: of the socket.
-        driver: answers the calls.
-
     Raises:
         VfProblem: another plugin answers there, or the socket cannot be created.
     """

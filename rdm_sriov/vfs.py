@@ -48,20 +48,13 @@ class Vf(NamedTuple):
 
 
 class NodeVfs:
-    """The VFs of this node, as sysfs shows them to this network namespace.
-
-    Args:
-        root: where sysfs is.
-    """
+    """The VFs of this node, as sysfs shows them to this network namespace."""
 
     def __init__(self, root: str = "/sys") -> None:
         self._root = root
 
     def virtual(self, pf: str) -> List[Vf]:
         """Return the VFs of a PF, by number.
-
-        Args:
-            pf: the interface of the PF.
 
         Raises:
             VfProblem: there is no such interface, it cannot have VFs, or it has none.

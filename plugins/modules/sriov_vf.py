@@ -166,12 +166,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 
 class Change:
-    """All changes of one call, planned before the first one is made.
-
-    Args:
-        module: with the parameters.
-        kernel: of the node.
-    """
+    """All changes of one call, planned before the first one is made."""
 
     def __init__(self, module: AnsibleModule, kernel: Kernel) -> None:
         self._module = module

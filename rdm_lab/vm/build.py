@@ -31,14 +31,7 @@ NEEDED = {
 
 
 class Machines:
-    """The disk with one engine and one kernel, and the image, of one recipe.
-
-    Args:
-        engine: this machine's engine.
-        files: the directory with the lab's files.
-        cache: the directory of the disks.
-        made_of: the machines' engine and kernel.
-    """
+    """The disk with one engine and one kernel, and the image, of one recipe."""
 
     def __init__(self, engine: APIClient, files: Path, cache: Path, made_of: recipe.Choice) -> None:
         recipe.checked_architecture(os.uname().machine)

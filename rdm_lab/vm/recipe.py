@@ -167,11 +167,7 @@ def checked_kernel(kernel: str, machines: bool) -> str:
 
 
 def version(files: Path) -> str:
-    """Return 12 hex digits that change if the machines would be made differently.
-
-    Args:
-        files: the directory with the lab's files.
-    """
+    """Return 12 hex digits that change if the machines would be made differently."""
     digest = hashlib.sha256(
         json.dumps(
             [

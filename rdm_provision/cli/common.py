@@ -369,11 +369,7 @@ run_options = _with(_INVENTORY, _LIMIT, _TAGS, *_RUN, show_command_option, verbo
 
 
 def log_directory_options(which: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds the options for what a verdict needs beyond the logs of a directory.
-
-    Args:
-        which: what they apply to, for their help.
-    """
+    """Return a decorator that adds the options for what a verdict needs beyond the logs of a directory."""
     state = click.option(
         "--state",
         default="",

@@ -24,9 +24,6 @@ class Exporter:
 
     Raises:
         OSError: The port is in use, or this machine does not have the address.
-
-    Attributes:
-        text: The text to serve.
     """
 
     def __init__(self, address: str, port: int) -> None:

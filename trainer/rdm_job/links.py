@@ -28,12 +28,7 @@ _FRESH_S = 60.0
 
 
 class Links:
-    """A job's directory of links on this node.
-
-    Args:
-        job: The job's id, ``Request.job_id``.
-        root: The parent directory.
-    """
+    """A job's directory of links on this node."""
 
     def __init__(self, job: str, root: Path = _ROOT) -> None:
         self.path = root / f"{_PREFIX}{job}"

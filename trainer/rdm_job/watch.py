@@ -62,13 +62,7 @@ _OF_RUN = (
 
 
 class Watch:
-    """Watches one node's part of a job. One thread updates it; others may begin an attempt and read it.
-
-    Args:
-        directory: The job's.
-        request: The job, as this node got it.
-        config: Its configuration.
-    """
+    """Watches one node's part of a job. One thread updates it; others may begin an attempt and read it."""
 
     def __init__(self, directory: JobDirectory, request: Request, config: JobConfig) -> None:
         self._directory, self._request, self._config = directory, request, config
@@ -152,11 +146,7 @@ class Watch:
         return self._report
 
     def update(self, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Read new log lines and the ranks' progress.
-
-        Args:
-            ranks: The records of this attempt's processes here.
-        """
+        """Read new log lines and the ranks' progress."""
         with self._lock:
             self._update(ranks)
 

@@ -119,13 +119,7 @@ class Timer(NamedTuple):
 
 
 class RankTimes(NamedTuple):
-    """One of Megatron's timers on many ranks, with ``--timing-log-option all``.
-
-    Attributes:
-        name: The timer.
-        ranks: The ranks.
-        milliseconds: The time of each rank.
-    """
+    """One of Megatron's timers on many ranks, with ``--timing-log-option all``."""
 
     name: str
     ranks: array[int]

@@ -51,12 +51,7 @@ def waiting() -> Iterator[None]:
 
 
 class ComputeTime:
-    """The compute time of a rank's steps. Only a process's newest one counts; it wraps torch's collectives.
-
-    Args:
-        heartbeat: Where the time is reported.
-        device: Where the steps are computed.
-    """
+    """The compute time of a rank's steps. Only the newest one of a process counts: it wraps collectives."""
 
     def __init__(self, heartbeat: HeartbeatWriter, device: torch.device) -> None:
         self.heartbeat = heartbeat

@@ -49,10 +49,6 @@ from rdm_trainer.weights.sources import CheckpointSource, Source, fill, open_sou
 def run(config: Config, job_dir: Path) -> int:
     """Train in this process, which is one rank of the job.
 
-    Args:
-        config: The job, checked.
-        job_dir: Where checkpoints, TensorBoard's events and progress go.
-
     Returns:
         The exit code: 0 when the training is done or ended in order, 130 when Ctrl-C ended it. Its checkpoint
         is written in either case.

@@ -119,11 +119,7 @@ class Entry:
 
 
 class Plan:
-    """All changes, planned before the first one is made.
-
-    Args:
-        params: the module's parameters.
-    """
+    """All changes, planned before the first one is made."""
 
     def __init__(self, params: Dict[str, Any]) -> None:
         self.owner = _owner(params.get("owner"), params.get("group"))

@@ -23,10 +23,6 @@ _TIME = (1980, 1, 1, 0, 0, 0)  # the same sources make the same file
 def packed_program(collection: Path, main: str) -> bytes:
     """Return a script, packed with the collection's modules that it imports.
 
-    Args:
-        collection: the directory of the collection.
-        main: the text of the script.
-
     Raises:
         ImportError: an import is neither in the collection nor in the standard library.
         OSError: a file of the collection cannot be read.

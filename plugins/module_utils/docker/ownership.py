@@ -133,9 +133,6 @@ def plugin_answers(path: str) -> str:
     """Query a network plugin's capabilities; return why it does not answer, "" if it does.
 
     Plugin.Activate would signal that a new engine has started.
-
-    Args:
-        path: the plugin's unix socket.
     """
     try:
         found = call_plugin(path, CAPABILITIES, {}, _PLUGIN_TIMEOUT)

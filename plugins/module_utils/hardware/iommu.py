@@ -42,10 +42,6 @@ def cpu_vendor(root: str = "/sys") -> str:
 def read(root: str = "/sys", command_line: str = "") -> Boot:
     """Return the state of the IOMMU.
 
-    Args:
-        root: where sysfs is.
-        command_line: the text of /proc/cmdline.
-
     Returns:
         `cpu` (intel, amd or empty), `virtual` (whether the node is a virtual machine), `iommu` (whether
         devices are in IOMMU groups), `table` (the name of the ACPI table that announces the IOMMU, empty if

@@ -92,11 +92,6 @@ def function(name: str, root: str = "/sys") -> Function:
 def rdma_devices(what: Function, root: str = "/sys", dev_root: str = "/dev") -> RdmaDevices:
     """Return the RDMA device of a function.
 
-    Args:
-        what: the function.
-        root: where sysfs is.
-        dev_root: where the device nodes are.
-
     Raises:
         NodeError: two ways lead to different devices, or a device cannot be used from programs.
     """

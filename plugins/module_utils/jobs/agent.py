@@ -27,12 +27,7 @@ class BadConfiguration(NodeError):  # noqa: N818  # a state of the node, not an 
 
 
 class Agent:
-    """The agent in one execution environment.
-
-    Args:
-        environment: where it runs.
-        timeout: seconds until it must have answered.
-    """
+    """The agent in one execution environment."""
 
     def __init__(self, environment: ExecutionEnvironment, timeout: float) -> None:
         self._environment = environment

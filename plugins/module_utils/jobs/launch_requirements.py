@@ -50,11 +50,7 @@ PROGRAMS = tuple(_KINDS)
 
 
 def program(name: str) -> Program:
-    """Return the program on the PATH of commands over ssh.
-
-    Args:
-        name: one of PROGRAMS.
-    """
+    """Return the program on the PATH of commands over ssh."""
     kind = _KINDS[name]
     if shutil.which(kind.argv[0]) is None:
         return Program("", "has no {0} on the PATH of commands over ssh".format(kind.argv[0]))

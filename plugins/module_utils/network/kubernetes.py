@@ -49,9 +49,6 @@ _ASSUMED = {
 def kubernetes(root: str = "/") -> dict[str, Any]:
     """Return the Kubernetes that runs on the node.
 
-    Args:
-        root: the root of the node's file system.
-
     Returns:
         `name`: kubelet, k3s, microk8s or rke2; empty if none runs. `ranges`: each with `range`, `of` (pods or
         services) and `known`: whether it was found on the node, or is the default.

@@ -62,12 +62,6 @@ def lacking(api: DockerAPI, socket: str) -> List[Dict[str, Any]]:
 def restore(api: DockerAPI, socket: str, cluster: str, check: bool = False) -> Restored:
     """Create the lost networks in the plugin again, with the engine's own request.
 
-    Args:
-        api: the engine.
-        socket: the plugin's.
-        cluster: whose networks must be restored.
-        check: in check mode only report them.
-
     Raises:
         PluginProblem: one of these cannot be restored.
         DockerProblem: the engine does not answer.

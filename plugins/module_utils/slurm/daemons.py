@@ -170,12 +170,6 @@ def last_words(name: str) -> str:
 def wait_for(name: str, services: Services, seconds: float, address: str = "") -> None:
     """Wait until a service runs and answers.
 
-    Args:
-        name: of the service.
-        services: of this host.
-        seconds: the timeout.
-        address: as in :func:`answers`.
-
     Raises:
         NodeError: it timed out; the text has the last line of its log.
     """

@@ -43,11 +43,7 @@ _VENDORS = {"nvidia": "nvidia", "amdgpu": "amd"}  # kernel driver -> vendor of i
 
 
 def gather(devices: Iterable[str]) -> Dict[str, Any]:
-    """Return all facts.
-
-    Args:
-        devices: device files that should exist.
-    """
+    """Return all facts."""
     manager = package_manager()
     installed = installed_versions(manager)
     owner = read_text(OWNER_MARKER).strip()

@@ -46,12 +46,7 @@ _HINTS = {
 
 
 class Kernel:
-    """The kernel of this node.
-
-    Args:
-        root: where sysfs is.
-        settle_s: as SETTLE_S.
-    """
+    """The kernel of this node."""
 
     def __init__(self, root: str = "/sys", settle_s: float = SETTLE_S) -> None:
         self.root = root

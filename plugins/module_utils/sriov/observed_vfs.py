@@ -157,10 +157,6 @@ def read_pf(
 def device_of(pf: str, root: str = "/sys") -> Tuple[str, str]:
     """Return an interface and the directory of its PCI function.
 
-    Args:
-        pf: the interface, or the PCI address.
-        root: where sysfs is.
-
     Returns:
         The interface, or the PCI address of a function without one; and the directory, which does not exist
         for a virtual interface. Two empty strings if there is no such interface.

@@ -180,13 +180,7 @@ def check_owner(plan: AddressPlan, hosts: Iterable[str], path: str) -> None:
 
 
 def widened(plan: AddressPlan, previous: AddressPlan | None, subnet: str) -> str | None:
-    """Return a sentence if the subnet was widened automatically.
-
-    Args:
-        plan: the plan.
-        previous: the previous plan, or None.
-        subnet: the user's subnet (`rdm_subnet`), or empty.
-    """
+    """Return a sentence if the subnet was widened automatically."""
     before = previous.subnet if previous else DEFAULT_SUBNET
     if subnet or plan.subnet == before or not before.subnet_of(plan.subnet):
         return None

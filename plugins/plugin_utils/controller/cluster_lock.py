@@ -200,11 +200,7 @@ def join(home: Path) -> None:
 
 
 def held(home: Path) -> list[int]:
-    """Return the descriptors of this process that hold the lock of a cluster.
-
-    Args:
-        home: the inventory's directory.
-    """
+    """Return the descriptors of this process that hold the lock of a cluster."""
     with contextlib.suppress(OSError):
         return list(_descriptors(os.getpid(), (home / STATE_DIR / "lock").stat(), locked=True))
     return []
@@ -223,11 +219,7 @@ def homes(variables: Mapping[str, Any]) -> list[Path]:
 
 
 def give_back(home: Path) -> None:
-    """Release the lock of a cluster, if this process holds it.
-
-    Args:
-        home: the inventory's directory.
-    """
+    """Release the lock of a cluster, if this process holds it."""
     files = held(home)
     if not files:
         return

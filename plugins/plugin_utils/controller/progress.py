@@ -16,12 +16,7 @@ _ANSWERED = "answered: "
 
 
 class Progress:
-    """Prints the hosts that have answered.
-
-    Args:
-        display: prints a line.
-        own: the task's host, which Ansible itself reports.
-    """
+    """Prints the hosts that have answered."""
 
     def __init__(self, display: Callable[[str], None], own: str) -> None:
         self._display = display

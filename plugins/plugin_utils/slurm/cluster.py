@@ -320,11 +320,7 @@ def _check_node(host: Host) -> list[Problem]:
 
 
 def gpu_devices(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the device files of the GPUs with a compute driver, in the order of their PCI addresses.
-
-    Args:
-        gpus: as rdm.provision.node_facts returns them.
-    """
+    """Return the device files of the GPUs with a compute driver, in the order of their PCI addresses."""
     amd = [gpu["render_node"] for gpu in gpus if gpu["driver"] == "amdgpu" and gpu["render_node"]]
     nvidia = [gpu for gpu in gpus if gpu["driver"] == "nvidia"]
     return amd if len(amd) > len(nvidia) else [f"/dev/nvidia{number}" for number, _ in enumerate(nvidia)]
@@ -342,11 +338,7 @@ def cgroups_work(facts: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def without_cgroups(facts: Mapping[str, Any]) -> str:
-    """Return why slurmd cannot use control groups on a node; empty if it can.
-
-    Args:
-        facts: what rdm.provision.slurm_facts found.
-    """
+    """Return why slurmd cannot use control groups on a node; empty if it can."""
     found = facts.get("cgroup") or {}
     version, controllers = found.get("version") or 0, set(found.get("controllers") or [])
     slurm = release(facts.get("version") or facts.get("candidate") or "")
@@ -364,11 +356,7 @@ def without_cgroups(facts: Mapping[str, Any]) -> str:
 
 
 def cgroup_plugin(facts: Iterable[Mapping[str, Any]]) -> str:
-    """Return the value of CgroupPlugin; where nodes differ, slurmd detects it.
-
-    Args:
-        facts: what rdm.provision.slurm_facts found on each node.
-    """
+    """Return the value of CgroupPlugin; where nodes differ, slurmd detects it."""
     there = list(facts)
     versions = {(one.get("cgroup") or {}).get("version") for one in there}
     if any(

@@ -21,12 +21,7 @@ _ERRORS = re.compile(r"^(ue|ce): (\d+)", re.MULTILINE)
 
 
 def count(lists: Lists = (), root: Path = Path("/")) -> int:
-    """Return how many GPUs may be used here.
-
-    Args:
-        lists: The visible ones; see ``visible.lists_of``.
-        root: Where ``sys`` and ``dev`` are.
-    """
+    """Return how many GPUs may be used here."""
     if not (root / "dev/kfd").exists():
         return 0
     folders = list(_folders(root))

@@ -31,11 +31,7 @@ _REASONS = {
 
 
 def count(lists: Lists = ()) -> int:
-    """Return how many GPUs may be used here.
-
-    Args:
-        lists: The visible ones; see ``visible.lists_of``.
-    """
+    """Return how many GPUs may be used here."""
     return _count(_output(["nvidia-smi", "-L"]), lists)
 
 
@@ -75,11 +71,7 @@ class Reader:
         self._listen()
 
     def devices(self, lists: Lists = ()) -> tuple[Device, ...]:
-        """Return the GPUs as they are now; of a GPU that is partitioned (MIG), the partitions that are named.
-
-        Args:
-            lists: The visible ones; see ``visible.lists_of``.
-        """
+        """Return the GPUs as they are now; of a partitioned GPU (MIG), the partitions that are named."""
         if self._nvml is None:
             query = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
             return _printed(_output(query), lists)

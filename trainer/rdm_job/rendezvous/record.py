@@ -100,12 +100,7 @@ class Record:
         return self._own
 
     def receive_report(self, member: str, report: Mapping[str, Any]) -> None:
-        """Receive another member's report, for the state.
-
-        Args:
-            member: Its name.
-            report: The result of :meth:`report` there.
-        """
+        """Receive another member's report, for the state."""
         self._reports[member] = report
 
     def _poll(self, directory: JobDirectory, evaluation: health.Health | None) -> None:

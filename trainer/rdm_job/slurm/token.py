@@ -26,13 +26,7 @@ HINT = "make another with scontrol token"
 
 @dataclass(frozen=True)
 class Token:
-    """A token. Its text is not part of its representation.
-
-    Attributes:
-        user: Its user.
-        source: Where it was found, for messages.
-        text: The secret.
-    """
+    """A token. Its text is not part of its representation."""
 
     user: str
     source: str
@@ -71,11 +65,6 @@ def read(path: str, environment: Mapping[str, str]) -> Token:
 
 def of(text: str, source: str, now: float) -> Token:
     """Return the token in a text, bare or as ``scontrol token`` prints it.
-
-    Args:
-        text: The text.
-        source: Where it was found.
-        now: Seconds since 1970.
 
     Raises:
         SlurmError: It holds no token, an expired one, or one without a user while this process's user has no

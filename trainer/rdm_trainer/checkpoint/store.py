@@ -130,10 +130,6 @@ class Checkpoints:
 
         All ranks agree on a failure. It is logged, and earlier checkpoints stay as they were.
 
-        Args:
-            iteration: The last completed step.
-            state: The training's state, serialisable as JSON.
-
         Returns:
             Whether the step was saved, or saving began.
 

@@ -22,11 +22,7 @@ class _Engine(Protocol):
 
 
 class NativeStates(States):
-    """The states of the native engine.
-
-    Args:
-        engine: The engine with these states.
-    """
+    """The states of the native engine."""
 
     def __init__(self, engine: _Engine) -> None:
         super().__init__(engine.config)
