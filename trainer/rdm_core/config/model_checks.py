@@ -57,15 +57,15 @@ def _positions(config: Config) -> Iterator[str]:
         if model.head_size % 2:
             yield f"A head of width {model.head_size} cannot be rotated; give model.kv_channels that is even."
         scaling = model.rope_scaling
-        if (
-            scaling is not None
-            and scaling.kind == "llama3"
-            and scaling.low_freq_factor >= scaling.high_freq_factor
+        for kind, low, high in (
+            ("llama3", "low_freq_factor", "high_freq_factor"),
+            ("yarn", "beta_slow", "beta_fast"),
         ):
-            yield (
-                f"model.rope_scaling.low_freq_factor {scaling.low_freq_factor:g} is not below "
-                f"high_freq_factor {scaling.high_freq_factor:g}."
-            )
+            if scaling is None or scaling.kind != kind:
+                continue
+            below, above = getattr(scaling, low), getattr(scaling, high)
+            if below >= above:
+                yield f"model.rope_scaling.{low} {below:g} is not below {high} {above:g}; change one."
         return
     if model.rope_scaling is not None:
         yield (

@@ -87,7 +87,7 @@ def _warmup_within_decay(config: Config) -> Iterator[str]:
     o = config.optimisation
     batch = o.global_batch_size
     decay = o.decay_samples or (o.decay_iterations or config.train_iterations) * batch
-    warmup = o.warmup_samples or (o.warmup_iterations or 0) * batch
+    warmup = o.warmup_samples or (o.warmup_iterations or 0) * batch or int((o.warmup_fraction or 0) * decay)
     if warmup and decay and warmup > decay:
         yield (
             f"The warm-up of {warmup} samples is longer than the decay of {decay} samples that contains it; "

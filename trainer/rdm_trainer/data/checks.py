@@ -30,7 +30,7 @@ def checks(config: Config) -> list[str]:
     problems = list(_tokenizer(config))
     data = config.data
     if config.model.kind == "t5" and data.tokenizer is not None:
-        problems += _sentinels(config)
+        problems += _spans(config)
     if config.model.kind == "bert" and data.tokenizer is not None:
         problems += _mask(config)
     splits = [(data.blend, None)] if data.blend else [(data.train, 0), (data.valid, 1), (data.test, 2)]
@@ -72,11 +72,18 @@ def _tokenizer(config: Config) -> Iterator[str]:
         )
 
 
-def _sentinels(config: Config) -> Iterator[str]:
-    """Compare the number of extra ids with the spans of a full sample."""
+def _spans(config: Config) -> Iterator[str]:
+    """Compare the number of extra ids, and the decoder's length, with the spans of a full sample."""
     model, data = config.model, config.data
     masked = round((model.seq_length - ADDED_TOKENS) * data.mask_probability)
     spans = min(round(masked / data.mean_span_length), model.seq_length - ADDED_TOKENS - masked)
+    # Each span follows its sentinel, and an end token follows all.
+    if (labels := masked + spans + 1) > model.decoder_length:
+        yield (
+            f"model.decoder_seq_length is {model.decoder_length}, but {data.mask_probability:g} of a sample "
+            f"in spans of {data.mean_span_length:g} make {labels} labels: set it to {labels} or more, or "
+            "lower data.mask_probability."
+        )
     try:
         own = len(special_tokens(data.tokenizer, model.vocab_size).sentinels)
     except TrainerError:

@@ -413,6 +413,14 @@ def assert_a_sentence_has(words: str, found: list[str]) -> None:
             "decay_iterations and decay_samples",
         ),
         ({"optimisation__warmup_iterations": 6}, "The warm-up of 48 samples is longer"),
+        (
+            {
+                "optimisation__schedule": "wsd",
+                "optimisation__wsd_decay_iterations": 3,
+                "optimisation__warmup_fraction": 0.6,
+            },
+            "The warm-up of 24 samples and the decay of 24 at the end are longer than the 40",
+        ),
         ({"optimisation__min_lr": 1.0}, "min_lr 1 is above"),
         ({"optimisation__loss_scale": 2}, "loss_scale is for fp16"),
         ({"engine": "native", "parallel__zero_stage": 2}, "zero_stage 2 needs DeepSpeed"),
@@ -692,6 +700,12 @@ T5 = "kind=t5 vocab_extra_ids=9"
             " rope_scaling.original_max_position_embeddings=512",
             "",
             "is for rotary positions",
+        ),
+        (
+            "position_embedding=rope rope_scaling.kind=yarn rope_scaling.factor=8 rope_scaling.beta_slow=32"
+            " rope_scaling.original_max_position_embeddings=512",
+            "",
+            "beta_slow 32 is not below beta_fast 32",
         ),
         (f"{T5} query_groups=2", "", "query_groups is not for a T5"),
         ("kind=bert sliding_window=9", "", "sliding_window is for a decoder, but model.kind is bert"),

@@ -375,16 +375,21 @@ def test_a_tokenizer_that_does_not_match_is_named(two: list[str], tmp_path: Path
     assert problems == ["data.tokenizer: none.json, the tokenizer's vocab, is not there."]
 
 
-def test_too_few_sentinels_are_named(two: list[str], small_vocabulary: TokenizerConfig) -> None:
+def test_too_few_sentinels_or_labels_are_named(two: list[str], small_vocabulary: TokenizerConfig) -> None:
     tokenizer = {"kind": "gpt2", "vocab": small_vocabulary.vocab, "merges": small_vocabulary.merges}
     settings = config("t5", blend=[{"prefix": two[0]}], tokenizer=tokenizer, mean_span_length=1.0)
     assert checks(settings) == []
-    few = dataclasses.replace(settings, model=dataclasses.replace(settings.model, vocab_extra_ids=3))
-    problems = checks(few)
     # 15 % of 30 tokens are 4, in spans of one.
-    assert len(problems) == 1
-    assert "model.vocab_extra_ids is 3" in problems[0]
-    assert "make 4 spans" in problems[0]
+    for key, value, words in (
+        ("vocab_extra_ids", 3, "make 4 spans"),
+        ("decoder_seq_length", 8, "make 9 labels"),
+    ):
+        changed: Any = {key: value}
+        few = dataclasses.replace(settings, model=dataclasses.replace(settings.model, **changed))
+        problems = checks(few)
+        assert len(problems) == 1
+        assert f"model.{key} is {value}" in problems[0]
+        assert words in problems[0]
 
 
 def test_info_shows_what_is_there(two: list[str], small_vocabulary: TokenizerConfig) -> None:
