@@ -441,6 +441,9 @@ def wait_for_nodes(wanted: List[str], seconds: float) -> List[Dict[str, str]]:
         if time.monotonic() > deadline:
             output = "; ".join("{0}: {1}".format(*item) for item in sorted(bad.items()))
             hint = "see /var/log/slurm/slurmd.log there"
+            if all(reason.startswith(("drain", "drng")) for reason in bad.values()):
+                names = ",".join(sorted(bad))
+                hint = "scontrol update nodename={0} state=resume brings back what was drained".format(names)
             raise NodeError(
                 "not all nodes can take jobs after {0:g} s: {1}: {2}".format(seconds, output, hint)
             )

@@ -80,3 +80,19 @@ def test_the_last_words_of_a_daemon_are_in_its_log_or_in_the_journal(
     assert queried == []
     assert daemons.last_words("slurmrestd") == "fatal: three"
     assert queried[0][:4] == ["journalctl", "--quiet", "--unit", "slurmrestd"]
+
+
+@pytest.mark.parametrize(
+    ("states", "hint"),
+    [
+        ({"n1": "drained", "n2": "idle", "n3": "draining"}, "scontrol update nodename=n1,n3 state=resume"),
+        ({"n1": "drained", "n2": "down*"}, "see /var/log/slurm/slurmd.log there"),
+    ],
+)
+def test_a_node_that_somebody_drained_is_brought_back_by_hand(
+    states: dict[str, str], hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [{"node": node, "state": state, "reason": "none"} for node, state in states.items()]
+    monkeypatch.setattr(daemons, "nodes", lambda: found)
+    with pytest.raises(NodeError, match=hint):
+        daemons.wait_for_nodes(list(states), 0.0)

@@ -117,6 +117,15 @@ def test_limit_for_which_slurm_refuses_a_job_is_explained(stand_in: StandIn, tmp
     assert commands.would_run(tmp_path / "job.sbatch") == f"{words}."
 
 
+def test_a_job_may_wait_for_nodes_that_are_drained(stand_in: StandIn, tmp_path: Path) -> None:
+    words = "allocation failure: Requested node configuration is not available"
+    stand_in("sbatch", f'echo "{words}" >&2; exit 1')
+    stand_in("sinfo", "true")
+    assert commands.would_run(tmp_path / "job.sbatch") == f"{words}."
+    stand_in("sinfo", 'echo "maintenance  root  2026-11-30T05:45:08 n2"')
+    assert commands.would_run(tmp_path / "job.sbatch") == ""
+
+
 def test_without_slurmdbd_there_is_no_accounting_to_query(stand_in: StandIn, tmp_path: Path) -> None:
     none = SETTINGS.replace("accounting_storage/slurmdbd", "accounting_storage/none")
     stand_in("scontrol", f"echo '{none}'")
