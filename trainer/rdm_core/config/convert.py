@@ -45,7 +45,8 @@ class Converter:
     def job(self, value: Mapping[str, Any]) -> JobConfig | None:
         """Return a job's configuration by its workload's schema; None if that is another or unknown."""
         own = next(field.default for field in dataclasses.fields(self._schema) if field.name == "workload")
-        named = value.get("workload", own)
+        # Only a training has this section.
+        named = value.get("workload", "train" if "parallel" in value else own)
         if not self._is_open and named != own and named in ("train", "finetune"):
             remark = f"rdm-trainer {named} runs that one"
             self._note(("workload",), f"is {shown(named)}; it must be {own} ({remark})")

@@ -66,11 +66,18 @@ def test_train_takes_no_other_workload(tmp_path: Path) -> None:
         configuration.from_dict({}, ["workload=command"])
 
 
-@pytest.mark.parametrize(("named", "schema"), [("finetune", Config), ("train", FinetuneConfig)])
+@pytest.mark.parametrize(
+    ("text", "named", "schema"),
+    [
+        ("workload: finetune", "finetune", Config),
+        ("workload: train", "train", FinetuneConfig),
+        ("parallel: {tensor: 2}", "train", FinetuneConfig),
+    ],
+)
 def test_the_other_workload_is_named_with_the_command_that_runs_it(
-    tmp_path: Path, named: str, schema: type[JobConfig]
+    tmp_path: Path, text: str, named: str, schema: type[JobConfig]
 ) -> None:
-    (tmp_path / "job.yaml").write_text(f"workload: {named}\n")
+    (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(ConfigError, match=rf"it must be \w+ \(rdm-trainer {named} runs that one\)\.$"):
         configuration.load_as(schema, tmp_path / "job.yaml")
 
