@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rdm_provision import environment
+from rdm_provision.api.arguments import words
 from rdm_provision.api.jobs import JobVerbs
 from rdm_provision.api.run_options import RunOptions
 from rdm_provision.constants import CLUSTER, PLAN_FILE, RUNTIME_CONTAINER, RUNTIME_HOST, STATE_DIR
@@ -289,10 +290,7 @@ class Cluster(JobVerbs):
         >>> table.nodes[0].my_ip  # doctest: +SKIP
         '192.169.16.100'
         """
-        if isinstance(release, str):
-            # list() of a string would split it into letters.
-            raise InputError(f"release {release!r} is a string, not a list", hint=f"release=[{release!r}]")
-        release = list(release)
+        release = words("release", release)
         save = save or bool(release)
         planned, self._planned = self._planned, None
         if planned and not save:
@@ -576,9 +574,8 @@ class Cluster(JobVerbs):
         """
         self._refuse_bare("exec", f"ansible master:workers -i {self.inventory} -a 'COMMAND' runs one there")
         if isinstance(argv, str):
-            # list() of a string would split it into letters.
-            words = f"exec({argv.split()!r})"
-            raise InputError(f"the command {argv!r} is a string, and exec takes a list of words", hint=words)
+            hint = f"exec({argv.split()!r})"
+            raise InputError(f"the command {argv!r} is a string, and exec takes a list of words", hint=hint)
         if not argv:
             raise InputError("there is no command to run", hint='exec(["hostname"])')
         if user and not _USER.fullmatch(user):

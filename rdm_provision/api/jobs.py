@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from rdm_provision.api.arguments import words
 from rdm_provision.api.run_options import RunOptions
 from rdm_provision.constants import DATA_MODULE, JOB_MODULE
 from rdm_provision.errors import InputError
@@ -25,13 +26,13 @@ STREAMS = ("out", "err", "gpu")
 
 
 def _wanted(
-    config: str | Path | None, overrides: Iterable[str], **words: str
+    config: str | Path | None, overrides: Iterable[str], **names: str
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Return a job's variables: those with types, and those that are never templated."""
     if config is not None and not Path(config).is_file():
         raise InputError(f"there is no file {config}", hint="give the path of a job's configuration")
-    given = {"job_config": str(config or ""), **words}
-    literal = {"job_overrides": list(overrides)}
+    given = {"job_config": str(config or ""), **names}
+    literal = {"job_overrides": words("overrides", overrides)}
     return {name: word for name, word in given.items() if word}, {k: v for k, v in literal.items() if v}
 
 
@@ -122,7 +123,7 @@ class JobVerbs:
         >>> cluster.measured(cluster.profile("gpt.yaml", limit="n1").result())["gpu"]  # doctest: +SKIP
         'cpu'
         """
-        program = ["-m", "rdm_trainer", "profile", "resolved.yaml", *options]
+        program = ["-m", "rdm_trainer", "profile", "resolved.yaml", *words("options", options)]
         ours = [
             "launcher.nodes=null",
             "launcher.nodelist=[]",
@@ -130,8 +131,8 @@ class JobVerbs:
             "launcher.max_restarts=0",
             f"launcher.program={json.dumps(program)}",
         ]
-        words = [*overrides, *ours]
-        return self.train(config, words, name=name, check=check, **run_options)
+        overrides = [*words("overrides", overrides), *ours]
+        return self.train(config, overrides, name=name, check=check, **run_options)
 
     def measured(self, result: RunResult) -> dict[str, Any]:
         """Return what a :meth:`profile` run measured, as ``rdm-trainer profile`` writes it, or nothing."""
@@ -190,9 +191,10 @@ class JobVerbs:
         >>> Cluster.load("inventory/lab").bring_data("tokens").result().changed  # doctest: +SKIP
         ('n1', 'n2')
         """
+        from_nodes = words("from_nodes", from_nodes)
         extra: dict[str, Any] = {"job_data": str(directory if from_nodes else Path(directory).resolve())}
         if from_nodes:
-            extra["job_data_from"] = list(from_nodes)
+            extra["job_data_from"] = from_nodes
             if not Path(directory).is_absolute() or ".." in Path(directory).parts:
                 raise InputError(f"{directory} is a directory on nodes: give its absolute path, without ..")
         elif not Path(directory).is_dir():
@@ -330,7 +332,7 @@ class JobVerbs:
             check=check,
             exclusive=not check,
             keep=frozenset({JOB_MODULE}),
-            literal={"job_names": list(jobs)},
+            literal={"job_names": words("jobs", jobs)},
         )
 
     def removals(self, result: RunResult) -> tuple[Removal, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rdm_provision import environment
+from rdm_provision.api.arguments import words
 from rdm_provision.constants import LAB_MODULE
 from rdm_provision.errors import InputError, RdmError
 from rdm_provision.runner.run import Run
@@ -136,6 +137,7 @@ class Lab:
         driver = driver or (machine.DRIVER if hardware == "vm" else DRIVERS[0])
         if driver not in DRIVERS:
             raise InputError(f"there is no driver {driver!r}: the drivers are {', '.join(DRIVERS)}")
+        extras = words("extras", extras)
         if extras and not trainer:
             raise InputError(f"--extra {extras[0]} goes with --trainer")
         if slurm and hardware == "vm":
@@ -161,7 +163,7 @@ class Lab:
                 "lab_driver": driver,
                 "lab_image_source": image_source,
                 "lab_trainer": trainer,
-                "lab_trainer_extras": [*extras],
+                "lab_trainer_extras": extras,
                 "lab_slurm": slurm,
                 "lab_rails": rails,
             },
