@@ -202,7 +202,7 @@ def evaluate(seen: Observed) -> Verdict:
 
 def _evaluated(seen: Observed) -> Verdict:
     state = states.state_of(seen.state)
-    errors = list(_errors(seen.findings))
+    errors = list(_errors(_own_findings(seen)))
     run = seen.run
     # Always report what could not be compared or read.
     unknown = [sign for sign in seen.signs if sign.is_note and sign.kind in ("configuration", "files")]
@@ -320,6 +320,13 @@ def _against(seen: Observed, run: Mapping[str, Any] | None) -> Iterator[Sign]:
     yield from (sign for sign in seen.signs if sign.kind == "nan")
     if run is not None:
         yield from (Sign("steps", text) for text in _about_loss(run, seen.vocabulary))
+
+
+def _own_findings(seen: Observed) -> list[Finding]:
+    """Return the findings but those of nodes whose launchers were ended because another node had failed."""
+    culprits = seen.watched.culprits if seen.watched else ()
+    failed = {one.node for one in culprits if one.kind == "failure"}
+    return [one for one in seen.findings if one.name != "interrupted" or not failed or one.node in failed]
 
 
 def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:

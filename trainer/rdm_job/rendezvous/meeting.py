@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rdm_core.errors import DONE, FAILED, STOPPED, TrainerError
+from rdm_job.culprit import how_it_ended
 from rdm_job.rendezvous.command import TERM_S, Command
 from rdm_job.rendezvous.roster import Member, Roster, differing
 from rdm_job.rendezvous.transports import ClientTransport, ServerTransport
@@ -497,7 +498,7 @@ class Worker:
 
 
 def _failed(name: str, code: int, errors: Any) -> End:
-    return End(code, f"{name} ended with exit code {code}.", _lines(errors), name)
+    return End(code, f"{name} failed: {how_it_ended(code)}.", _lines(errors), name)
 
 
 def _lines(given: Any) -> tuple[str, ...]:

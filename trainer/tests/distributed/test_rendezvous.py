@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rdm_job.culprit import GONE
 from rdm_job.processes import alive
 from rdm_log.report.write import write
 from tests.distributed.members import Members, codes, interface
@@ -124,16 +125,21 @@ def test_job_continues_when_its_directory_cannot_be_written(members: Members) ->
     assert "has ended\n" in members.log("n0")
 
 
-def test_first_failed_member_ends_all_with_its_exit_code_and_last_errors(members: Members) -> None:
+@pytest.mark.parametrize(
+    ("end", "code", "how"), [("exit 7", 7, "it ended with exit code 7"), ("kill -KILL $$", 137, GONE)]
+)
+def test_first_failed_member_ends_all_with_its_exit_code_and_last_errors(
+    members: Members, end: str, code: int, how: str
+) -> None:
     launcher = members.start("n0", ["sleep", "1000"], count=3)
     worker = members.start("n1", ["sh", "-c", "sleep 1000"])
-    failing = members.start("n2", ["sh", "-c", "echo CUDA out of memory >&2; exit 7"])
-    assert codes(failing, worker, launcher) == [7, 7, 7]
+    failing = members.start("n2", ["sh", "-c", f"echo CUDA out of memory >&2; {end}"])
+    assert codes(failing, worker, launcher) == [code, code, code]
     for name in ("n0", "n1"):
-        assert "n2 ended with exit code 7." in members.log(name)
+        assert f"n2 failed: {how}." in members.log(name)
         assert "CUDA out of memory" in members.log(name)
     job = _job(members, "state", "test")["job"]
-    assert (job["state"], job["reason"]) == ("failed", "n2 ended with exit code 7.")
+    assert (job["state"], job["reason"]) == ("failed", f"n2 failed: {how}.")
     assert job["nodes"] == {"n0": "done", "n1": "done", "n2": "failed"}
     assert (job["failures"][0]["node"], job["failures"][0]["lines"]) == ("n2", ["CUDA out of memory"])
     assert (members.folder / "jobs/test/logs/n2.err").read_text() == "CUDA out of memory\n"

@@ -294,6 +294,14 @@ def test_the_requested_configuration_counts_also_when_a_job_is_done() -> None:
     assert (again.word, again.evidence[1:]) == ("suspect", watched.evidence)
 
 
+def test_a_launcher_that_was_ended_because_another_node_failed_is_no_evidence() -> None:
+    failed = evaluate(Observed(state="failed", failure=Sign("failure", "n2 failed.", "n2")))
+    (stopped,) = findings(["torchrun was ended by SIGTERM, and has ended its processes."])
+    for node, count in (("n1", 1), ("n2", 2)):
+        seen = Observed("failed", "n2 failed.", findings=[replace(stopped, node=node)], watched=failed)
+        assert len(evaluate(seen).evidence) == count
+
+
 def test_a_job_whose_training_is_done_may_take_its_time_to_end() -> None:
     done = replace(HEALTHY, state="RUNNING", runs=(ended(milestones=DONE),), seconds_since_step=480)
     found = evaluate(done)

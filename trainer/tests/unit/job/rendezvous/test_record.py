@@ -59,7 +59,7 @@ def test_hanging_file_system_does_not_block_a_member(tmp_path: Path, monkeypatch
         (End(0), "finished", "done done", "finished"),
         (End(143, "n1 was stopped."), "stopped", "stopped stopped", "finished"),
         # The same code without a request to stop.
-        (End(143, "n1 ended with exit code 143.", ("killed",), "n1"), "failed", "done failed", "failed"),
+        (End(143, "n1 failed: it was ended.", ("killed",), "n1"), "failed", "done failed", "failed"),
         (End(1, "n1 has not been heard of for 60 s.", (), "n1"), "failed", "done failed", "failed"),
     ],
 )
