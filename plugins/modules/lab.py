@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: lab
-short_description: Make a miniature cluster on this machine, or take it away
+short_description: Make a miniature cluster on this machine, or remove it
 description:
   - A lab node is a container, or a virtual machine within one,
     with sshd and its own Docker Engine, on a management network, with a second

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: sriov_plugin
-short_description: Install the network plugin rdm-sriov on a node, or take it away
+short_description: Install the network plugin rdm-sriov on a node, or remove it
 description:
   - Writes the plugin's program, one file that any Python 3.8 runs, and, where systemd runs, a unit that
     starts it before the Docker Engine. Containers which start with the node then get their virtual functions.

@@ -38,7 +38,7 @@ def up(options: Options) -> int:
     steps = [
         ("train there", f"rdm-provision train{flag} CONFIG.yaml"),
         *(slurm if cluster.login else ()),
-        ("take it away", f"rdm-provision env down{flag}"),
+        ("remove it", f"rdm-provision env down{flag}"),
     ]
     return options.carry_out_to_recap(cluster, cluster.env_up(tags=options.tags, **options.run), steps)
 

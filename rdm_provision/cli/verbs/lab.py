@@ -355,7 +355,7 @@ def _recap_up(
             else ("provision it like a real cluster", f"rdm-provision up{flag}"),
             ("log in to a node", f"ssh -F {config} {states[0].name}"),
             ("the inventory", f"less {shlex.quote(inventory if not flag else str(short))}/hosts.yml"),
-            ("take it away", f"rdm-provision lab down{_flag(made.name)}"),
+            ("remove it", f"rdm-provision lab down{_flag(made.name)}"),
         ],
     )
     return result.exit_code

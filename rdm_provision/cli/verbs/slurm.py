@@ -64,7 +64,7 @@ def up(options: Options) -> int:
     steps = [
         ("its nodes and its queue", f"rdm-provision slurm status{flag}"),
         *_training_steps(cluster, flag),
-        ("take it away", f"rdm-provision slurm down{flag}"),
+        ("remove it", f"rdm-provision slurm down{flag}"),
     ]
     return _carry_out(options, cluster, cluster.slurm_up(**_settings(options)), steps, done)
 

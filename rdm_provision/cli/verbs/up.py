@@ -65,7 +65,7 @@ def next_steps(cluster: Cluster, flag: str) -> list[tuple[str, str]]:
         return [
             ("the environment that jobs run in", f"rdm-provision env up{flag}"),
             ("train there", f"rdm-provision train{flag} CONFIG.yaml"),
-            ("take it away", f"rdm-provision env down{flag}"),
+            ("remove it", f"rdm-provision env down{flag}"),
         ]
     return [
         ("what runs where", f"rdm-provision status{flag}"),

@@ -83,4 +83,4 @@ def next_steps(result: RunResult, flag: str, command: str, limit: str = "") -> l
     bare = set((result.rdma or {}).get("without_device") or ())
     if result.failed and not result.unreachable and bare.issuperset(result.failed):
         return repeated
-    return [("put right what is not as described", f"rdm-provision up{flag}"), *repeated]
+    return [("repair what differs from the inventory", f"rdm-provision up{flag}"), *repeated]
