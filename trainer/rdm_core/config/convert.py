@@ -44,7 +44,7 @@ class Converter:
 
     def job(self, value: Mapping[str, Any]) -> JobConfig | None:
         """Return a job's configuration by its workload's schema; None if that is another or unknown."""
-        own = next(field.default for field in dataclasses.fields(self._schema) if field.name == "workload")
+        own = self._workload
         # Only a training has this section.
         named = value.get("workload", "train" if "parallel" in value else own)
         if not self._is_open and named != own and named in ("train", "finetune"):
@@ -56,6 +56,10 @@ class Converter:
             self._schema = WORKLOADS[named].schema if self._is_open else self._schema
             return self.section(self._schema, value, ())
         return None
+
+    @property
+    def _workload(self) -> Any:
+        return next(field.default for field in dataclasses.fields(self._schema) if field.name == "workload")
 
     def section(self, cls: type[_T], value: Any, path: KeyPath) -> _T | None:
         """Return a dataclass from a mapping, with None for what does not fit; None if it is not a mapping."""
@@ -185,6 +189,11 @@ class Converter:
         names = [key_name(found) for found in similar]
         names = names if near else sorted(names)
         hint = f"; did you mean {_or(names)}?" if names else f"; known are {', '.join(known)}."
+        if others := [name for name, one in WORKLOADS.items() if (*path, key) in _all_keys(one.schema)]:
+            hint = f" of `workload: {self._workload}`, but of {_or([f'`workload: {one}`' for one in others])}"
+            if not self._is_open and "command" not in others:
+                hint += f", which rdm-trainer {_or(others)} runs"
+            hint += f"; did you mean {_or(names)}?" if names else "."
         self._problems.append(f"{key_name((*path, key))} is not a key{self._line((*path, key))}{hint}")
 
     def _note(self, path: KeyPath, what: str) -> None:

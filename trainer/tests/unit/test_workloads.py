@@ -83,8 +83,12 @@ def test_the_other_workload_is_named_with_the_command_that_runs_it(
 
 
 def test_a_job_of_a_command_has_no_key_of_a_training() -> None:
-    assert any(
-        "parallel is not a key (line 4)" in one for one in problems_of(f"{COMMAND}parallel: {{tensor: 2}}\n")
+    assert problems_of(f"{COMMAND}parallel: {{tensor: 2}}\n") == [
+        "parallel is not a key (line 4) of `workload: command`, but of `workload: train`."
+    ]
+    # Without the key `workload`, a job trains.
+    assert "lora is not a key (line 1) of `workload: train`, but of `workload: finetune`." in problems_of(
+        "lora: {rank: 4}\n"
     )
     assert problems_of("workload: command\n") == ["command is missing."]
     job = configuration.load_text(COMMAND, ["launcher.program=[a.py]", "launcher.profiler=torch"])

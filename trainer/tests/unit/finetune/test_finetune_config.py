@@ -39,6 +39,11 @@ def test_a_model_and_a_file_are_enough(tmp_path: Path) -> None:
         ("model: {}\ndata: {train: [a.jsonl]}\n", "model.path is missing."),
         (LEAST + "optimisation:\n  lr: 0\n", "optimisation.lr (line 4) is 0; it must be above 0."),
         (LEAST + "lora:\n  ranks: 4\n", "lora.ranks is not a key (line 4); did you mean lora.rank?"),
+        (
+            LEAST + "engine: native\n",
+            "engine is not a key (line 3) of `workload: finetune`, but of `workload: train`, which "
+            "rdm-trainer train runs.",
+        ),
         (LEAST + "method: ppo\n", "method (line 3) is 'ppo'; it must be sft or dpo."),
         (LEAST + "zero: {stage: 4}\n", "zero.stage (line 3) is 4; it must be 0, 1, 2 or 3."),
     ],
