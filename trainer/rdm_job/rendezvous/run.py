@@ -103,11 +103,16 @@ def read_secret(file: Path | None, *, is_insecure: bool, is_made: bool = False) 
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise TrainerError(f"The secret in {file} cannot be read: {reason}.") from None
+        if not text:
+            raise TrainerError(f"{file} is empty; write a secret with `openssl rand -base64 32`.")
     else:
         text = os.environ.get(_VARIABLE, "").strip()
     if not text and is_made:
         text = secrets.token_urlsafe(32)
-    if not text and is_insecure:
+    if text and is_insecure:
+        source = file or _VARIABLE
+        raise TrainerError(f"--insecure means no secret, but {source} has one; leave out one of the two.")
+    if is_insecure:
         text = "no secret at all"
     if not text:
         raise TrainerError(

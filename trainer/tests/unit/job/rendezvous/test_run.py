@@ -46,9 +46,15 @@ def test_worker_on_the_launchers_host_does_not_advertise_loopback() -> None:
         own_member(None, "", "the-launcher", 1, 1.0, {})
 
 
-def test_a_secret_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_secret_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TrainerError, match=r"kee cannot be read: No such file or directory\.$"):
         read_secret(tmp_path / "kee", is_insecure=False)
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(TrainerError, match="empty is empty; write a secret"):
+        read_secret(tmp_path / "empty", is_insecure=True)
+    monkeypatch.setenv("RDZV_SECRET", "a secret of tests, long enough")
+    with pytest.raises(TrainerError, match="--insecure means no secret, but RDZV_SECRET has one"):
+        read_secret(None, is_insecure=True)
 
 
 def test_jobs_of_different_names_derive_different_secrets() -> None:
