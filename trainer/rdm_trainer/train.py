@@ -297,6 +297,8 @@ class Training:
     def _resume(self, found: Found) -> None:
         self._note(phase="loading")
         state = self.checkpoints.resume(found)
+        if self.config.checkpoint.init_from is not None:
+            self._announce("  its own checkpoint counts; only the first start takes checkpoint.init_from")
         self.iteration = int(state["iteration"])
         self.consumed_samples = int(state["consumed_samples"])
         self._scheduler_samples = int(state["moved_samples"])

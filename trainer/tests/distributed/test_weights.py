@@ -59,6 +59,7 @@ def train_export_and_load(root: Path) -> tuple[dict[str, float], str]:
     config = training.configure(QWEN, {**parallel(pipeline=2), "checkpoint.init_from": str(root / "gone")})
     log = train(config, root / "pp 2, dp 2", stop_after=2)
     assert list(log.losses()) == [2]
+    assert log.find("its own checkpoint counts; only the first start takes checkpoint.init_from")
     own = job if dist.get_rank() == 0 else root / "pp 2, dp 2"
     config = training.configure(QWEN, {**parallel(pipeline=2), "checkpoint.init_from": str(own)})
     with pytest.raises(TrainerError, match="on the nodes are of iterations 2 and 4;"):
