@@ -6,11 +6,13 @@ imported at start. A verb's file, and with it Ansible and rich, is loaded when i
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,7 +97,19 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program and exit. An error is one sentence; a traceback is a bug."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    sys.exit(_run(arguments))
+    try:
+        code = _run(arguments)
+    except OSError as error:
+        *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+        if error.filename or not frame.f_globals["__name__"].startswith(("click.", "rich.", __name__)):
+            raise
+        # The output cannot be written. Python would report that again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
+        # Nobody reads it any more in `rdm-provision status | head -1`.
+        if error.errno != errno.EPIPE:
+            click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)
+    sys.exit(code)
 
 
 def _run(arguments: list[str]) -> int:
@@ -111,10 +125,6 @@ def _run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("\nStopped.", err=True)
         return CANCELLED
-    except BrokenPipeError:
-        # Nobody reads our output any more, as in `rdm-provision status | head -1`.
-        sys.stderr.close()
-        return FAILED
     except Exception as error:
         from rdm_provision.errors import RdmError
 

@@ -6,10 +6,13 @@ Only click is imported at start. Nothing here imports torch: a launcher starts t
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 
 import click
@@ -123,7 +126,19 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program and exit. An error of the user's is one sentence; a traceback is a bug."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    sys.exit(_run(arguments))
+    try:
+        code = _run(arguments)
+    except OSError as error:
+        *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+        if error.filename or not frame.f_globals["__name__"].startswith(("click.", "rich.", __name__)):
+            raise
+        # The output cannot be written. Python would report that again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
+        # Nobody reads it any more in `rdm-trainer config x.yaml | head -1`.
+        if error.errno != errno.EPIPE:
+            click.echo(f"Error: The output cannot be written: {error.strerror}.", err=True)
+    sys.exit(code)
 
 
 def _run(arguments: list[str]) -> int:
@@ -151,10 +166,6 @@ def _run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("\nStopped.", err=True)
         return STOPPED
-    except BrokenPipeError:
-        # The reader of our output is gone, as in `rdm-trainer config x.yaml | head -1`.
-        sys.stderr.close()
-        return FAILED
     return code if isinstance(code, int) else DONE
 
 

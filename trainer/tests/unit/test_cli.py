@@ -219,10 +219,23 @@ def test_problems_are_sentences_and_the_code_is_3(program: Program) -> None:
         ),
     ],
 )
-def test_a_wrong_option_is_one_sentence(program: Program, arguments: tuple[str, ...], words: str) -> None:
+def test_a_wrong_option_is_one_sentence(
+    program: Program, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+) -> None:
+    # What follows the checks would measure for hours.
+    monkeypatch.setattr("rdm_trainer.profile_model.start", lambda _job: sys.exit(7))
     code, out, err = program(*arguments)
     assert (code, out) == (3, "")
     assert words in err
+
+
+def test_output_that_cannot_be_written_is_one_sentence(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        code, _, err = program("config", XL)
+        assert (code, err) == (1, "Error: The output cannot be written: No space left on device.\n")
 
 
 def test_problems_are_json_on_request(program: Program) -> None:

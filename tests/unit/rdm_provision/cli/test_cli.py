@@ -266,6 +266,19 @@ def test_warnings_are_printed_with_an_error(call: Call, make_inventory: MakeInve
     assert ["rdm_clustr" in warning for warning in warned] == [True]
 
 
+def test_output_that_cannot_be_written_is_one_sentence_and_nothing_if_nobody_reads_it(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, written = os.pipe()
+    os.close(read)
+    full = "Error: the output cannot be written: No space left on device\n"
+    for words, output, err in ((("--version",), "/dev/full", full), (("nonsense", "--json"), written, "")):
+        with open(output, "w") as stdout:  # noqa: PTH123  # a path or a descriptor
+            monkeypatch.setattr(sys, "stdout", stdout)
+            result = call(*words)
+        assert (result.code, result.err) == (1, err)
+
+
 def test_usage_errors_as_json(call: Call) -> None:
     result = call("up", "--json", "--limt")
     assert json.loads(result.out)["exit_code"] == 3
