@@ -12,7 +12,6 @@ import yaml
 
 from rdm_core.config import Config
 from rdm_core.errors import TrainerError
-from rdm_trainer import models
 from rdm_trainer.checkpoint import files
 from rdm_trainer.weights.sources import CONFIG, HuggingFaceSource, open_published
 
@@ -38,12 +37,9 @@ def configuration(directory: Path) -> str:
             f"{directory} has no {CONFIG}, and no checkpoint of Megatron's; give a model's directory in "
             "Hugging Face's format, or Megatron's --save."
         )
-    _check_shapes(source)
-    if isinstance(source, HuggingFaceSource):
-        source.require_tied()
-        if source.ignored:
-            note = f"{where / CONFIG} has {source.ignored}, but no tensor is quantised: it is ignored."
-            print(note, file=sys.stderr)
+    if isinstance(source, HuggingFaceSource) and source.ignored:
+        note = f"{where / CONFIG} has {source.ignored}, but no tensor is quantised: it is ignored."
+        print(note, file=sys.stderr)
     job: dict[str, Any] = {
         "name": directory.resolve().name.lower(),
         "model": _changed(source.model, Config().model),
@@ -52,17 +48,6 @@ def configuration(directory: Path) -> str:
     if source.tokenizer is not None:
         job["data"] = {"tokenizer": {"kind": source.tokenizer.kind, "file": source.tokenizer.file}}
     return yaml.safe_dump(job, sort_keys=False, allow_unicode=True)
-
-
-def _check_shapes(source: Any) -> None:
-    """Reject tensors whose shapes contradict the configuration, without reading them."""
-    for name, shard_spec in models.shard_specs(source.model).items():
-        found, wanted = source.shape(name), shard_spec.shape
-        if found != wanted:
-            raise TrainerError(
-                f"{source.where} has {name} of shape {found}, and by its configuration it is {wanted}; the "
-                "two are not of one model."
-            )
 
 
 def _changed(section: Any, default: Any) -> dict[str, Any]:

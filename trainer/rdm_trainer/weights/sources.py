@@ -81,19 +81,30 @@ def open_published(
     Returns:
         None: There is neither a ``config.json`` nor a checkpoint of Megatron's.
     """
+    source: HuggingFaceSource | reading.MegatronSource | torch_dist.TorchDistSource
     if (where / CONFIG).is_file():
         if iteration is not None:
             raise TrainerError(
                 f"{where} is a model in Hugging Face's format, which has no iteration {iteration}; leave it "
                 "out."
             )
-        return HuggingFaceSource(where)
-    if not reading.is_checkpoint(where):
+        source = HuggingFaceSource(where)
+    elif reading.is_checkpoint(where):
+        step = reading.step_directory(where, iteration)
+        is_new = torch_dist.is_checkpoint(step)
+        source = torch_dist.TorchDistSource(step) if is_new else reading.MegatronSource(step)
+    else:
         return None
-    step = reading.step_directory(where, iteration)
-    if torch_dist.is_checkpoint(step):
-        return torch_dist.TorchDistSource(step)
-    return reading.MegatronSource(step)
+    for name, shard_spec in models.shard_specs(source.model).items():
+        found, wanted = source.shape(name), shard_spec.shape
+        if found != wanted:
+            raise TrainerError(
+                f"{source.where} has {name} of shape {found}, and by its configuration it is {wanted}; the "
+                "two are not of one model."
+            )
+    if isinstance(source, HuggingFaceSource):
+        source.require_tied()
+    return source
 
 
 class HuggingFaceSource:
@@ -110,7 +121,6 @@ class HuggingFaceSource:
         self.where = where
         found = _json(where / CONFIG)
         self.model = families.model_config(found, str(where / CONFIG))
-        self.dtype = str(found.get("torch_dtype") or found.get("dtype") or "float32")
         tokenizer = where / "tokenizer.json"
         self.tokenizer = TokenizerConfig("huggingface", file=str(tokenizer)) if tokenizer.is_file() else None
         self._mapped = {one.ours: one for one in families.mapping(self.model)}
@@ -128,6 +138,14 @@ class HuggingFaceSource:
                 f"{where / CONFIG} has {self.ignored}, and quantised weights are not read; take the model "
                 "that they were made from."
             ) from None
+        # The configuration may name another type than the files have.
+        self.dtype = str(self._empty(self._name(self._embedding)).dtype).removeprefix("torch.")
+
+    @property
+    def _embedding(self) -> str:
+        """The embedding's name there."""
+        (name,) = next(iter(self._mapped.values())).theirs
+        return name
 
     def _find(self, found: dict[str, Any]) -> None:
         """Find the file of each tensor, and require that all are there, and no others."""
@@ -179,7 +197,7 @@ class HuggingFaceSource:
         Raises:
             TrainerError: Two of them differ.
         """
-        (embedding,) = next(iter(self._mapped.values())).theirs
+        embedding = self._embedding
         for name in self._copies:
             if torch.equal(self._tensor(name), self._tensor(self._name(embedding))):
                 continue

@@ -370,7 +370,7 @@ def test_weights_of_another_model_or_type_are_one_sentence(
         held[name] = torch.ones(given) if isinstance(given, tuple) else held[name].to(given)
     save_file(held, file)
     with pytest.raises(TrainerError, match=words):
-        configuration(tmp_path / "hf")
+        open_source(tmp_path / "hf")
 
 
 def test_a_quantisation_that_no_tensor_has_is_ignored(
@@ -378,9 +378,9 @@ def test_a_quantisation_that_no_tensor_has_is_ignored(
 ) -> None:
     directory.write(randomised(LLAMA), tmp_path / "hf")
     path, file = tmp_path / "hf" / CONFIG, tmp_path / "hf/model.safetensors"
-    path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "fp8"}})
-    )
+    changes = {"quantization_config": {"quant_method": "fp8"}, "torch_dtype": "float8_e4m3fn"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert open_source(tmp_path / "hf").dtype == "float32"
     plain = configuration(tmp_path / "hf")
     assert capsys.readouterr().err == (
         f"{path} has a quantization_config of quant_method fp8, but no tensor is quantised: it is ignored.\n"
@@ -420,7 +420,7 @@ def test_a_head_may_be_a_copy_of_the_embedding_that_it_is_tied_to(tmp_path: Path
     with pytest.raises(
         TrainerError, match=r"ties lm_head\.weight to .*; if the model has a head of its own, set"
     ):
-        configuration(tmp_path / "hf")
+        open_source(tmp_path / "hf")
 
 
 def test_a_t5s_stacks_may_have_copies_of_the_embedding(tmp_path: Path) -> None:
