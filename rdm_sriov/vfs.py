@@ -22,8 +22,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.hardware import part
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import read
 
 ETHERNET = 1
-INFINIBAND = 32
-"""Of /sys/class/net/*/type (ARPHRD_ETHER, ARPHRD_INFINIBAND of linux/if_arp.h)."""
+"""Of /sys/class/net/*/type (ARPHRD_ETHER of linux/if_arp.h)."""
 
 _UNSUPPORTED = "not supported"
 _NO_ADDRESS = "00:00:00:00:00:00"
@@ -89,7 +88,7 @@ class NodeVfs:
         device = os.path.join(self._root, "class/net", name, "device")
         # If a PCI function has one interface, its PCI address finds the interface under any name.
         if os.path.isdir(os.path.join(device, "net")) and len(os.listdir(os.path.join(device, "net"))) == 1:
-            return Vf(_target(device), name, -1)
+            return Vf(os.path.basename(os.path.realpath(device)), name, -1)
         return Vf(name, name, -1)
 
     def interface(self, vf: Vf) -> str:
@@ -277,7 +276,3 @@ def _administered(shown: str, number: int) -> str:
         return ""
     # Older versions of iproute2 name it mac.
     return next((str(vf.get("address") or vf.get("mac")) for vf in vfs if vf.get("vf") == number), "")
-
-
-def _target(link: str) -> str:
-    return os.path.basename(os.path.realpath(link))

@@ -226,7 +226,8 @@ def main(module: AnsibleModule) -> Dict[str, Any]:
     result: Dict[str, Any] = {"changed": bool(actions or paths), "actions": actions, "running": running}
     result["paths"] = paths
     if module._diff:
-        before = {"exists": found is not None, "running": bool(found and _runs(found))}
+        runs = bool(found and found["State"]["Running"] and not found["State"]["Paused"])
+        before = {"exists": found is not None, "running": runs}
         difference = {
             "before": dict(before, **(todo.differs.before if todo.differs else {})),
             "after": dict({"exists": True, "running": True}, **(todo.differs.after if todo.differs else {})),
@@ -280,10 +281,6 @@ def _renew(lock: Dict[str, Any]) -> None:
             "{what} (process {pid} of {user} on {host}) has begun to change this node, and this run leaves "
             "it as it is: run it again when that one has ended".format(**leader)
         )
-
-
-def _runs(found: Dict[str, Any]) -> bool:
-    return bool(found["State"]["Running"] and not found["State"]["Paused"])
 
 
 if __name__ == "__main__":

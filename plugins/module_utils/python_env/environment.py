@@ -217,7 +217,7 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
     roomy: Dict[int, int] = {}
     for path, wants, what, option in file_systems if space else ():
         there = _there(path)
-        disk = file_system(there)
+        disk = os.stat(there).st_dev
         if wants <= roomy.get(disk, 0):
             continue
         free = shutil.disk_usage(there).free
@@ -229,11 +229,6 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
                 )
             )
         roomy[disk] = wants
-
-
-def file_system(path: str) -> int:
-    """Return the device number of a path's file system."""
-    return os.stat(path).st_dev
 
 
 def _there(path: str) -> str:

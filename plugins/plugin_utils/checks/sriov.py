@@ -39,7 +39,7 @@ def vfs(want: DesiredState, facts: ObservedState, findings: Findings) -> None:
     reported, refused = set(), set()
     for one in facts["fabric_interfaces"] if want.network_driver == "sriov" else []:
         unfit = _unfit(want, one)
-        if unfit or _is_short(want, one):
+        if unfit or (one["pci"] and one["total_vfs"] < want.vfs_needed):
             reported |= {one["name"], one["pci"]}
             problem = unfit or _too_few(want, one, findings)
             if problem:
@@ -219,10 +219,6 @@ def _impossible(want: DesiredState, facts: ObservedState, reported: Set[str]) ->
             yield Problem(want.node, wanted.pf, reason, "name it once")
         for sentence in decision.problems(from_fact(fact), wanted, ends.get(fact["pf"], 0)):
             yield Problem(want.node, "", sentence, "")
-
-
-def _is_short(want: DesiredState, one: Mapping[str, Any]) -> bool:
-    return bool(one["pci"]) and one["total_vfs"] < want.vfs_needed
 
 
 def _unfit(want: DesiredState, one: Mapping[str, Any]) -> Problem | None:

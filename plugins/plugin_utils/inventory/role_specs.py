@@ -48,7 +48,7 @@ def cluster_options() -> Mapping[str, Mapping[str, Any]]:
 def default(name: str) -> Any:
     """Return a variable's default; None if it has none, or if that is a template."""
     value = options().get(name, {}).get("default")
-    return None if is_template(value) else value
+    return None if isinstance(value, str) and "{{" in value else value
 
 
 @functools.cache
@@ -71,11 +71,6 @@ def typed(name: str, value: Any) -> tuple[Any, list[str]]:
         wrong = list(result.error_messages)
         _TYPED[key] = (value if wrong else result.validated_parameters[name]), wrong
     return _TYPED[key]
-
-
-def is_template(value: Any) -> bool:
-    """Return whether a default is a template."""
-    return isinstance(value, str) and "{{" in value
 
 
 @functools.cache

@@ -178,11 +178,9 @@ def missing_libraries(
     return {f"lib{name}": package for name, package in packages.items() if not find(name)}
 
 
-def adopt(settings: Mapping[str, str], environment: dict[str, str]) -> list[str]:
-    """Set variables that the user has not set, and return their names."""
-    taken = [name for name in settings if not environment.get(name)]
-    environment.update((name, settings[name]) for name in taken)
-    return taken
+def adopt(settings: Mapping[str, str], environment: dict[str, str]) -> None:
+    """Set variables that the user has not set."""
+    environment.update((name, value) for name, value in settings.items() if not environment.get(name))
 
 
 def _text(path: Path) -> str:

@@ -56,7 +56,7 @@ def page(jobs: Sequence[Job], *, title: str = "", made: str = "") -> str:
     for job in jobs:
         which = f" of {job.name}" if len(jobs) > 1 else ""
         body += [_runs(job, which), _timers(job, which), _nodes(job, which), _plan(job, which)]
-        body.append(_configuration(job, which))
+        body.append(_table(f"Configuration{which}", ["key", "value"], sorted(job.configuration.items())))
     assets = importlib.resources.files(__package__) / "assets"
     data = json.dumps(drawn, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return _TEMPLATE.format(
@@ -373,10 +373,6 @@ def _plan(job: Job, which: str) -> str:
 def _rail(rail: Mapping[str, Any]) -> str:
     address, parent, network, subnet = (rail.get(key, "") for key in ("my_ip", "parent", "network", "subnet"))
     return f"{address} on {parent} ({network}, {subnet})"
-
-
-def _configuration(job: Job, which: str) -> str:
-    return _table(f"Configuration{which}", ["key", "value"], sorted(job.configuration.items()))
 
 
 def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[Any]], *, open_: bool = False) -> str:

@@ -48,8 +48,8 @@ class Sink:
         return self._file.fileno()
 
 
-def write(state: Any, path: Path) -> int:
-    """Write a state to a file, and return its bytes once it is on the disk."""
+def write(state: Any, path: Path) -> None:
+    """Write a state to a file, and return once it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Unbuffered, because a buffer that cannot be written would raise a second error when the file closes.
     with path.open("wb", buffering=0) as raw:
@@ -58,4 +58,3 @@ def write(state: Any, path: Path) -> int:
         if sink.error is not None:
             raise sink.error
         os.fsync(raw.fileno())
-        return os.fstat(raw.fileno()).st_size

@@ -121,7 +121,7 @@ def _one(
 ) -> Path:
     path = directory / remote.name
     fetch(
-        _at(mirror, remote.name) or remote.url,
+        remote.url if mirror is None else f"{mirror.rstrip('/')}/{remote.name}",
         path,
         sha256=remote.sha256 or checksums.get(remote.name),
         report=report,
@@ -129,10 +129,6 @@ def _one(
         attempts=2 if remote in VOCABULARY and mirror is None else FRUITLESS,
     )
     return path
-
-
-def _at(mirror: str | None, name: str) -> str | None:
-    return None if mirror is None else f"{mirror.rstrip('/')}/{name}"
 
 
 def _vocabulary(directory: Path, mirror: str | None, report: Report) -> list[Path]:
