@@ -351,7 +351,9 @@ def unanswered(console: Console, result: RunResult) -> None:
 
 def failures(console: Console, state: JobState) -> None:
     """Print why a job did not end well: the reason, then each failure with its last words."""
-    if state.reason and state.state in ("failed", "stopped", "restarting", "queued"):
+    # Of a job that has not ended, the verdict is shown already.
+    is_shown = not state.ended and state.verdict is not None and state.verdict.reason == state.reason
+    if state.reason and not is_shown and state.state in ("failed", "stopped", "restarting", "queued"):
         console.print(Text(f"  {state.reason}", style(state.state)), soft_wrap=True)
     for failure in state.failures:
         console.print()

@@ -43,6 +43,9 @@ def test_a_job_that_waits_says_why_without_a_terminal() -> None:
     shown = job_view.JobView(console, "lab")
     shown.handle(JobUpdate(1.0, "n1", state(state="queued", reason=reason)))
     assert reason in " ".join(console.export_text().split())
+    verdict = {"verdict": "starting", "reason": reason, "evidence": [reason]}
+    job_view.ending(console, state(state="queued", reason=reason, verdict=verdict))
+    assert " ".join(console.export_text().split()).count(reason) == 1
 
 
 def test_the_end_of_a_job_has_curve_paths_and_failures() -> None:
