@@ -62,4 +62,4 @@ def follow(message: str, hint: str, run: Callable[..., Result], *more: str, **fi
     for words in commands(message):
         if words[: len(begins)] == begins:
             return run(*(filled.get(word, word) for word in words), *more)
-    raise AssertionError(f"nobody is told to run rdm-provision {hint}: {message}")
+    raise AssertionError(f"no hint to run rdm-provision {hint} in: {message}")

@@ -57,7 +57,7 @@ def literals(path: Path) -> Iterator[object]:
             yield tuple(one.value for one in node.elts if isinstance(one, ast.Constant))
 
 
-def test_nobody_writes_them_again() -> None:
+def test_shared_constants_are_not_repeated() -> None:
     # Short words mean other things, too.
     own = {name: value for name, value in vars(constants).items() if name.isupper()}
     wanted = {value for value in own.values() if not isinstance(value, str) or len(value) > 9 or "/" in value}

@@ -40,14 +40,14 @@ def test_a_project_names_ranges_and_the_pinned_version_is_in_each(folder: Path) 
 
 
 @pytest.mark.parametrize("name", ["runtime", "dev", "build"])
-def test_what_a_checkout_installs_has_an_exact_version_and_its_digests(name: str) -> None:
+def test_packages_of_a_checkout_are_pinned_with_digests(name: str) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     assert len(lines) > 5
     assert [line for line in lines if not re.match(r"[\w.-]+==[\w.]+ +--hash=sha256:", line)] == []
 
 
-def test_what_builds_the_checkout_is_what_is_tested() -> None:
+def test_build_dependencies_are_the_tested_ones() -> None:
     build = pins(ROOT / "requirements/build.txt")
     both = pins(ROOT / "requirements/runtime.txt") | pins(ROOT / "requirements/dev.txt")
     assert {name: version for name, version in build.items() if name in both} == {

@@ -31,7 +31,7 @@ def test_nothing_on_nodes_runs_the_docker_command_or_needs_the_sdk() -> None:
             if runs or any(name.partition(".")[0] == "docker" for name in names):
                 found.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}")
     # The processes that listen at Podman's socket, which is no command; its packages and its service.
-    assert {place.partition(":")[0] for place in found} == {
+    assert {location.partition(":")[0] for location in found} == {
         "plugins/module_utils/docker/podman.py",
         "plugins/plugin_utils/desired/docker_engine.py",
     }

@@ -24,7 +24,7 @@ def test_the_example_inventories_are_sound(inventory: Path) -> None:
     assert {node.note for node in plan.nodes} == {"pinned" if inventory.name == "mdx" else "new"}
 
 
-def test_the_demo_trains_on_what_the_verb_data_brings() -> None:
+def test_demo_trains_on_the_files_of_the_verb_data() -> None:
     demo = yaml.safe_load((ROOT / "trainer" / "configs" / "demo.yaml").read_text(encoding="utf-8"))
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     (made,) = set(re.findall(r"\$\(DATA\)/(\w+)\.idx", makefile))

@@ -144,7 +144,7 @@ MORE_ARROWS = {
     "rdm_planner.tune": {"rdm_log"},
     # A training that was started by hand is its own agent.
     "rdm_trainer.prometheus": {"rdm_job"},
-    # How the engine takes a step, in the planner's words, beside its code.
+    # How the engine takes a step, in the planner's terms, next to its code.
     "rdm_trainer.engine_step": {"rdm_planner"},
     # What a rank that hangs reports, as the verdict reads it.
     "rdm_trainer.flight_recorder": {"rdm_log"},
@@ -252,7 +252,7 @@ def test_the_trainer_s_packages_import_only_what_stands_above_them() -> None:
     assert len(sources) > 150
     assert back(sources, MORE_ARROWS) == []
     assert circle(sources, types=True) == []
-    # An exception that nobody needs any more is one too many.
+    # An unused exception must be removed.
     needed = {tuple(found.replace(":", ".").split(".")[:2]) for found in back(sources, {})}
     assert needed == {tuple(part.split(".")) for part in MORE_ARROWS}
 
@@ -322,7 +322,7 @@ def wrong(folders: tuple[str, ...], without: tuple[str, ...], forbidden: tuple[s
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_no_side_imports_what_it_may_not_know(side: str) -> None:
+def test_no_side_imports_forbidden_packages(side: str) -> None:
     assert wrong(*SIDES[side]) == []
 
 

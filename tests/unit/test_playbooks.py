@@ -40,7 +40,7 @@ def plays() -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def test_what_all_plays_on_nodes_have_in_common_stands_once() -> None:
+def test_common_variables_of_plays_are_written_once() -> None:
     """In on_nodes.yml: the engine's address, and that the plan has validated the arguments of all roles."""
     (play,) = _read(ON_NODES)
     assert {"become", "environment", "gather_facts", "strategy", "timeout"} <= set(play)
@@ -111,7 +111,7 @@ def test_a_role_imports_its_tasks_by_their_whole_path() -> None:
     assert all(file.startswith("{{ role_path }}/tasks/") for file in imports)
 
 
-def test_what_the_all_reduce_lacks_is_refused_before_anything_is_measured() -> None:
+def test_missing_parts_of_the_all_reduce_are_refused_before_measurements() -> None:
     """Planned, and queried on all nodes, by the tasks that start it, short of the start."""
     parts = [
         play.get("vars", {}).get("__tasks") or play["ansible.builtin.import_playbook"]
@@ -206,7 +206,7 @@ def test_a_part_of_env_up_has_the_plan_that_it_goes_by() -> None:
     assert plan == [["always"]] * 2
 
 
-def test_what_changes_nodes_without_gathering_locks_them_first_and_releases_them_last() -> None:
+def test_playbook_without_gathering_locks_nodes_first_and_releases_them_last() -> None:
     """With any tags; `site` takes the locks as it gathers."""
     clean = _variables("parts/clean.yml")
     assert [(play["__role"], play["__tasks"]) for play in (clean[0], clean[-1])] == [
@@ -227,7 +227,7 @@ def test_what_changes_nodes_without_gathering_locks_them_first_and_releases_them
         assert play.get("vars", {}).get("__preflight_root", False) == (play.get("become") is True), name
 
 
-def test_a_node_whose_shell_waits_at_login_keeps_no_verb_for_ever() -> None:
+def test_node_whose_login_shell_hangs_times_out() -> None:
     """Its first task has a timeout; sudo and the facts of the nodes have timeouts of their own."""
     endless = []
     for path in sorted(PLAYBOOKS.glob("*.yml")):

@@ -32,7 +32,7 @@ def problems(node: Path, **changed: Any) -> list[str]:
     return list(runpy.run_path(str(SCRIPT))["problems"]({**HEALTHY, **changed}, str(node)))
 
 
-def test_a_node_that_has_all_is_healthy(node: Path) -> None:
+def test_node_with_all_devices_is_healthy(node: Path) -> None:
     assert problems(node, disks={str(node): 0}, devices=[str(node / "module")]) == []
     # Settings of an earlier version have the devices alone.
     assert list(runpy.run_path(str(SCRIPT))["problems"]({"devices": []}, str(node))) == []
@@ -48,7 +48,7 @@ def test_a_node_that_has_all_is_healthy(node: Path) -> None:
         ({"disks": {"/nowhere": 1}}, "/nowhere cannot be used: No such file or directory"),
     ],
 )
-def test_what_is_missing_is_one_sentence(node: Path, changed: dict[str, Any], message: str) -> None:
+def test_missing_device_is_one_sentence(node: Path, changed: dict[str, Any], message: str) -> None:
     assert problems(node, **changed) == [message]
 
 

@@ -53,7 +53,7 @@ def test_a_dockerfile_pins_its_base_and_runs_the_shared_script(path: Path) -> No
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_pips_settings_do_not_stay_in_the_image(path: Path) -> None:
+def test_pip_settings_are_not_kept_in_the_image(path: Path) -> None:
     stage, message, copied = "", [], []
     for word, rest in instructions(path):
         if word == "FROM":
@@ -69,7 +69,7 @@ def test_pips_settings_do_not_stay_in_the_image(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_all_that_is_copied_is_in_the_build_context(path: Path) -> None:
+def test_copied_files_are_in_the_build_context(path: Path) -> None:
     context = {line[1:] for line in (TRAINER / ".dockerignore").read_text().splitlines() if line[0] == "!"}
     copied = [rest.split()[0] for word, rest in instructions(path) if word == "COPY" and "--from" not in rest]
     assert set(copied) <= context

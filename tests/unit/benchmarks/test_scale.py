@@ -60,17 +60,17 @@ def test_site_runs_on_simulated_nodes(tmp_path: Path) -> None:
     assert third.calls["rdm.provision.container"] == 1
 
 
-def test_little_is_kept_of_each_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = tmp_path / "kept"
+def test_memory_per_node_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
     monkeypatch.setenv("ANSIBLE_CALLBACK_PLUGINS", str(Path(__file__).with_name("callback")))
-    monkeypatch.setenv("ANSIBLE_CALLBACKS_ENABLED", "kept")
-    monkeypatch.setenv("KEPT", str(kept))
+    monkeypatch.setenv("ANSIBLE_CALLBACKS_ENABLED", "controller_memory")
+    monkeypatch.setenv("CONTROLLER_MEMORY", str(log))
     Cluster(tmp_path / "cluster", 2).playbook("site", "--diff").expect(0)
-    found = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
+    found = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     results = {one["task"].rpartition(" : ")[2]: one for one in found if "result" in one}
     # Each of them has the cluster's nodes among its arguments, and the first two have secrets.
     assert results["Run the container"]["arguments"] == {}
-    # Until the last node is there Ansible keeps what the other ones said, and then what was registered.
+    # Ansible keeps the other nodes' results until the last one answers, and then what was registered.
     largest = max(found, key=lambda one: one.get("result", 0))
     assert largest["result"] < 10_500, largest["task"]
     assert found[-1]["registered"] < 16_000
@@ -118,7 +118,7 @@ def test_answers_have_all_that_the_modules_document(tmp_path: Path) -> None:
     assert set(facts["docker"]["contains"]) - set(node["docker"]) == set()
 
 
-def test_what_one_module_leaves_the_next_one_finds(tmp_path: Path) -> None:
+def test_changes_of_one_module_are_seen_by_the_next(tmp_path: Path) -> None:
     assert answer(tmp_path, "image_archive", **ARCHIVE, _ansible_check_mode=True)["changed"]
     assert answer(tmp_path, "image_archive", **ARCHIVE)["changed"]
     assert not answer(tmp_path, "image_archive", **ARCHIVE)["changed"]
@@ -130,7 +130,7 @@ def test_what_one_module_leaves_the_next_one_finds(tmp_path: Path) -> None:
     assert answer(tmp_path, "node_files", files=[{**FILE, "secret_content": "other"}])["changed"]
 
 
-def test_a_state_file_holds_until_something_is_other(tmp_path: Path) -> None:
+def test_state_file_is_valid_until_something_changes(tmp_path: Path) -> None:
     def work(**inputs: str) -> list[str]:
         return sorted(answer(tmp_path, "node_facts", inputs=inputs)["node"]["work"])
 

@@ -165,7 +165,7 @@ def test_a_rival_trains_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "TP", "TP 0", "TP2", "TP 2 TP 2", "TP 2  PP 2", "EP 2", "one TP 2"])
-def test_what_is_no_layout_is_refused(
+def test_invalid_layout_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -249,7 +249,7 @@ others = [path.parent for path in directory.parent.glob("*/1.ready") if path.par
 """
 
 
-def test_legs_get_ready_together_and_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_legs_prepare_together_and_measure_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (leg,) = wanted(monkeypatch, "--quick", "--shapes", "tiny", "--layouts", "DP 2", devices=2)
     program = tmp_path / "prepares.py"
     program.write_text(PREPARES)
@@ -286,7 +286,7 @@ time.sleep(0.5)
 """
 
 
-def test_a_leg_that_waits_for_its_turn_is_not_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_waiting_time_does_not_count_for_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (leg,) = wanted(monkeypatch, "--quick", "--shapes", "tiny", "--layouts", "one", devices=1)
     program = tmp_path / "measures.py"
     program.write_text(MEASURES)
@@ -337,7 +337,7 @@ def test_a_layout_that_measures_nothing_is_left_out(monkeypatch: pytest.MonkeyPa
     assert leg.rival == "torchtitan"
 
 
-def test_options_that_leave_nothing_to_measure_are_told(
+def test_options_that_leave_nothing_to_measure_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = {"device": "x86_64", "devices": 2, "accelerated": False}
@@ -380,7 +380,7 @@ def test_a_wrong_value_is_refused_in_a_sentence(
     assert f"error: {reason}" in capsys.readouterr().err
 
 
-def test_the_table_has_a_rival_beside_its_plain_loop() -> None:
+def test_table_has_a_rival_next_to_its_plain_loop() -> None:
     shape = QUICK["tiny"]
     leg = {
         "shape": vars(shape),

@@ -1,4 +1,4 @@
-"""What `node_facts` reports of a sound node, for tests to spoil one thing at a time."""
+"""What `node_facts` reports of a sound node, for tests that change one value at a time."""
 
 from __future__ import annotations
 

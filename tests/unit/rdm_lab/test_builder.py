@@ -23,7 +23,7 @@ class Engine:
         del self.there[name]
 
 
-def test_only_what_a_killed_build_has_left_is_removed() -> None:
+def test_only_containers_of_a_killed_build_are_removed() -> None:
     """The nodes of a Slurm lab have the label of the builder of their image."""
     engine = Engine(
         {

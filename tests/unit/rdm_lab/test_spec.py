@@ -269,7 +269,7 @@ def test_nodes_with_podman_keep_its_storage_and_the_inventory_names_its_socket()
     assert variables(podman=True)["rdm_docker_socket"] == "/run/podman/podman.sock"
 
 
-def test_what_does_not_go_with_podman() -> None:
+def test_options_incompatible_with_podman_are_refused() -> None:
     assert spec.checked_podman("podman", "bridge", False)
     assert not spec.checked_podman("26.1", "sriov", True)
     with pytest.raises(spec.LabProblem, match=r"no network driver sriov: --engine podman goes with"):

@@ -65,7 +65,7 @@ def test_a_change_of_what_is_installed_installs_again(trainer: Path, file: str) 
 @pytest.mark.parametrize(
     "file", ["requirements/dev.txt", "images/cpu.Dockerfile", "rdm_trainer/__pycache__/x.pyc", "README.md"]
 )
-def test_what_is_not_in_the_image_rebuilds_nothing(trainer: Path, file: str) -> None:
+def test_change_outside_the_image_rebuilds_nothing(trainer: Path, file: str) -> None:
     before = versions(trainer)
     (trainer / file).parent.mkdir(exist_ok=True)
     (trainer / file).write_text("changed")

@@ -62,7 +62,7 @@ def test_a_build_goes_on_while_others_sweep(tmp_path: Path, monkeypatch: pytest.
     assert not any(tmp_path.iterdir())
 
 
-def test_what_a_build_mounts_is_gone_with_it(tmp_path: Path) -> None:
+def test_mounts_of_a_build_are_removed_with_it(tmp_path: Path) -> None:
     inside = 'mount -t tmpfs none "$1" && touch "$1/mounted"'
     mounts = ["sh", "-c", inside, "sh", str(tmp_path)]
     # Another user has its own mounts by a namespace of users, as mmdebstrap makes one.

@@ -156,20 +156,20 @@ def test_a_container_that_comes_back_gets_the_vf_that_it_had(plugin: Plugin) -> 
     assert plugin.container("b3", "192.169.16.101/24") == second
 
 
-def test_an_unknown_container_leaves_others_theirs(plugin: Plugin) -> None:
+def test_unknown_container_takes_no_vf_of_others(plugin: Plugin) -> None:
     first = plugin.container("a", "192.169.16.100/24")
     plugin.end("a")
     assert plugin.container("new", "192.169.16.150/24") != first
 
 
-def test_promised_is_taken_before_the_link_has_moved(plugin: Plugin) -> None:
+def test_assigned_vf_is_taken_before_its_link_has_moved(plugin: Plugin) -> None:
     interface: dict[str, Any] = {"Interface": {}}
     plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", **interface)
     plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="b", **interface)
     assert {one.vf for one in plugin.state.endpoints.values()} == {"ib0.0", "ib0.1"}
 
 
-def test_an_engine_that_was_killed_leaves_nothing_taken(plugin: Plugin) -> None:
+def test_killed_engine_leaves_no_vf_taken(plugin: Plugin) -> None:
     plugin.container("a")
     plugin.container("b")
     # Its containers ended with it, and their interfaces came back.
@@ -215,7 +215,7 @@ def test_a_container_does_not_wait_for_a_vf_that_another_one_has(plugin: Plugin)
     assert plugin.waits == 0
 
 
-def test_what_lived_on_without_its_engine_is_not_given_to_another(plugin: Plugin) -> None:
+def test_vf_of_a_container_that_outlives_its_engine_is_not_reassigned(plugin: Plugin) -> None:
     kept = plugin.container("a")
     plugin.activate()
     assert plugin.container("b") != kept
@@ -223,7 +223,7 @@ def test_what_lived_on_without_its_engine_is_not_given_to_another(plugin: Plugin
         plugin.container("c")
 
 
-def test_what_somebody_else_took_is_not_given(plugin: Plugin) -> None:
+def test_vf_taken_outside_the_plugin_is_not_assigned(plugin: Plugin) -> None:
     plugin.machine.away.add("ib0.0")
     assert plugin.container("a") == "ib0.1"
 
@@ -236,7 +236,7 @@ def test_the_answer_to_join_has_no_gateway(plugin: Plugin) -> None:
     }
 
 
-def test_the_address_of_an_ethernet_vf_is_handed_on(plugin: Plugin) -> None:
+def test_ethernet_vf_gets_the_containers_mac(plugin: Plugin) -> None:
     answer = plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={})
     assert answer == {"Interface": {"MacAddress": "mac-of-if-ib0.0"}}
 
@@ -256,7 +256,7 @@ def test_a_requested_address_chooses_the_vf(plugin: Plugin) -> None:
         plugin.container("b", mac="mac-of-if-ib0.1")
 
 
-def test_vlan_trust_and_mtu_are_set_on_what_is_handed_out(plugin: Plugin) -> None:
+def test_vlan_trust_and_mtu_are_set_on_the_assigned_vf(plugin: Plugin) -> None:
     plugin.network("other", vlan="100", privileged="1", mtu="4000")
     plugin.container("a", network="other")
     assert plugin.machine.set[-2:] == [("ib0.0", (100, True)), ("if-ib0.0", 4000)]
@@ -273,7 +273,7 @@ def test_several_pfs_are_one_pool(tmp_path: Path) -> None:
     assert [plugin.container("a"), plugin.container("b")] == ["ib0.0", "ib1.0"]
 
 
-def test_an_interface_that_is_handed_on_whole_is_given_once(tmp_path: Path) -> None:
+def test_whole_interface_is_assigned_once(tmp_path: Path) -> None:
     plugin = Plugin(tmp_path, Machine())
     plugin.network(mode="passthrough")
     assert plugin.container("a") == "pci-ib0"
@@ -307,7 +307,7 @@ def test_a_plugin_without_its_state_queries_the_engine(plugin: Plugin, tmp_path:
 @pytest.mark.parametrize(
     "content", ["", "{", '{"networks": {', "[]", '{"networks": {}, "endpoints": 1}', "\0"]
 )
-def test_a_state_that_cannot_be_read_is_kept_aside(tmp_path: Path, content: str) -> None:
+def test_unreadable_state_is_moved_aside(tmp_path: Path, content: str) -> None:
     (tmp_path / "state.json").write_text(content)
     state = State(str(tmp_path))
     assert "state.json.broken" in state.lost
@@ -315,7 +315,7 @@ def test_a_state_that_cannot_be_read_is_kept_aside(tmp_path: Path, content: str)
     assert state.networks == {}
 
 
-def test_everything_is_there_after_a_restart(plugin: Plugin) -> None:
+def test_state_survives_a_restart(plugin: Plugin) -> None:
     plugin.network("other", vlan="3", prefix="ib", mtu="4000", privileged="1")
     plugin.container("a", "192.169.16.100/24", network="other")
     plugin.reserve("192.169.16.101/24")
@@ -324,7 +324,7 @@ def test_everything_is_there_after_a_restart(plugin: Plugin) -> None:
     assert plugin.state._all()[:-1] == before
 
 
-def test_the_state_of_the_release_before_is_read(plugin: Plugin) -> None:
+def test_state_of_the_previous_release_is_read(plugin: Plugin) -> None:
     plugin.container("a", "192.169.16.100/24")
     before, path = plugin.state._all()[:-1], plugin.directory / "state.json"
     former = path.read_text().replace('"pfs"', '"parents"').replace('"vf"', '"function"')
@@ -352,7 +352,7 @@ def test_a_full_disk_changes_nothing(plugin: Plugin) -> None:
     assert plugin.state._all() == before
 
 
-def test_what_ends_on_a_full_disk_holds_nothing(plugin: Plugin) -> None:
+def test_endpoint_that_ends_on_a_full_disk_holds_no_vf(plugin: Plugin) -> None:
     plugin.container("a")
     plugin.container("b")
     block(plugin)
@@ -361,7 +361,7 @@ def test_what_ends_on_a_full_disk_holds_nothing(plugin: Plugin) -> None:
     assert plugin.container("c") == "ib0.0"
 
 
-def test_what_ended_while_there_was_no_plugin_holds_nothing(plugin: Plugin) -> None:
+def test_endpoint_that_ended_without_the_plugin_holds_no_vf(plugin: Plugin) -> None:
     plugin.container("a")
     kept = plugin.container("b")
     plugin.machine.away.discard(plugin.given["a"])
@@ -390,7 +390,7 @@ def test_a_reserved_vf_waits_for_its_address(plugin: Plugin) -> None:
     assert plugin.container("third", "192.169.16.102/24") == "ib0.0"
 
 
-def test_two_reservations_are_two_vfs_and_one_stays_what_it_is(plugin: Plugin) -> None:
+def test_reservations_are_distinct_and_repeatable(plugin: Plugin) -> None:
     plugin.network("other", vlan="100")
     first, second = plugin.reserve("192.169.16.100/24"), plugin.reserve("192.169.16.100/24", "other")
     assert first["pci"] != second["pci"]
@@ -399,7 +399,7 @@ def test_two_reservations_are_two_vfs_and_one_stays_what_it_is(plugin: Plugin) -
         plugin.reserve("192.169.16.101/24")
 
 
-def test_a_container_that_runs_has_reserved_what_it_has(plugin: Plugin) -> None:
+def test_running_container_has_its_vf_reserved(plugin: Plugin) -> None:
     plugin.container("a", "192.169.16.100/24")
     for _ in range(2):
         assert plugin.reserve("192.169.16.100/24") == {
@@ -413,9 +413,7 @@ def test_a_container_that_runs_has_reserved_what_it_has(plugin: Plugin) -> None:
     assert plugin.state.reserved == {}
 
 
-def test_a_reserved_vf_that_somebody_took_is_not_given_but_another_can_be_reserved(
-    plugin: Plugin,
-) -> None:
+def test_reserved_vf_taken_by_others_is_not_assigned_and_another_can_be_reserved(plugin: Plugin) -> None:
     plugin.reserve("192.169.16.100/24")
     plugin.machine.away.add("ib0.0")
     with pytest.raises(VfProblem, match=r"ib0\.0 of ib0, which was reserved for 192.169.16.100/24, is"):
@@ -453,14 +451,14 @@ def test_a_container_gets_the_vf_whose_devices_it_was_made_with_or_none(plugin: 
     assert plugin.container("by hand", "192.169.16.100/24") == again
 
 
-def test_a_container_does_not_take_what_waits_for_another_address(plugin: Plugin) -> None:
+def test_container_does_not_take_a_vf_reserved_for_another_address(plugin: Plugin) -> None:
     waits = plugin.reserve("192.169.16.101/24")["pci"]
     with pytest.raises(VfProblem, match="whose RDMA devices"):
         plugin.container("a", "192.169.16.100/24", bound=waits)
     assert plugin.container("b", "192.169.16.101/24", bound=waits) == waits
 
 
-def test_a_vf_does_not_wait_for_ever(plugin: Plugin) -> None:
+def test_reservation_expires(plugin: Plugin) -> None:
     plugin.reserve("192.169.16.100/24")
     plugin.reserve("192.169.16.101/24")
     plugin.now += 601
@@ -469,12 +467,12 @@ def test_a_vf_does_not_wait_for_ever(plugin: Plugin) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "192.169.16.256/24", "one", "192.169.16.100/33"])
-def test_what_is_reserved_is_for_an_address(plugin: Plugin, address: str) -> None:
+def test_reservation_needs_an_address(plugin: Plugin, address: str) -> None:
     with pytest.raises(VfProblem, match="Address"):
         plugin.reserve(address)
 
 
-def test_an_interface_that_is_handed_on_whole_can_be_reserved(tmp_path: Path) -> None:
+def test_whole_interface_can_be_reserved(tmp_path: Path) -> None:
     plugin = Plugin(tmp_path, Machine())
     plugin.network(mode="passthrough")
     assert plugin.reserve("192.169.16.100/24")["index"] == -1
@@ -487,7 +485,7 @@ def test_a_vf_that_vanished_is_named(plugin: Plugin) -> None:
         plugin.call("Join", NetworkID=NETWORK, EndpointID="a")
 
 
-def test_a_vf_without_a_driver_is_given_to_nobody_and_hurts_nobody(tmp_path: Path) -> None:
+def test_vf_without_a_driver_is_not_assigned_and_blocks_no_other(tmp_path: Path) -> None:
     plugin = Plugin(tmp_path, Machine(3))
     plugin.network()
     assert plugin.container("a", "192.169.16.100/24") == "ib0.0"

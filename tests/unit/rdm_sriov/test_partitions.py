@@ -148,7 +148,7 @@ def test_the_container_gets_an_interface_on_the_partition(node: Node) -> None:
     assert node.state.endpoints["a"].hardware.startswith("80:00:04:"), "that of the child"
 
 
-def test_it_goes_with_the_endpoint_and_the_vf_is_free(node: Node) -> None:
+def test_partition_interface_is_removed_with_its_endpoint(node: Node) -> None:
     away = node.container("a")
     node.kernel.bring(away, "rdm-p2")
     node.kernel.commands.clear()
@@ -159,7 +159,7 @@ def test_it_goes_with_the_endpoint_and_the_vf_is_free(node: Node) -> None:
     assert {node.vf("b"), node.vf("c")} == {"0000:3b:00.1", "0000:3b:00.2"}
 
 
-def test_who_has_it_is_known_after_a_restart_of_plugin_and_engine_and_without_the_state(node: Node) -> None:
+def test_owner_of_a_partition_interface_is_known_after_restarts_without_state(node: Node) -> None:
     node.container("a")
     node.start()
     node.driver.answer("Plugin.Activate", {})
@@ -173,7 +173,7 @@ def test_who_has_it_is_known_after_a_restart_of_plugin_and_engine_and_without_th
     assert [bool(vf.holder) for vf in read_pf("ib0", str(node.kernel.root), {}).vfs] == [True, True]
 
 
-def test_after_a_killed_engine_what_came_back_is_taken_away_before_the_next(node: Node) -> None:
+def test_interface_returned_by_a_killed_engine_is_removed_before_the_next(node: Node) -> None:
     away = node.container("a")
     node.container("b")
     node.driver.answer("Plugin.Activate", {})
@@ -184,7 +184,7 @@ def test_after_a_killed_engine_what_came_back_is_taken_away_before_the_next(node
     assert node.kernel.commands[:2] == ["link set dev ib1 alias ", "link del dev eth0"]
 
 
-def test_one_that_comes_back_late_is_not_taken_for_that_of_another(node: Node) -> None:
+def test_late_returning_interface_is_not_taken_for_another(node: Node) -> None:
     late = node.container("a")
     node.container("b")
     node.call("DeleteEndpoint", EndpointID="a")
@@ -199,7 +199,7 @@ def test_one_that_comes_back_late_is_not_taken_for_that_of_another(node: Node) -
 
 
 @pytest.mark.parametrize("what", ["type ipoib", "dev rdm-p2 alias", "dev ib1 alias"])
-def test_what_the_kernel_refuses_leaves_nothing_half_done(node: Node, what: str) -> None:
+def test_refusal_by_the_kernel_leaves_no_partial_change(node: Node, what: str) -> None:
     node.kernel.refuses = what
     with pytest.raises(VfProblem, match="refused"):
         node.container("a")
@@ -232,7 +232,7 @@ def test_a_network_without_a_partition_makes_none(node: Node) -> None:
     assert node.kernel.commands == []
 
 
-def test_others_children_stay(node: Node) -> None:
+def test_child_interfaces_of_others_stay(node: Node) -> None:
     node.kernel.interface_of("0000:3b:00.1", "ib1.8005", "ib1")
     away = node.container("a")
     node.kernel.bring(away, "rdm-p2")

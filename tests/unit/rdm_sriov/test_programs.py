@@ -46,8 +46,8 @@ PACKAGE = "ansible_collections.rdm.provision.rdm_sriov"
         ("from . import b", r"a.py imports \., which a node may not have"),
     ],
 )
-def test_what_it_needs_and_is_not_there_fails_the_build(tmp_path: Path, text: str, why: str) -> None:
-    """A part that is missing would fail the node's next start, when nobody looks."""
+def test_missing_dependency_fails_the_build(tmp_path: Path, text: str, why: str) -> None:
+    """A part that is missing would fail only the node's next start."""
     (tmp_path / "rdm_sriov").mkdir()
     (tmp_path / "rdm_sriov/a.py").write_text(f"import json\n{text}\n")
     with pytest.raises(ImportError, match=why):

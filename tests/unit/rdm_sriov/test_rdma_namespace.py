@@ -127,7 +127,7 @@ def test_a_namespace_that_is_never_made_is_reported(node: Node, monkeypatch: pyt
     assert node.commands() == []
 
 
-def test_what_the_kernel_refuses_is_reported_with_a_hint(node: Node) -> None:
+def test_refusal_by_the_kernel_is_reported_with_a_hint(node: Node) -> None:
     (node.root / "error").write_text("error: Operation not supported\n")
     with pytest.raises(VfProblem, match=rf"mlx5_0 cannot move .* not supported\. .*{ANOTHER_MODE}"):
         node.namespaces.lend("ib0.0", True, NAMESPACE)

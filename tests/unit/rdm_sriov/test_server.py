@@ -168,7 +168,7 @@ def client(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]
         ("../../etc/passwd", b"{}", 404),
     ],
 )
-def test_what_is_no_request_gets_an_error(client: Client, call: str, body: bytes, status: int) -> None:
+def test_invalid_request_gets_an_error(client: Client, call: str, body: bytes, status: int) -> None:
     found, answer = client.post(call, body)
     assert found == status
     assert answer["Err"]
@@ -189,7 +189,7 @@ def test_what_is_no_request_gets_an_error(client: Client, call: str, body: bytes
         b"POST /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n",
     ],
 )
-def test_what_is_no_http_takes_nothing_down(client: Client, data: bytes) -> None:
+def test_invalid_http_does_not_stop_the_server(client: Client, data: bytes) -> None:
     answer = client.raw(data)
     assert not answer or b'"Err"' in answer
 
@@ -205,9 +205,7 @@ def test_a_huge_request_that_is_really_sent_is_answered(client: Client, chunked:
     assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"Err": f"a request has at most {LARGEST} bytes"}
 
 
-def test_who_pauses_while_sending_too_much_is_waited_for_until_the_time_is_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_slow_sender_of_a_huge_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[float] = []
 
     class Connection:
@@ -233,7 +231,7 @@ def test_who_pauses_while_sending_too_much_is_waited_for_until_the_time_is_up(
     assert left == [5.0, 3.0, 1.0]
 
 
-def test_who_sends_without_end_is_left(client: Client) -> None:
+def test_endless_request_is_closed(client: Client) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(HANGS_S)
         connection.connect(client.path)
@@ -285,7 +283,7 @@ def test_hundred_reservations_at_once_are_hundred_vfs(client: Client) -> None:
     assert "no virtual function of ib0 is free" in reserve(101)["Err"]
 
 
-def test_hundred_good_and_bad_requests_in_the_same_moment_are_all_answered(client: Client) -> None:
+def test_hundred_concurrent_good_and_bad_requests_are_all_answered(client: Client) -> None:
     run_all = threading.Barrier(100, timeout=HANGS_S)
     bad = [
         ("NetworkDriver.Join", b"{", 400),
@@ -320,7 +318,7 @@ def test_two_plugins_on_one_socket_are_refused(client: Client, directory: Path) 
         Server(client.path, Driver(Always(), State(str(directory)), dict))
 
 
-def test_a_socket_that_nobody_has_is_taken_over(directory: Path) -> None:
+def test_unused_socket_is_taken_over(directory: Path) -> None:
     path = str(directory / "old.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as old:
         old.bind(path)

@@ -76,7 +76,7 @@ def test_a_vf_without_a_driver_is_idle_and_one_in_a_container_is_not(tmp_path: P
         ("ib0", "8 at most"),
     ],
 )
-def test_who_has_no_vfs_gets_the_reason(tmp_path: Path, name: str, words: str) -> None:
+def test_missing_vfs_are_reported_with_the_reason(tmp_path: Path, name: str, words: str) -> None:
     physical(tmp_path, "ib0", "0000:3b:00.0", {})
     interface(tmp_path, "eth0", "0000:01:00.0")
     interface(tmp_path, "bond0", "")
@@ -84,7 +84,7 @@ def test_who_has_no_vfs_gets_the_reason(tmp_path: Path, name: str, words: str) -
         NodeVfs(str(tmp_path)).virtual(name)
 
 
-def test_what_is_handed_on_whole_is_known_by_its_address_where_it_has_one(tmp_path: Path) -> None:
+def test_whole_interface_is_known_by_its_pci_address(tmp_path: Path) -> None:
     interface(tmp_path, "ib1", "0000:5e:00.0")
     interface(tmp_path, "bond0", "")
     vfs = NodeVfs(str(tmp_path))

@@ -89,7 +89,7 @@ def test_a_file_that_was_read_for_its_pieces_is_not_read_for_its_digest(
     assert list(others(Path(), {"sets/large": "another"})) == ["sets/large"]
 
 
-def test_who_has_not_got_it_is_named_and_keeps_no_half_of_it(nodes: Nodes, source: Path) -> None:
+def test_node_without_the_file_is_named_and_keeps_no_partial_copy(nodes: Nodes, source: Path) -> None:
     def break_off() -> None:
         raise OSError("no space left")
 
@@ -115,7 +115,7 @@ def test_a_node_that_alone_lacks_a_file_keeps_nothing_of_an_earlier_transfer(
     "given",
     [{"check_mode": True}, {"directories": dict.fromkeys(NODES[:1], "/jobs")}],
 )
-def test_where_it_is_not_worth_it_no_node_is_called(nodes: Nodes, source: Path, given: Any) -> None:
+def test_no_node_is_called_for_small_transfers(nodes: Nodes, source: Path, given: Any) -> None:
     assert decide(nodes, source, **given) == {"nodes": {}, "sent": {}}
     (source / "sets" / "large").write_bytes(b"small now")
     assert decide(nodes, source) == {"nodes": {}, "sent": {}}
@@ -198,7 +198,7 @@ def test_large_files_are_hashed_in_several_calls(
     assert (result["nodes"]["n3"]["needed"], result["sent"]) == ([], {}), "nothing is missing"
 
 
-def test_a_file_that_is_gone_on_both_sides_once_it_is_hashed_is_needed(shards: Nodes) -> None:
+def test_file_removed_on_both_sides_after_hashing_counts_as_missing(shards: Nodes) -> None:
     def compared(name: str) -> dict[str, Any]:
         by_size = [one for node, one in shards.calls if node == name][-1].get("by_size")
         return {"needed": [] if by_size else ["a", "b"], "digests": {}}
@@ -208,7 +208,7 @@ def test_a_file_that_is_gone_on_both_sides_once_it_is_hashed_is_needed(shards: N
     assert [one["needed"] for one in result.values()] == [["a", "b"]] * 4
 
 
-def test_a_node_leaves_out_files_that_it_has(shards: Nodes) -> None:
+def test_node_skips_files_that_it_has(shards: Nodes) -> None:
     shards.answers["listed"] = lambda name: {"sizes": {"a": 3, "c": 5} if name == "n1" else {}}
     shards.answers["compared"] = lambda name: {
         "needed": ["c"] if name == "n3" else ["a", "c"],

@@ -39,7 +39,7 @@ def test_data_goes_from_node_to_node_only_where_there_are_nodes(
     given: dict[str, Any] = {"job_data": str(tmp_path / "data"), "__job_listed": {"directory": str(tmp_path)}}
     if chosen:
         given["images_distribution"] = chosen
-    # Without a Docker Engine nobody knows where jobs have their files.
+    # Without a Docker Engine the directory of the jobs is unknown.
     words = ["--check", "--start-at-task", TASK, "--inventory", str(inventory), "-e", json.dumps(given)]
     env = {**os.environ, **environment.ansible_environment()}
     run = ansible_playbook(*words, ROOT / "playbooks" / "job_data.yml", environment=env)

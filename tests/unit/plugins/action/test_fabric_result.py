@@ -59,7 +59,7 @@ def evaluated(directory: Path, *options: str, hosts: dict[str, Any] = CUT) -> di
     return result
 
 
-def test_a_run_that_changes_nothing_fails_who_is_off_the_fabric(tmp_path: Path) -> None:
+def test_run_without_changes_fails_nodes_that_are_off_the_fabric(tmp_path: Path) -> None:
     result = evaluated(tmp_path)
     assert list(result["faulty"]) == ["n3"]
     assert result["faulty"]["n3"] == result["fabric"]["verdicts"]["n3"]["reason"]
@@ -82,7 +82,7 @@ def test_a_run_that_changes_nothing_fails_who_is_off_the_fabric(tmp_path: Path) 
         ),
     ],
 )
-def test_only_who_is_about_to_change_is_shown_and_not_failed(
+def test_only_nodes_about_to_change_are_reported_without_failing(
     tmp_path: Path, work: list[str], results: dict[str, Any], faulty: list[str]
 ) -> None:
     hosts = {**CUT, "n3": {**CUT["n3"], **results}}
@@ -92,7 +92,7 @@ def test_only_who_is_about_to_change_is_shown_and_not_failed(
     assert result["fabric"]["verdicts"]["n3"]["ok"] is False
 
 
-def test_what_a_changing_node_refuses_is_no_fault_of_its_peer(tmp_path: Path) -> None:
+def test_refusal_by_a_changing_node_is_no_fault_of_its_peer(tmp_path: Path) -> None:
     # n2 answers n1, so n3 is cut off and not n1, though its interface is up.
     hosts = {
         "n1": measured("n2 90 80", "n3 -", refused_by="n2"),

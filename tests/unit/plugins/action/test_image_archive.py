@@ -19,7 +19,7 @@ from ansible_collections.rdm.provision.plugins.action.image_archive import Actio
         ({"sha256": "as listed"}, "as listed"),
     ],
 )
-def test_what_is_verified_of_an_archive_from_other_nodes(brought: dict[str, str], digest: str) -> None:
+def test_archive_from_other_nodes_is_verified(brought: dict[str, str], digest: str) -> None:
     seen: dict[str, Any] = {}
     action: Any = ActionModule.__new__(ActionModule)
     action._connection = SimpleNamespace(_shell=SimpleNamespace(remove=lambda path: f"rm {path}"))
@@ -64,7 +64,7 @@ def test_the_module_removes_a_copy_that_it_has_loaded(
     ],
     ids=["same file", "one other file", "first node cannot read it", "two know it"],
 )
-def test_who_reads_an_archive(
+def test_one_of_several_nodes_with_the_same_file_reads_an_archive(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: list[str], read: set[str], readers: list[str]
 ) -> None:
     """Of the nodes with the same file one reads it, and the others get what is in it."""

@@ -99,7 +99,7 @@ def test_each_node_compares_an_image_with_its_engine_before_it_fetches(nodes: No
     assert indexes == {name: {"size": 3} for name in NODES[1:]}
 
 
-def test_an_image_that_its_source_has_meanwhile_is_no_change(nodes: Nodes) -> None:
+def test_image_that_its_source_got_meanwhile_is_no_change(nodes: Nodes) -> None:
     nodes.answers["compared"] = lambda _name: {"changed": False}
     assert decide(nodes)["pulled"] == {}
 
@@ -124,7 +124,7 @@ def test_each_node_pulls_an_image_that_the_first_cannot_save(nodes: Nodes) -> No
     ]
 
 
-def test_a_node_that_did_not_get_an_image_pulls_it_and_keeps_no_half_of_it(nodes: Nodes) -> None:
+def test_node_without_the_image_pulls_it_and_keeps_no_partial_copy(nodes: Nodes) -> None:
     nodes.answers["stopped"] = lambda name: {"complete": name != "n3", "path": f"/cache/{name}.tar"}
     assert set(decide(nodes)["nodes"]) == {"n2", "n4"}
     assert nodes.warnings == ["n3 pulls it: training:1 did not reach n3, which has not got all of it"]

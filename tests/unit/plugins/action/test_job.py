@@ -44,7 +44,7 @@ def test_a_host_without_an_environment_knows_no_job() -> None:
     assert joined([MISSING], "list", skip_missing=True)["jobs"] == []
 
 
-def test_the_jobs_that_may_have_been_meant_are_those_of_both_execution_environments() -> None:
+def test_suggested_jobs_come_from_both_execution_environments() -> None:
     unknown = {"changed": False, "known": False, "ended": True}
     found = joined(
         [{**unknown, "near": ["gpt-1"]}, {**unknown, "near": ["gpt-2"]}], "state", skip_missing=True

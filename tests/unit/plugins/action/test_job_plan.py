@@ -29,7 +29,7 @@ def decide(problems: list[str], **options: Any) -> dict[str, Any]:
     return ActionModule.__new__(ActionModule).decide({**OPTIONS, **options}, variables)
 
 
-def test_a_job_goes_on_where_it_ran() -> None:
+def test_resumed_job_stays_in_its_execution_environment() -> None:
     more = {"n2": {**OPTIONS["nodes"]["n1"], "my_ip": "10.0.0.101", "rank": 1}}
     ran = {"past": {"slurm": False, "nodes": ["n2"], "time": 1.0}}
     hosts = SimpleNamespace(raw_get=lambda host: {"ran": ran if host == "n2" else {"known": False}})
@@ -40,7 +40,7 @@ def test_a_job_goes_on_where_it_ran() -> None:
     assert (planned["master"], len(planned["nodes"])) == ("n2", 1)
 
 
-def test_what_is_put_off_is_refused_with_the_nodes_problems() -> None:
+def test_deferred_problems_are_refused_with_those_of_nodes() -> None:
     planned = decide([], stage="inventory", put_off=True)["job"]
     refused = decide(["model.layers must be an integer."], stage="nodes", job=planned)
     assert [problem["value"] or problem["reason"] for problem in refused["problems"]] == [
@@ -52,14 +52,14 @@ def test_what_is_put_off_is_refused_with_the_nodes_problems() -> None:
     assert decide([], stage="nodes", job=planned)["rdm_refused"] == "inventory"
 
 
-def test_what_is_put_off_is_refused_with_an_unknown_accelerator() -> None:
+def test_deferred_problems_are_refused_with_an_unknown_accelerator() -> None:
     nodes = {"n1": {**OPTIONS["nodes"]["n1"], "accelerator": ""}}
     refused = decide([], stage="inventory", put_off=True, nodes=nodes)
     assert [problem["value"] for problem in refused["problems"]] == ["'nonsense'", "rdm_accelerator"]
     assert refused["rdm_refused"] == "inventory"
 
 
-def test_what_nobody_takes_up_later_is_refused_at_once() -> None:
+def test_problems_that_cannot_be_deferred_are_refused_at_once() -> None:
     refused = decide([], stage="inventory", put_off=False)
     assert [problem["value"] for problem in refused["problems"]] == ["'nonsense'"]
 
@@ -70,7 +70,7 @@ def test_a_configuration_that_is_not_text_is_refused(tmp_path: Path) -> None:
     assert [problem["reason"] for problem in refused["problems"]] == ["is not text in UTF-8"]
 
 
-def test_what_only_nodes_say_is_refused_by_them() -> None:
+def test_problems_that_only_nodes_know_are_refused_by_them() -> None:
     planned = decide([], stage="inventory", put_off=True, overrides=[])["job"]
     assert decide([], stage="nodes", job=planned)["job"]["name"] == "tiny-1"
     refused = decide(["it has no torch"], stage="nodes", job=planned)

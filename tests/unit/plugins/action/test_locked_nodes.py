@@ -71,7 +71,7 @@ def test_nodes_are_locked_until_they_are_released(tmp_path: Path) -> None:
     assert node_lock.holder(CLUSTER) == {}
 
 
-def test_a_node_that_another_run_changes_refuses_this_one_with_who_and_since_when(tmp_path: Path) -> None:
+def test_locked_node_refuses_another_run_and_names_the_holder_and_start(tmp_path: Path) -> None:
     assert run_module(module, {"lock": other()}) == {"changed": False, "holder": {}, "origin": {}}
     rc, results = play(tmp_path)
     assert (rc, len(results)) == (2, 1)
@@ -88,7 +88,7 @@ def test_the_lock_of_a_run_that_was_killed_on_this_machine_is_taken_over(tmp_pat
     assert play(tmp_path)[0] == 0
 
 
-def test_a_cluster_of_another_inventory_is_refused_and_that_of_the_same_keys_is_not(tmp_path: Path) -> None:
+def test_cluster_of_another_inventory_is_refused_unless_it_has_the_same_keys(tmp_path: Path) -> None:
     (tmp_path / "rdm" / "ssh").mkdir(parents=True)
     (tmp_path / "rdm" / "cluster").write_text(f"{CLUSTER}\n")
     theirs = cluster_keys.make(str(tmp_path / "theirs"), CLUSTER)

@@ -305,7 +305,7 @@ def test_damaged_plan_file_is_refused_and_kept(cluster: Cluster) -> None:
     assert cluster.plan_file.read_text() == "[network]\nsubnet = 10.0.0.0/24\n"
 
 
-def test_changed_subnet_needs_the_word_of_every_node(cluster: Cluster) -> None:
+def test_changed_subnet_needs_a_report_of_every_node(cluster: Cluster) -> None:
     cluster.write({"a": {}}, {"b": {}}, CPU)
     cluster.run()
     moved = {**CPU, "rdm_subnet": "10.9.0.0/24"}
@@ -409,7 +409,7 @@ def test_rails_share_the_offsets_of_the_plan_which_stays_as_it_is(cluster: Clust
     assert "container_rail_subnets" in refused["problems"][0]["hint"]
 
 
-def test_who_says_which_rdma_devices_a_container_gets(cluster: Cluster) -> None:
+def test_rdma_devices_of_a_container_come_from_plan_or_inventory(cluster: Cluster) -> None:
     first, last = "/dev/infiniband/uverbs0", "/dev/infiniband/uverbs9"
     # A node's variables, and the devices that its container gets besides those of its VF.
     cases: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -501,7 +501,7 @@ def test_an_address_that_both_plans_give_a_node_makes_them_no_one_cluster(cluste
     assert "b: the cluster rdm in /etc/rdm was made from another inventory" in result["msg"]
 
 
-def test_a_run_that_was_killed_here_stands_in_nobodys_way(cluster: Cluster) -> None:
+def test_killed_run_on_this_machine_blocks_no_later_run(cluster: Cluster) -> None:
     killed = Leader.here("rdm-provision up")._replace(pid=2**22, started=1)
     for leader, counts in ((killed, False), (killed._replace(host="ctl"), True)):
         cluster.write({"a": facts(lock={"run": "other", "leader": leader._asdict()})}, {}, CPU)
@@ -550,7 +550,7 @@ def test_every_problem_of_every_node_is_in_one_report_and_nothing_is_written(clu
     assert not cluster.plan_file.exists()
 
 
-def test_two_that_plan_at_a_time_give_no_address_twice(cluster: Cluster) -> None:
+def test_concurrent_plans_assign_no_address_twice(cluster: Cluster) -> None:
     cluster.write({"a": CPU}, {"b": CPU})
     hosts = (cluster.home / "hosts.yml").read_text()
     (cluster.home / "hosts.yml").unlink()
@@ -778,7 +778,7 @@ def test_vfs_with_the_first_mac_of_the_inventory_are_right_though_a_container_ha
 VLAN = {"sriov_vf_vlan": 7, "network_vlan": 7}
 
 
-def test_what_makes_vfs_is_an_input_and_what_they_are_is_checked(cluster: Cluster) -> None:
+def test_vf_settings_are_inputs_and_their_state_is_checked(cluster: Cluster) -> None:
     sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True}
     found = []
     for more in ({}, {"sriov_vfs": 4}, {"sriov_vfs": 4}, {"sriov_vfs": 4, **VLAN}):
@@ -870,7 +870,7 @@ def test_each_interface_is_queried_for_the_address_that_is_planned_on_its_wire(c
     )
 
 
-def test_what_the_plugin_would_undo_is_refused_unless_it_is_the_same(cluster: Cluster) -> None:
+def test_settings_that_the_plugin_would_override_are_refused_unless_equal(cluster: Cluster) -> None:
     sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True, "sriov_vfs": 2}
     right = {
         "a": {**VLAN},

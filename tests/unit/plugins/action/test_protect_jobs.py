@@ -39,7 +39,7 @@ def protect(directory: Path, *options: str) -> tuple[int, dict[str, Any], list[s
     return rc, result, [host for task in after for host in task["hosts"]]
 
 
-def test_every_job_of_every_host_is_named_and_no_host_goes_on(tmp_path: Path) -> None:
+def test_every_job_is_named_and_no_host_continues(tmp_path: Path) -> None:
     rc, result, after = protect(tmp_path)
     assert (rc, result["rdm_refused"], result["changed"], after) == (2, "nodes", False, [])
     assert [(one["node"], one["value"]) for one in result["problems"]] == [

@@ -69,7 +69,7 @@ def test_a_few_nodes_do_not_rewrite_the_lock_file_of_all(tmp_path: Path) -> None
     assert (tmp_path / "python_env.lock").read_text() == "# of all\n"
 
 
-def test_each_node_has_the_lock_file_of_its_own_build_where_it_may(tmp_path: Path) -> None:
+def test_each_node_has_the_lock_file_of_its_own_build_where_allowed(tmp_path: Path) -> None:
     """With existing lock files, since their packages are only in PyTorch's own indexes."""
     for backend in ("cu118", "cu129"):
         first = python_lock.first_line(python_lock.requirements_of(ROOT / "trainer", ""), PYTHON, backend)

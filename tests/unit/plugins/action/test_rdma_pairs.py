@@ -62,7 +62,7 @@ def decide(stage: str, registered: dict[str, dict[str, Any]], **more: Any) -> di
     return decided
 
 
-def test_a_host_that_was_lost_on_an_earlier_rail_has_no_part() -> None:
+def test_host_lost_on_an_earlier_rail_takes_no_part() -> None:
     decided = decide(
         "schedule",
         {
@@ -78,7 +78,7 @@ def test_a_host_that_was_lost_on_an_earlier_rail_has_no_part() -> None:
     assert decided["parts"]["n2"]["address"] == "10.0.1.2"
 
 
-def test_what_was_measured_on_an_earlier_rail_is_not_reported_of_another() -> None:
+def test_results_of_an_earlier_rail_are_not_reported_for_another() -> None:
     registered = {
         "n1": {"found": of_node("ib1"), "result": result("ib1", "n1", 180.0)},
         "n2": {"found": of_node("ib1"), "result": result("ib1", "n2", 180.0)},
@@ -93,7 +93,7 @@ def test_what_was_measured_on_an_earlier_rail_is_not_reported_of_another() -> No
     assert 99.0 not in [gbit for row in rail["bandwidth_gbit"].values() for gbit in row.values()]
 
 
-def test_who_fails_is_named_with_the_reason_and_who_is_away_is_left_out() -> None:
+def test_failed_node_is_named_with_the_reason_and_absent_ones_are_skipped() -> None:
     registered = {
         "n1": {"found": of_node("ib1"), "result": {"unreachable": True, "msg": "no route to host"}},
         "n2": {"found": {"failed": True, "msg": "it broke"}},
@@ -114,6 +114,6 @@ def test_who_fails_is_named_with_the_reason_and_who_is_away_is_left_out() -> Non
         ("rail", "ib7", "there is no rail ib7: choose one of ib0, ib1"),
     ],
 )
-def test_an_option_that_cannot_be_is_one_sentence(option: str, value: Any, message: str) -> None:
+def test_invalid_option_is_one_sentence(option: str, value: Any, message: str) -> None:
     with pytest.raises(AnsibleActionFail, match=message):
         decide("schedule", {}, **{option: value})

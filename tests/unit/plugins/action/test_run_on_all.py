@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 @pytest.fixture(scope="module")
 def up_to_date(tmp_path_factory: pytest.TempPathFactory, model: Cluster) -> Cluster:
     """Four nodes that need nothing."""
-    made = Cluster(tmp_path_factory.mktemp("settled"), 4)
+    made = Cluster(tmp_path_factory.mktemp("up-to-date"), 4)
     made.start_after_first_run(model)
     return made
 
@@ -124,7 +124,7 @@ def test_nodes_that_cannot_be_reached_are_lost_as_ever_and_tried_once(cluster: C
     assert f"{nodes[0]} is simulated to be unreachable" in lost(run)[nodes[0]][1]
 
 
-def test_when_no_node_can_be_reached_the_run_is_over(cluster: Cluster) -> None:
+def test_run_ends_when_no_node_can_be_reached(cluster: Cluster) -> None:
     cluster.unreachable(cluster.nodes, True)
     run = cluster.playbook().expect(SOME_UNREACHABLE)
     assert run.unreachable == cluster.nodes
@@ -146,7 +146,7 @@ def test_a_node_on_which_the_module_fails_is_reported_by_a_task_of_its_own(clust
     assert run.calls["rdm.provision.node_facts"] == 4 + 2  # that node again, and one extra host
 
 
-def test_what_ansible_does_not_know_it_reports_itself(cluster: Cluster) -> None:
+def test_unknown_settings_are_left_to_ansible_to_report(cluster: Cluster) -> None:
     cluster.own_variables("n2", ansible_become_method="wishes")
     cluster.own_variables("n3", ansible_remote_tmp="{{ nobody_knows }}")
     cluster.remove_container("n4")
@@ -156,7 +156,7 @@ def test_what_ansible_does_not_know_it_reports_itself(cluster: Cluster) -> None:
     assert cluster.playbook("site", "--limit", "!n2,!n3").expect(0).changed == ["n4"]
 
 
-def test_a_node_that_never_answers_holds_up_nobody_else(cluster: Cluster) -> None:
+def test_node_that_never_answers_delays_no_other(cluster: Cluster) -> None:
     cluster.break_node("n2", "hanging")
     cluster.remove_container("n3")
     run = cluster.playbook("site", "-vv", "-e", "preflight_timeout=3", "-e", "verify_deadline=-57").expect(0)
@@ -175,7 +175,7 @@ def test_passwords_and_other_variables_are_left_to_ordinary_tasks(cluster: Clust
     assert "hush" not in run.output
 
 
-def test_limit_check_and_tags_go_the_same_way(cluster: Cluster) -> None:
+def test_limit_check_and_tags_work_the_same_in_threads(cluster: Cluster) -> None:
     cluster.remove_container("n3")
     check = cluster.playbook("site", "--check").expect(0)
     assert check.changed == ["n3"]

@@ -14,7 +14,7 @@ FILES, CONTAINER, STATE, LOCK = (
 )
 
 
-def test_only_the_parts_of_a_run_that_tags_choose_are_done(tmp_path: Path) -> None:
+def test_only_tagged_parts_of_a_run_are_carried_out(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "cluster", 2)
 
     def kept() -> list[bool]:

@@ -18,7 +18,7 @@ PLAY = """
 """
 
 
-def test_a_run_uses_what_the_last_one_has_packed(tmp_path: Path) -> None:
+def test_run_reuses_modules_packed_by_the_last_one(tmp_path: Path) -> None:
     (tmp_path / "play.yml").write_text(PLAY, encoding="utf-8")
 
     def play() -> subprocess.CompletedProcess[str]:

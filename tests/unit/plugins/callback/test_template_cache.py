@@ -67,7 +67,7 @@ def play(folder: Path, *flags: str, inventory: str = "a,b") -> str:
     return done.stdout
 
 
-def test_what_was_encrypted_is_not_kept(tmp_path: Path) -> None:
+def test_templates_with_encrypted_values_are_not_cached(tmp_path: Path) -> None:
     (tmp_path / "play.yml").write_text(SECRETS, encoding="utf-8")
     vault = VaultLib([("default", VaultSecret(b"a password"))])
     (tmp_path / "password").write_text("a password\n", encoding="utf-8")
@@ -77,7 +77,7 @@ def test_what_was_encrypted_is_not_kept(tmp_path: Path) -> None:
     assert done.count("open secret 2 secret 3 kept open.") == 2, done
 
 
-def test_what_an_inventory_script_has_printed_is_not_kept(tmp_path: Path) -> None:
+def test_output_of_an_inventory_script_is_not_cached(tmp_path: Path) -> None:
     """A script's output comes from no file, and may be secret."""
     (tmp_path / "play.yml").write_text(PRINTED, encoding="utf-8")
     script = tmp_path / "inventory"
@@ -87,7 +87,7 @@ def test_what_an_inventory_script_has_printed_is_not_kept(tmp_path: Path) -> Non
     assert done.count("open secret 2 kept open.") == 2, done
 
 
-def test_the_next_process_finds_what_one_has_compiled(tmp_path: Path) -> None:
+def test_compiled_templates_are_shared_between_processes(tmp_path: Path) -> None:
     (tmp_path / "play.yml").write_text(PLAY, encoding="utf-8")
     output = play(tmp_path)
     assert "a finds 1" in output

@@ -20,11 +20,11 @@ USED = {"failed": False, "used_by": 12, "msg": "/env is in use by process 12: st
 UNREACHABLE = {"changed": False, "unreachable": True, "msg": "no route"}
 
 
-def test_who_has_answered_that_nothing_uses_it_is_not_reported() -> None:
+def test_hosts_that_do_not_use_the_environment_are_not_reported() -> None:
     assert environment_users({"n1": UNUSED, "n2": UNUSED}) == []
 
 
-def test_all_who_use_it_and_all_who_are_silent_are_reported() -> None:
+def test_users_of_the_environment_and_silent_hosts_are_reported() -> None:
     results = {
         "n1": USED,
         "n2": UNREACHABLE,
@@ -60,5 +60,5 @@ def test_the_limit_is_one_word_of_a_shell() -> None:
         ("~n[12]", ("n1",)),
     ],
 )
-def test_the_limit_leaves_out_and_takes_nobody_in(limit: str, left: tuple[str, ...]) -> None:
+def test_limit_only_leaves_hosts_out(limit: str, left: tuple[str, ...]) -> None:
     assert select(limit_without(limit, ["n2"]), NODES, GROUPS) == left

@@ -111,7 +111,7 @@ def test_a_cluster_that_another_run_changes_is_refused(home: Path, playbook: str
 
 
 @pytest.mark.usefixtures("other_run")
-def test_what_only_reads_runs_during_it(home: Path) -> None:
+def test_read_only_playbook_runs_while_locked(home: Path) -> None:
     done = run(home, "plan")
     checked = run(home, "plan", "--check", "-e", "plan_write=true")
     assert (done.returncode, checked.returncode) == (0, 0)
@@ -119,7 +119,7 @@ def test_what_only_reads_runs_during_it(home: Path) -> None:
 
 @pytest.mark.usefixtures("other_run")
 @pytest.mark.parametrize("playbook", ["status", "exec", "jobs", "logs"])
-def test_what_queries_the_nodes_runs_during_it(home: Path, playbook: str) -> None:
+def test_playbook_that_queries_nodes_runs_while_locked(home: Path, playbook: str) -> None:
     """No node can answer here; only the attempt to query matters."""
     variables = {
         "rdm_become": False,
@@ -133,7 +133,7 @@ def test_what_queries_the_nodes_runs_during_it(home: Path, playbook: str) -> Non
 
 
 @pytest.mark.parametrize("option", ["--syntax-check", "--list-tasks"])
-def test_what_does_not_run_takes_no_lock(home: Path, option: str) -> None:
+def test_playbook_that_does_not_run_takes_no_lock(home: Path, option: str) -> None:
     others = [str(ROOT / "playbooks" / f"{name}.yml") for name in ("clean", "train")]
     done = run(home, "site", *others, option)
     assert done.returncode == 0
@@ -145,7 +145,7 @@ def test_what_does_not_run_takes_no_lock(home: Path, option: str) -> None:
     assert not (home / ".rdm").exists()
 
 
-def test_the_lock_is_held_until_the_play_that_only_reads(home: Path, tmp_path: Path) -> None:
+def test_lock_is_released_before_the_read_only_play(home: Path, tmp_path: Path) -> None:
     book = tmp_path / "book.yml"
     book.write_text(PLAY)
     playing = subprocess.Popen(argv(home, book, "-e", f"home={home}"), env=environment())
@@ -163,7 +163,7 @@ def test_the_lock_is_held_until_the_play_that_only_reads(home: Path, tmp_path: P
     cluster_lock.give_back(home)
 
 
-def test_what_a_killed_ansible_playbook_has_left_is_ended(home: Path, tmp_path: Path) -> None:
+def test_processes_of_a_killed_ansible_playbook_are_ended(home: Path, tmp_path: Path) -> None:
     book = tmp_path / "book.yml"
     book.write_text(PLAY)
     playing = subprocess.Popen(argv(home, book, "-e", f"home={home}"), env=environment())

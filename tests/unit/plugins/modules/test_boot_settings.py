@@ -125,7 +125,7 @@ def test_a_higher_number_of_vfs_stays(tools: Tools, tree: Path) -> None:
     assert tools.calls()[-1][-1] == "NUM_OF_VFS=64"
 
 
-def test_what_the_tool_refuses_is_quoted(tools: Tools, tree: Path) -> None:
+def test_error_of_the_firmware_tool_is_quoted(tools: Tools, tree: Path) -> None:
     tools.firmware((1, 1), (8, 8))
     with pytest.raises(Failed, match="mstconfig: -E- Failed to set configuration: the value is out of range"):
         firmware(tree, 128)
@@ -179,7 +179,7 @@ def test_grub_gets_a_drop_in_of_its_own(tools: Tools, tree: Path) -> None:
     assert kernel(tree) == {"changed": False, "reboot_required": False, "reasons": []}
 
 
-def test_what_grub_refuses_is_taken_back(tools: Tools, tree: Path) -> None:
+def test_settings_refused_by_grub_are_reverted(tools: Tools, tree: Path) -> None:
     booted(tree, "quiet")
     tools.put("update-grub", "#!/bin/sh\necho 'syntax error' >&2\nexit 1\n")
     with pytest.raises(Failed, match="as it was: update-grub: syntax error"):
@@ -212,7 +212,7 @@ def test_another_boot_loader_is_refused_with_what_to_add(tools: Tools, tree: Pat
 
 
 @pytest.mark.parametrize("odd", ['x"; reboot', "a=$(id)", "a b", "", "a=`id`"])
-def test_what_a_shell_would_read_is_refused(tools: Tools, tree: Path, odd: str) -> None:
+def test_kernel_parameter_with_shell_characters_is_refused(tools: Tools, tree: Path, odd: str) -> None:
     with pytest.raises(Failed, match="is not a kernel parameter"):
         kernel(tree, [odd])
 
@@ -223,7 +223,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS), st.lists(WORDS))
-def test_what_is_added_is_no_longer_lacking(words: list[str], wanted: list[str]) -> None:
+def test_added_parameter_is_no_longer_missing(words: list[str], wanted: list[str]) -> None:
     missing = iommu.lacking(wanted, words)
     assert set(missing) <= set(wanted)
     assert iommu.lacking(wanted, [*words, *missing]) == []

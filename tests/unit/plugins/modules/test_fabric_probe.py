@@ -72,7 +72,7 @@ def measure(
     return fabric_probe.measure({**parameters, "node": "n2", **options}, nodes)
 
 
-def test_everyone_begins_with_the_node_after_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_node_measures_the_next_node_first(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(answer())
     found = measure(monkeypatch, engine, ssh_peers=1)
     assert engine.settings["source"] == "10.0.0.2"

@@ -236,7 +236,7 @@ def test_a_node_copies_the_layers_that_containerd_has(
         image_peer.stopped(parameters(tmp_path, key=key))
 
 
-def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: Path, archive: Path) -> None:
+def test_run_does_not_end_processes_of_its_successor(tmp_path: Path, archive: Path) -> None:
     serve(archive)
     later = serve(archive, token="of a later run")
     at = [later["address"], str(later["port"])]
@@ -258,7 +258,7 @@ def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: P
         image_peer.reported(parameters(tmp_path, key="s", source=at, token="of a later run"))
 
 
-def test_what_earlier_runs_have_left_is_removed(tmp_path: Path, archive: Path) -> None:
+def test_rest_of_earlier_runs_is_removed(tmp_path: Path, archive: Path) -> None:
     image_peer.absent(parameters(tmp_path, key="n"))
     assert not (tmp_path / "cache").exists()
     at = serve(archive)

@@ -165,7 +165,7 @@ def test_a_start_changes_something_once(agent: Any) -> None:
     assert not run("start", agent, plan=PLAN, node="n1")["changed"]
 
 
-def test_how_a_started_job_is_the_master_alone_says(agent: Any) -> None:
+def test_state_of_a_started_job_comes_from_its_master(agent: Any) -> None:
     agent.returns(started=True, job=RUNNING)
     assert run("start", agent, plan=PLAN, node="n1")["job"] == RUNNING
     assert "job" not in run("start", agent, plan=PLAN, node="n2")
@@ -190,7 +190,7 @@ def test_in_check_mode_nothing_is_started_or_stopped(agent: Any) -> None:
         ("stopped", True, "the job tiny-1 was stopped"),
     ],
 )
-def test_how_a_job_is(agent: Any, state: str, ended: bool, msg: str) -> None:
+def test_state_of_a_job_is_returned(agent: Any, state: str, ended: bool, msg: str) -> None:
     reason = "a rank died" if state == "failed" else ""
     agent.returns(job={**RUNNING, "state": state, "reason": reason})
     result = run("state", agent, name="tiny-1", wait=5)
@@ -212,7 +212,7 @@ def test_a_notice_about_missing_lines_is_passed_on(agent: Any) -> None:
     assert run("logs", agent, name="tiny-1", rank=1)["notice"] == "No line on n1 says so."
 
 
-def test_nothing_is_awaited_of_a_rank_that_the_job_does_not_have(agent: Any) -> None:
+def test_log_of_an_unknown_rank_is_not_followed(agent: Any) -> None:
     agent.returns(text="", offset=7, ended=False, ranks=4)
     result = run("logs", agent, name="tiny-1", rank=99, wait=10)
     assert (result["ranks"], result["ended"]) == (4, True)
@@ -259,7 +259,7 @@ def test_no_other_directory_is_removed(agent: Any) -> None:
     assert agent.argv == []
 
 
-def test_what_a_killed_removal_has_left_goes_whatever_the_names(agent: Any, tmp_path: Path) -> None:
+def test_rest_of_a_killed_removal_is_removed_for_any_names(agent: Any, tmp_path: Path) -> None:
     agent.returns(removed=[{"job": "old", "bytes": 4096}], kept=[])
     left = next(tmp_path.rglob("tiny-1")).parent / ".removed-old.1a-2b"
     left.mkdir()
@@ -267,7 +267,7 @@ def test_what_a_killed_removal_has_left_goes_whatever_the_names(agent: Any, tmp_
     assert agent.argv == ["rdm-trainer", "job", "remove", "--look"]
 
 
-def test_how_a_job_ran_is_in_its_directory(agent: Any, tmp_path: Path) -> None:
+def test_launch_of_a_job_is_read_from_its_directory(agent: Any, tmp_path: Path) -> None:
     file = next(tmp_path.rglob("tiny-1")) / "job.json"
     file.write_text(json.dumps({"nodes": [{"name": "n2"}, {"name": "n1"}]}))
     os.utime(file, (7.0, 7.0))
@@ -360,7 +360,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("how", "sentence"), BROKEN)
-def test_what_is_wrong_is_one_sentence(engine: Engine, how: str, sentence: str) -> None:
+def test_each_failure_is_one_sentence(engine: Engine, how: str, sentence: str) -> None:
     broken(engine, how)
     with pytest.raises(Failed, match=sentence):
         run("list")
@@ -473,7 +473,7 @@ def test_paths_are_the_users_and_the_hosts(host: Environment, monkeypatch: pytes
         ("key", "the cluster's key .*/key cannot be read: make it"),
     ],
 )
-def test_what_the_host_lacks_is_one_sentence(host: Environment, lost: str, sentence: str) -> None:
+def test_missing_program_of_the_host_is_one_sentence(host: Environment, lost: str, sentence: str) -> None:
     path = host.home / lost
     if path.is_dir():
         path.rmdir()
@@ -491,7 +491,7 @@ def test_an_environment_that_lost_its_python_is_named(host: Environment) -> None
         run("list", host)
 
 
-def test_a_hosts_agent_that_hangs_is_not_waited_for_for_ever(host: Environment) -> None:
+def test_query_of_a_hanging_agent_times_out(host: Environment) -> None:
     host.program.write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
     with pytest.raises(Failed, match="has not ended within 1 s"):
         run("list", host, timeout=-9)

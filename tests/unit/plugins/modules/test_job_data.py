@@ -65,7 +65,7 @@ def test_a_copy_is_removed_with_its_list_of_pieces_once_it_is_stored(jobs: Path,
 
 
 @pytest.mark.parametrize("given", [{"remove_copy": True}, {"file": "text"}])
-def test_what_needs_a_copy_is_refused_without_one(jobs: Path, given: dict[str, Any]) -> None:
+def test_operation_that_needs_a_copy_is_refused_without_one(jobs: Path, given: dict[str, Any]) -> None:
     with pytest.raises(Failed, match=f"{next(iter(given))}.*copy$"):
         run_module(job_data, {"source": "/x", "directory": str(jobs), **given})
 

@@ -75,7 +75,7 @@ def test_cpu(tmp_path: Path) -> None:
     assert what(node) == []
 
 
-def test_nothing_at_all_is_not_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_root_gives_facts_without_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iproute2, "_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     node = facts(tmp_path)
@@ -114,12 +114,12 @@ def test_jobs_that_run_in_the_containers(tmp_path: Path, monkeypatch: pytest.Mon
     params = {"docker_socket": str(tmp_path / "docker.sock")}
     with running_job(tmp_path, "one"):
         found = run_module(node_facts, {**params, "node": "n1"})["node"]
-        unasked = run_module(node_facts, params)["node"]
+        without_jobs = run_module(node_facts, params)["node"]
     assert [container["jobs"] for container in found["docker"]["containers"]] == [["one"], []]
-    assert [container["jobs"] for container in unasked["docker"]["containers"]] == [[], []]
+    assert [container["jobs"] for container in without_jobs["docker"]["containers"]] == [[], []]
 
 
-def test_an_engine_is_reported_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_facts_are_complete_or_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(*arguments: Any) -> list[str]:
         raise RuntimeError("no jobs")
 
@@ -284,7 +284,7 @@ def test_a_vf_that_a_container_has_taken_along_is_other_hardware_where_it_gets_a
     assert digest() != before, "a physical function is gone"
 
 
-def test_what_breaks_is_a_finding_and_hides_nothing_else(
+def test_failed_reader_is_a_finding_and_hides_no_other_fact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = build("mi250", tmp_path)

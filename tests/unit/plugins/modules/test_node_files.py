@@ -37,7 +37,7 @@ def everything(root: Path, secret: str = "hush") -> dict[str, Any]:
     }
 
 
-def test_writes_all_of_it_and_then_nothing(tmp_path: Path) -> None:
+def test_files_are_written_once(tmp_path: Path) -> None:
     (tmp_path / "bashrc").write_text("old\n")
     first = run(**everything(tmp_path))
     assert first["changed"]
@@ -61,7 +61,7 @@ def test_nothing_is_written_unless_a_program_takes_the_content(tmp_path: Path) -
     assert run(files=[{**conf, "content": "good"}])["changed"]
 
 
-def test_check_mode_says_the_same_and_does_nothing(tmp_path: Path) -> None:
+def test_check_mode_reports_the_same_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "bashrc").write_text("old\n")
     checked = run(check=True, **everything(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bashrc"]
@@ -190,7 +190,7 @@ def test_a_mode_that_is_given_holds_whoever_made_the_directory(tmp_path: Path) -
     assert mode(tmp_path / "a") == 0o700
 
 
-def test_one_of_ours_gets_its_mode_back_and_goes_in_a_later_call(tmp_path: Path) -> None:
+def test_own_directory_gets_its_mode_back_and_is_removed_later(tmp_path: Path) -> None:
     run(directories=[{"path": str(tmp_path / "a")}])
     (tmp_path / "a").chmod(0o777)
     assert run(directories=[{"path": str(tmp_path / "a")}])["changed"]
@@ -244,9 +244,7 @@ def test_a_file_replaces_a_link_and_leaves_its_target(tmp_path: Path, there: boo
     assert elsewhere.exists() == there
 
 
-def test_a_file_that_belongs_to_somebody_else_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_owner_of_a_file_is_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params = everything(tmp_path)
     (tmp_path / "bashrc").write_text("old\n")
     run(**params)
@@ -346,7 +344,7 @@ def shells_of(home: Path) -> list[str]:
     return found
 
 
-def test_a_line_of_somebody_elses_is_commented_out_once_and_shells_have_the_right_address(
+def test_foreign_my_ip_line_is_commented_out_and_shells_have_the_right_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_plan, "login_user", lambda: {"home": str(tmp_path)})

@@ -55,11 +55,13 @@ def options(**changes: Any) -> dict[str, Any]:
         ({"HostConfig": {}, "Mounts": [{"Destination": UVERBS}]}, ([UVERBS], False)),
     ],
 )
-def test_what_a_container_was_given(container: dict[str, Any], found: tuple[list[str], bool]) -> None:
+def test_devices_of_a_container_are_reported(
+    container: dict[str, Any], found: tuple[list[str], bool]
+) -> None:
     assert rdma_probe.given(container) == found
 
 
-def test_a_job_that_runs_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_job_prevents_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_probe, "find_running", lambda *_: ["gpt-1121"])
     engine: Any = Engine({"problem": "", "device": "mlx5_2"}, Devices=[{"PathInContainer": UVERBS}])
     found = rdma_probe.gather(engine, options())

@@ -91,7 +91,7 @@ def test_vfs_are_made_once(node: Node) -> None:
     assert node.calls == []
 
 
-def test_what_would_have_ended_by_then_stands_against_nothing_in_check_mode(node: Node) -> None:
+def test_check_mode_ignores_users_that_would_have_ended(node: Node) -> None:
     node.run(number=2)
     node.kernel.hold("ib0", 0)
     stand_against = (
@@ -169,7 +169,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_done(
     assert not node.etc.exists()
 
 
-def test_what_another_cluster_keeps_is_not_touched(node: Node) -> None:
+def test_files_of_another_cluster_are_not_changed(node: Node) -> None:
     node.run(cluster="theirs")
     with pytest.raises(Failed, match="belong to the cluster theirs"):
         node.run(cluster="mine")
@@ -180,7 +180,7 @@ def test_what_another_cluster_keeps_is_not_touched(node: Node) -> None:
 # --- taking away ---
 
 
-def test_absent_takes_away_what_was_made_and_all_files(node: Node) -> None:
+def test_absent_removes_its_vfs_and_all_files(node: Node) -> None:
     node.run()
     assert node.run(state="absent")["changed"] is True
     assert node.number == 0
@@ -197,7 +197,7 @@ def test_absent_leaves_vfs_that_were_there_before(node: Node) -> None:
     assert node.number == 4
 
 
-def test_absent_leaves_vfs_that_somebody_has_until_they_are_free(node: Node) -> None:
+def test_absent_keeps_held_vfs_until_they_are_free(node: Node) -> None:
     node.run()
     node.kernel.hold("ib0", 1)
     result = node.run(state="absent")
@@ -282,7 +282,7 @@ def test_the_program_makes_the_same_vfs_after_a_restart(node: Node) -> None:
     assert node.run(pfs=["ib0", "ib1"])["changed"] is False
 
 
-def test_the_program_does_what_it_can_and_says_what_it_cannot(
+def test_program_configures_what_it_can_and_reports_the_rest(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node.run(pfs=["ib0", "ib1"])
@@ -411,7 +411,7 @@ def of_the_release_before(record: str) -> str:
     return json.dumps({"cluster": kept["cluster"], "functions": former}, indent=1) + "\n"
 
 
-def test_this_release_and_the_one_before_read_each_others_record(tmp_path: Path) -> None:
+def test_records_are_compatible_with_the_previous_release(tmp_path: Path) -> None:
     wanted = DesiredPf("ib0", 4, ("06:5e:91:06:40:00",) * 4, "Follow")
     kept = kept_vfs.KeptVfs("rdm", (kept_vfs.KeptPf("0000:41:00.0", True, wanted),))
     path = tmp_path / kept_vfs.FILE_NAME

@@ -80,7 +80,7 @@ def test_each_rail_is_a_card_on_the_bus_that_the_guest_names_it_by() -> None:
     assert f"for rail in {' '.join(map(str, range(spec.MAX_RAILS)))}; do" in named
 
 
-def test_what_the_machine_runs_on_is_decided_where_it_starts() -> None:
+def test_accelerator_is_chosen_where_the_machine_starts() -> None:
     assert "-accel" not in machine.qemu_command(node())
 
 
@@ -152,12 +152,12 @@ def test_a_node_is_recreated_when_its_kind_or_its_disk_has_changed() -> None:
         ("sriov", False, "registry", "--image-source registry goes with --hardware container"),
     ],
 )
-def test_what_no_lab_of_machines_can_be(driver: str, trainer: bool, source: str, words: str) -> None:
+def test_impossible_labs_of_machines_are_refused(driver: str, trainer: bool, source: str, words: str) -> None:
     with pytest.raises(spec.LabProblem, match=words):
         machine.checked_request(driver, trainer, source)
 
 
-def test_what_a_lab_of_machines_can_be() -> None:
+def test_possible_labs_of_machines_are_accepted() -> None:
     machine.checked_request("sriov", False, "auto")
 
 

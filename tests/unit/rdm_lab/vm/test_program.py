@@ -66,7 +66,7 @@ def test_a_machine_that_hangs_with_kvm_is_waited_for_only_so_long(
     assert switched_on(program, ONLY_WITHOUT_KVM.format(broken="exec sleep 600")) == "tcg"
 
 
-def test_what_did_not_work_is_not_tried_again(program: ModuleType) -> None:
+def test_failed_kvm_is_not_tried_again(program: ModuleType) -> None:
     program.ACCELERATOR.write_text("tcg\n")
     assert switched_on(program, RUNS) == "tcg"
 
@@ -100,7 +100,7 @@ def test_a_machine_that_is_ready(program: ModuleType) -> None:
     ("answer", "words"),
     [(b"sshd does not answer\n", "sshd does not answer"), (b"half a li", "has not finished booting")],
 )
-def test_a_machine_that_is_not_ready_says_why(
+def test_machine_that_is_not_ready_reports_the_reason(
     program: ModuleType, answer: bytes, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answering(program.REPORT, answer)
@@ -108,12 +108,12 @@ def test_a_machine_that_is_not_ready_says_why(
     assert words in capsys.readouterr().out
 
 
-def test_a_machine_that_says_nothing_is_still_booting(program: ModuleType) -> None:
+def test_machine_that_does_not_answer_is_still_booting(program: ModuleType) -> None:
     assert "has not finished booting" in program.missing(0.1)  # no socket
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(program.REPORT))
         server.listen()
-        assert "has not finished booting" in program.missing(0.1)  # nobody answers
+        assert "has not finished booting" in program.missing(0.1)  # no server answers
 
 
 def test_a_machine_without_its_cable_is_not_ready(program: ModuleType) -> None:

@@ -119,7 +119,7 @@ def test_an_inventory_that_cannot_be_parsed(make_inventory: MakeInventory, case:
         assert word in message
 
 
-def test_a_port_that_is_none_is_refused_before_a_run(make_inventory: MakeInventory) -> None:
+def test_invalid_port_is_refused_before_a_run(make_inventory: MakeInventory) -> None:
     over_ssh = {"ansible_connection": "ssh", "ansible_port": "ssh"}
     hosts = {"a": over_ssh, "b": {**over_ssh, "ansible_port": "{{ 2222 }}"}, "c": {"ansible_port": "ssh"}}
     with pytest.raises(InventoryError, match="has an invalid port") as caught:
@@ -140,7 +140,7 @@ def test_a_port_of_a_host_that_is_no_node(tmp_path: Path, group: str) -> None:
     assert [problem.node for problem in caught.value.problems] == ["b"]
 
 
-def test_one_broken_file_among_several_is_not_passed_over(make_inventory: MakeInventory) -> None:
+def test_one_broken_inventory_file_among_several_is_reported(make_inventory: MakeInventory) -> None:
     path = make_inventory()
     (path / "more.yml").write_text("all: [\n", encoding="utf-8")
     with pytest.raises(InventoryError, match=r"more\.yml"):
@@ -213,7 +213,7 @@ def test_the_lab_is_the_default_inventory(make_inventory: MakeInventory, tmp_pat
     assert find_inventory(tmp_path) == tmp_path / "inventory" / "lab"
 
 
-def test_a_folder_of_inventories_is_none(make_inventory: MakeInventory, tmp_path: Path) -> None:
+def test_folder_of_inventories_is_no_inventory(make_inventory: MakeInventory, tmp_path: Path) -> None:
     path = make_inventory(name="one")
     with pytest.raises(InventoryError, match="is a folder of inventories") as caught:
         Cluster.load(tmp_path)
@@ -326,7 +326,7 @@ def test_a_node_is_found_by_name(cluster: Cluster) -> None:
 # --- the plan -------------------------------------------------------------------------------------
 
 
-def test_the_plan_says_what_is_new_kept_pinned_and_removed(make_inventory: MakeInventory) -> None:
+def test_plan_marks_new_kept_pinned_and_removed_nodes(make_inventory: MakeInventory) -> None:
     path = make_inventory()
     first = Cluster.load(path).plan()
     assert not first.saved
@@ -396,7 +396,7 @@ BARE: dict[str, Any] = {"rdm_runtime": "host", "my_ip": "10.77.0.100"}
         ("exec", "ansible master:workers -i "),
     ],
 )
-def test_what_is_for_containers_says_what_works_on_bare_hosts(
+def test_verb_for_containers_names_the_one_for_bare_hosts(
     make_inventory: MakeInventory, verb: str, instead: str
 ) -> None:
     cluster = Cluster.load(make_inventory("node1", **BARE))
@@ -524,7 +524,7 @@ def test_a_killed_runs_leftover_is_not_the_container(tmp_path: Path) -> None:
     assert state(found, tmp=tmp_path).container == "rdm (running)"
 
 
-def test_what_would_be_refused_is_not_as_planned(tmp_path: Path) -> None:
+def test_differences_that_would_be_refused_are_reported(tmp_path: Path) -> None:
     problem = {"node": "node1", "value": "x", "reason": "is wrong", "hint": "right it"}
     others = [{**problem, "node": "node2"}, {**problem, "node": None, "value": "all"}]
     found = state(facts(), problems=[problem, *others], tmp=tmp_path)
@@ -576,7 +576,7 @@ def test_a_container_that_was_checked_and_then_run_is_shown_once(tmp_path: Path)
         (NodeRecap(ok=2, unreachable=True), [RAN], ("rdm (not known since it failed)", "")),
     ],
 )
-def test_what_runs_where_is_what_is_known_last(
+def test_latest_report_of_a_container_wins(
     tmp_path: Path, recap: NodeRecap, returned: list[dict[str, Any]], line: tuple[str, str]
 ) -> None:
     cluster = Cluster(tmp_path, {"master": ("node1",)}, {"node1": {}})

@@ -22,7 +22,7 @@ from tests.unit.rdm_provision.job_reports import (
 )
 
 
-def test_of_several_words_on_a_job_its_masters_counts(make_inventory: MakeInventory) -> None:
+def test_masters_report_of_a_job_wins(make_inventory: MakeInventory) -> None:
     cluster = Cluster.load(make_inventory("n1", "n2"))
     older = {**REPORTED, "job": "demo-0", "started": NOW - 900}
     result = answered(
@@ -66,7 +66,7 @@ def test_sections_of_nodes_are_joined_in_their_order(make_inventory: MakeInvento
     assert (time.lines, time.total) == (("iteration 1 : 2 s",), None)
 
 
-def test_what_nodes_send_a_report_is_in_their_order(make_inventory: MakeInventory) -> None:
+def test_parts_of_a_report_are_in_the_order_of_nodes(make_inventory: MakeInventory) -> None:
     cluster = Cluster.load(make_inventory("n1", "n2", "n3"))
     spec = cluster.jobs("demo-1", report=True).spec
     assert spec.extra_vars == {"job_name": "demo-1", "job_verb": "report"}
@@ -89,9 +89,7 @@ def test_a_directory_that_nodes_share_is_shown_once(make_inventory: MakeInventor
     assert [one.node for one in removals if one.reason] == ["n1", "n2", "n3"]
 
 
-def test_train_hands_over_words_that_are_never_templated(
-    make_inventory: MakeInventory, tmp_path: Path
-) -> None:
+def test_arguments_of_train_are_never_templated(make_inventory: MakeInventory, tmp_path: Path) -> None:
     config = tmp_path / "gpt.yaml"
     config.write_text("name: gpt\n")
     run = Cluster.load(make_inventory()).train(config, ["data.blend=[{{ x }}]"], watch=False)
@@ -120,7 +118,7 @@ def test_a_check_says_which_files_nodes_lack(make_inventory: MakeInventory) -> N
     assert Cluster.load(make_inventory()).lacking_data(found) == {"n2": ["a", "b"]}
 
 
-def test_train_keeps_others_from_the_cluster_only_until_it_watches(
+def test_train_releases_the_cluster_lock_when_it_watches(
     make_inventory: MakeInventory, tmp_path: Path
 ) -> None:
     config = tmp_path / "gpt.yaml"
@@ -162,7 +160,7 @@ def test_train_keeps_others_from_the_cluster_only_until_it_watches(
         ("bring_data", {"directory": "/", "to": "../gpt"}, "../gpt is not below /jobs/data"),
     ],
 )
-def test_what_makes_no_sense_is_bad_input(
+def test_meaningless_options_are_bad_input(
     make_inventory: MakeInventory, verb: str, arguments: dict[str, Any], words: str
 ) -> None:
     cluster = Cluster.load(make_inventory())

@@ -81,9 +81,7 @@ def test_the_next_command_trains_on_the_nodes_that_were_considered(
     assert "2 x A10" in out
 
 
-def test_what_was_measured_counts_for_the_job_it_is_of(
-    call: Call, job: Path, make_inventory: MakeInventory
-) -> None:
+def test_profile_is_used_for_its_own_job_alone(call: Call, job: Path, make_inventory: MakeInventory) -> None:
     inventory = make_inventory("node1", "node2", rdm_accelerator="cuda", rdm_slots=2)
     file = inventory / tuning.PROFILE_FILE
     other = profiled("A10", shape={**profiled("A10")["shape"], "hidden_size": 64})
@@ -151,7 +149,7 @@ def test_the_file_of_a_cluster_is_read_as_it_was_written(make_inventory: MakeInv
         ({"rdm_gpu": "A10"}, ["model.hiden_size=2"], ["model.hiden_size", "hidden_size"]),
     ],
 )
-def test_what_cannot_be_searched_is_one_sentence(
+def test_impossible_search_is_one_sentence(
     call: Call,
     job: Path,
     make_inventory: MakeInventory,
@@ -372,7 +370,7 @@ def test_a_profile_of_other_software_or_gpus_is_refused(
         ([ROOT / "trainer/configs/gpt2-xl.yaml", "--blocks", "3", "3"], "the second must be larger"),
     ],
 )
-def test_what_cannot_be_measured_is_one_sentence_and_starts_nothing(
+def test_impossible_measurement_is_one_sentence_and_starts_nothing(
     call: Call, make_inventory: MakeInventory, nodes: Nodes, arguments: list[str], word: str
 ) -> None:
     code, out, err = call("profile", *arguments, "-i", make_inventory())
@@ -479,7 +477,7 @@ def test_other_layouts_are_run_when_the_file_has_the_winner_s_keys(
     assert [check(one, 2) for one in tried] == [[], []]
 
 
-def test_a_layout_that_was_not_measured_says_why(
+def test_layout_that_was_not_measured_has_a_reason(
     call: Call,
     job: Path,
     make_inventory: MakeInventory,
@@ -513,5 +511,5 @@ def test_a_layout_that_was_not_measured_says_why(
     (record,) = tuning.profile_of(Cluster.load(inventory)).validations
     assert [row.get("reason") for row in record["rows"]] == [None, *reasons]
     assert [row["measured"] is None for row in record["rows"]] == [False, True, True, True]
-    assert (record["layouts"], len(pruned)) == (1, 1), "what did not work is left to look at"
+    assert (record["layouts"], len(pruned)) == (1, 1), "directories of failed runs are kept"
     assert all(reason in " ".join(out.split()) for reason in reasons)

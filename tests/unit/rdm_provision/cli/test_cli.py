@@ -284,7 +284,7 @@ def test_usage_errors_as_json(call: Call) -> None:
     assert json.loads(result.out)["exit_code"] == 3
 
 
-def test_json_has_no_control_character_that_a_terminal_obeys(call: Call) -> None:
+def test_json_has_no_terminal_control_character(call: Call) -> None:
     result = call("up", "--json", "--inventory", "no\x9b31m\x7fsuch")
     assert "\x9b" not in result.out
     assert "\x7f" not in result.out
@@ -445,7 +445,7 @@ def test_exec_ends_as_its_command_did_on_a_single_node(
 
 
 @pytest.mark.parametrize("limit", ["node1", "node1,node2"])
-def test_nothing_that_a_command_wrote_is_obeyed_by_the_terminal(
+def test_output_of_a_command_cannot_control_the_terminal(
     call: Call, make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     evil = "\x1b]0;title\x07\x1b[31mred\x1b[0m\x9b2Jend\tof it\n"
@@ -464,7 +464,7 @@ def test_nothing_that_a_command_wrote_is_obeyed_by_the_terminal(
 
 
 @pytest.mark.parametrize("part", ["message", "hint", "warnings"])
-def test_nothing_in_an_error_is_obeyed_by_the_terminal(
+def test_error_message_cannot_control_the_terminal(
     call: Call, make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     evil = "a node said \x1b]0;title\x07\x1b[31mred\x1b[0m\x9b2J"
@@ -704,7 +704,7 @@ def fasop_layout(
     ],
     ids=["no fault", "state", "end", "GPUs", "errors", "configuration", "slow", "late", "silence"],
 )
-def test_a_page_of_a_path_says_what_the_verdict_on_it_says(
+def test_report_on_a_path_shows_its_verdict(
     call: Call,
     tmp_path: Path,
     faults: dict[str, Any],
@@ -736,7 +736,7 @@ def test_a_page_of_a_path_says_what_the_verdict_on_it_says(
     assert f"</span> {word}</strong> {html.escape(shown['reason'])}</p>" in page
 
 
-def test_the_verdict_on_a_path_takes_the_schedulers_word_and_the_request(call: Call, tmp_path: Path) -> None:
+def test_verdict_on_a_path_uses_the_schedulers_state_and_the_request(call: Call, tmp_path: Path) -> None:
     logs = tmp_path / "10932251"
     fasop_layout(logs)
     conf = tmp_path / "_00_conf.sh"
@@ -759,7 +759,7 @@ def test_the_verdict_on_a_path_takes_the_schedulers_word_and_the_request(call: C
 
 
 @pytest.mark.parametrize("program", ["rdm-provision", "rdm-trainer"])
-def test_the_page_of_a_path_takes_them_too_and_says_the_same(
+def test_report_on_a_path_uses_them_and_shows_the_same_verdict(
     call: Call, tmp_path: Path, program: str
 ) -> None:
     logs = tmp_path / "10932251"
@@ -830,7 +830,7 @@ def test_a_report_of_a_job_queries_the_nodes(call: Call, make_inventory: MakeInv
     assert '"job_verb": "report"' in result.out
 
 
-def test_of_the_network_the_newest_of_each_is_found(make_inventory: MakeInventory) -> None:
+def test_newest_measurement_of_each_kind_of_network_is_found(make_inventory: MakeInventory) -> None:
     from rdm_provision.api.report import last_known
 
     home = Path(make_inventory("n1", "n2")).parent

@@ -33,7 +33,7 @@ def test_every_command_that_is_named_exists_with_its_options() -> None:
 @pytest.mark.parametrize(
     "command", ["upp", "up --recheks", "env", "lab up --slrum", "slurm status --limit n1", "jobs --wach x"]
 )
-def test_a_command_that_there_is_not_is_found(command: str) -> None:
+def test_unknown_command_is_found(command: str) -> None:
     assert wrong(command.split())
 
 
@@ -50,7 +50,7 @@ def test_a_command_that_there_is_not_is_found(command: str) -> None:
         ("slurm down --purge", "slurm down --purge"),
     ],
 )
-def test_what_is_to_be_run_again_keeps_its_options(
+def test_command_to_run_again_keeps_its_options(
     given: str,
     expected: str,
     make_inventory: MakeInventory,
@@ -72,7 +72,7 @@ def test_what_is_to_be_run_again_keeps_its_options(
     assert words == ["rdm-provision", *shlex.split(expected)]
 
 
-def test_what_was_checked_is_what_is_brought_up(
+def test_up_command_after_a_check_keeps_its_options(
     make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes = {"node1": NodeRecap(changed=1)}
@@ -91,7 +91,7 @@ def test_what_was_checked_is_what_is_brought_up(
     ("words", "shell"),
     [(["hostname; date"], "-- sh -c 'hostname; date'"), (["false"], ""), (["sh", "-c", "a b"], "")],
 )
-def test_a_line_for_a_shell_that_no_shell_has_seen_is_given_one(
+def test_command_line_with_shell_syntax_gets_a_shell(
     words: list[str],
     shell: str,
     make_inventory: MakeInventory,

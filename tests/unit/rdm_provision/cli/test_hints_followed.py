@@ -158,7 +158,7 @@ def a_lab_is_down(world: World) -> list[str]:
 
 
 @gives("rdm_provision/cli/verbs/verify.py: up")
-def a_node_talks_to_nobody(world: World) -> list[str]:
+def node_reaches_no_other(world: World) -> list[str]:
     world.ends(NodeRecap(failed=1))
     return ["verify", *world.cluster()]
 
@@ -202,7 +202,7 @@ def refused(name: str, hint: str, verb: str, *variables: str) -> None:
 
 refused("bare_hosts_are_verified", "train CONFIG.yaml --check inspects every node", "verify", *BARE)
 refused("bare_hosts_are_taken_down", "env down takes away what up and env up have made there", "down", *BARE)
-refused("bare_hosts_are_asked_for_their_status", "jobs shows what runs there", "status", *BARE)
+refused("bare_hosts_status_is_queried", "jobs shows what runs there", "status", *BARE)
 refused("containers_get_an_environment", "up makes a cluster of them", "env up")
 refused("containers_lose_an_environment", "down takes a cluster of them away", "env down")
 
@@ -286,12 +286,12 @@ def a_path_that_is_not_there_is_no_job(world: World) -> list[str]:
 
 @gives("rdm_provision/cli/verbs/jobs.py: report VALUE")
 def a_path_is_no_job_of_the_cluster(world: World) -> list[str]:
-    return ["jobs", *world.cluster(), logs_of_somebody()]
+    return ["jobs", *world.cluster(), local_logs()]
 
 
 @gives("rdm_provision/cli/verbs/jobs.py: report VALUE")
 def sections_are_of_a_file(world: World) -> list[str]:
-    return ["jobs", *world.cluster(), "--sections", f"{logs_of_somebody()}/n1.out"]
+    return ["jobs", *world.cluster(), "--sections", f"{local_logs()}/n1.out"]
 
 
 @gives("rdm_provision/cli/verbs/jobs.py: jobs VALUE shows its state")
@@ -360,7 +360,7 @@ def slurm_is_not_installed(world: World) -> list[str]:
 
 
 @gives("rdm_provision/cli/verbs/tune.py: profile VALUE")
-def nobody_knows_which_gpus_there_are(world: World) -> list[str]:
+def gpus_are_unknown(world: World) -> list[str]:
     return ["tune", *world.cluster(), "-e", "rdm_accelerator=cuda", world.config()]
 
 
@@ -397,7 +397,7 @@ def a_cluster_is_measured(world: World) -> list[str]:
     return ["profile", *world.cluster(), world.config()]
 
 
-def logs_of_somebody() -> str:
+def local_logs() -> str:
     """A local directory with a log; a shell would split its name."""
     folder = Path("log 2/1093")
     folder.mkdir(parents=True, exist_ok=True)
@@ -448,7 +448,7 @@ def up_to_a_run(words: list[str], patch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_what_a_message_suggests_works_where_it_is_printed(
+def test_suggested_command_works_in_its_state(
     name: str,
     make_inventory: MakeInventory,
     monkeypatch: pytest.MonkeyPatch,
@@ -548,7 +548,7 @@ ON_NODES = {
         "plugins/plugin_utils/addresses/address_plan.py: plan --release VALUE",
     ),
     "tests/unit/plugins/plugin_utils/addresses/test_address_plan.py"
-    "::test_the_release_that_is_offered_makes_room_and_none_is_that_would_not": (
+    "::test_suggested_release_makes_room_and_useless_ones_are_not_suggested": (
         "plugins/plugin_utils/addresses/address_plan.py: plan VALUE",
     ),
     # Slurm is not installed.
@@ -610,6 +610,6 @@ def test_hints_declared_as_followed_on_nodes_are(test: str) -> None:
 
 
 @pytest.mark.parametrize("hint", sorted({hint for hints in ON_NODES.values() for hint in hints}))
-def test_what_is_followed_on_nodes_is_only_the_command(hint: str) -> None:
+def test_hint_followed_on_nodes_is_the_command_alone(hint: str) -> None:
     words = only_the_command(hint.partition(": ")[2]).split()
     assert not {"a", "it", "that", "the", "them"} & set(words), "the sentence goes on: see printed_hints.py"

@@ -49,7 +49,7 @@ from tests.unit.rdm_provision.job_reports import (
         (["--json", "--yes"], "", True),
     ],
 )
-def test_prune_shows_what_goes_and_prompts(
+def test_prune_lists_jobs_and_prompts(
     monkeypatch: pytest.MonkeyPatch,
     make_inventory: MakeInventory,
     words: list[str],
@@ -88,7 +88,7 @@ def test_prune_shows_what_goes_and_prompts(
 
 
 @pytest.mark.parametrize("left", [True, False])
-def test_prune_finds_what_a_killed_removal_has_left(
+def test_prune_finds_the_rest_of_a_killed_removal(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, left: bool
 ) -> None:
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, None]:
@@ -219,7 +219,7 @@ def test_a_job_that_is_misspelt_is_named_as_it_may_have_been_meant(
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_who_leaves_a_started_job_is_shown_its_name_and_the_next_commands(
+def test_detaching_shows_the_jobs_name_and_the_next_commands(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, failed: bool
 ) -> None:
     result = RunResult(verb="train", nodes={"n1": NodeRecap(changed=1, failed=int(failed))})
@@ -242,7 +242,7 @@ def test_who_leaves_a_started_job_is_shown_its_name_and_the_next_commands(
         (None, 1, "demo-1 is stopped. It has no checkpoint: it would start from the beginning."),
     ],
 )
-def test_who_stops_a_job_learns_from_where_it_can_go_on(
+def test_stop_shows_the_checkpoint_to_resume_from(
     monkeypatch: pytest.MonkeyPatch,
     make_inventory: MakeInventory,
     checkpoint: int | None,
@@ -386,7 +386,7 @@ def test_scripts_get_the_verdict_as_exit_code(
         jobs_verb._verdict(JobState.of(REPORTED, "/d", NOW), as_json=False)
 
 
-def test_a_page_without_a_node_says_so_in_the_last_line_in_the_verdict_and_on_the_page(
+def test_missing_node_is_named_in_output_verdict_and_report(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, tmp_path: Path
 ) -> None:
     log = tmp_path / "n1.out"

@@ -29,7 +29,7 @@ def test_a_job_that_has_only_begun_has_no_figures() -> None:
     assert job_view.figures(job) == []
 
 
-def test_the_speed_of_a_program_whose_tokens_nobody_knows_is_its_steps() -> None:
+def test_speed_without_known_tokens_is_in_steps() -> None:
     job = JobState.of(
         {"job": "new", "state": "running", "progress": {"iteration": 7, "step_seconds": 0.5}}, "/jobs", NOW
     )
@@ -37,7 +37,7 @@ def test_the_speed_of_a_program_whose_tokens_nobody_knows_is_its_steps() -> None
     assert "0.50 s a step" not in job_view.figures(replace(job, tokens_per_second=46800.0))
 
 
-def test_a_job_that_waits_says_why_without_a_terminal() -> None:
+def test_reason_of_a_queued_job_is_printed_without_a_terminal() -> None:
     console = screen()
     reason = "It waits in partition gpu2, 2nd in the queue: the nodes that it needs are in use (Resources)."
     shown = job_view.JobView(console, "lab")
@@ -139,7 +139,7 @@ def test_lines_of_many_ranks_are_folded_with_a_count() -> None:
     assert job_view.folded({"n1": ""}) == []
 
 
-def test_nothing_that_a_job_wrote_is_obeyed_by_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_a_job_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     title = "\x1b]0;PWNED\x07"
     words = f"{title}\x1b[2Jlast\x9b31m words"
     evaluated = {"verdict": "suspect", "reason": words, "evidence": [words, words], "exit_code": 4}

@@ -91,7 +91,7 @@ def test_a_failure_is_printed_at_once_with_its_reason() -> None:
     assert "no space left" in lines[2]
 
 
-def test_a_phase_that_a_failed_node_never_ran_says_nothing_of_it() -> None:
+def test_phase_that_a_failed_node_never_ran_does_not_name_it() -> None:
     events = [
         *run_of("a", "b"),
         result("a", Status.FAILED, message="no space left"),
@@ -129,7 +129,7 @@ def test_long_names_do_not_repeat_in_every_phase() -> None:
     assert "1 failed" in shown
 
 
-def test_the_live_display_says_who_is_still_busy() -> None:
+def test_live_display_names_busy_nodes() -> None:
     made = console(terminal=True)
     progress = live.View(made, "demo")
     for event in [*run_of("a", "b"), result("a", Status.OK)]:
@@ -146,7 +146,7 @@ def test_a_run_of_one_step_leaves_no_lines() -> None:
     assert show(events, brief=True) == ""
 
 
-def test_brackets_of_users_are_no_markup() -> None:
+def test_square_brackets_are_not_markup() -> None:
     assert "[bold]x[/bold]" in show([*run_of("a"), result("a", Status.FAILED, message="[bold]x[/bold]")])
 
 
@@ -263,7 +263,7 @@ def test_durations(value: float, words: str) -> None:
 # --- what was measured --------------------------------------------------------------------------------------
 
 
-def test_what_was_measured_is_shown_in_the_order_of_the_run() -> None:
+def test_measurements_are_shown_in_the_order_of_the_run() -> None:
     verdicts = {"n1": {"ok": True, "reason": ""}, "n2": {"ok": False, "reason": "x"}}
     common = {"ok": False, "nodes": ["n1", "n2"], "verdicts": verdicts, "warnings": ["odd"], "sample": None}
     figures = {"sent_gbit": 181.4, "received_gbit": None, "latency_us": 2.071, "rate_gbit": 200.0}
@@ -302,7 +302,7 @@ def test_what_was_measured_is_shown_in_the_order_of_the_run() -> None:
     assert lines[-1] == "  No node makes it slow."
 
 
-def test_how_far_a_task_is_is_a_line_each_away_from_a_terminal() -> None:
+def test_progress_of_a_task_is_printed_as_lines_without_a_terminal() -> None:
     made = console()
     progress = live.View(made, "demo")
     progress.handle(TaskStarted(0.0, "verify", "Measure"))
@@ -311,7 +311,7 @@ def test_how_far_a_task_is_is_a_line_each_away_from_a_terminal() -> None:
     assert [line.strip() for line in text(made).splitlines()] == ["round 1 of 3", "round 3 of 3"]
 
 
-def test_a_task_that_takes_long_is_named_away_from_a_terminal() -> None:
+def test_slow_task_is_named_without_a_terminal() -> None:
     long = TaskGoesOn(10.0, "lab", "Make the images")
     assert show([*run_of("a"), long]).splitlines()[-1] == "    Make the images…"
     assert show([*run_of("a"), long], brief=True) == "    Make the images…\n"

@@ -42,7 +42,7 @@ def test_exit_codes(result: RunResult, code: int) -> None:
     assert result.ok == (code == 0)
 
 
-def test_the_worst_that_happened_is_the_status() -> None:
+def test_worst_outcome_is_the_status() -> None:
     assert [recap.status for recap in (NodeRecap(), OK, CHANGED, FAILED, GONE)] == [
         Status.SKIPPED,
         Status.OK,

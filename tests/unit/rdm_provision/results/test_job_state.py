@@ -16,7 +16,7 @@ from tests.unit.rdm_provision.job_reports import (
 )
 
 
-def test_what_a_node_reports_becomes_a_record() -> None:
+def test_node_report_becomes_a_record() -> None:
     job = state()
     assert (job.job, job.state, job.ended, job.seconds) == ("demo-1", "running", False, 60.0)
     assert job.nodes == (JobNode("n1", "running"), JobNode("n2", "running"))
@@ -39,19 +39,19 @@ def retry(**more: Any) -> dict[str, Any]:
     return {"event": "runner_retry", "event_data": {**details, **more}, "stdout": ""}
 
 
-def test_each_try_of_a_watched_job_is_news() -> None:
+def test_each_retry_of_a_watched_job_is_an_event() -> None:
     translator = Translator(RunSpec(verb="train", playbook="train", inventory="i", nodes=("n1",)))
     (event,) = translator.translate(retry())
     assert isinstance(event, JobUpdate)
     assert (event.node, event.job.iteration) == ("n1", 30)
 
 
-def test_another_modules_job_is_none() -> None:
+def test_key_job_of_another_module_is_ignored() -> None:
     translator = Translator(RunSpec(verb="train", playbook="train", inventory="i", nodes=("n1",)))
     assert list(translator.translate(retry(resolved_action="rdm.provision.job_plan"))) == []
 
 
-def test_what_was_read_of_a_log_is_an_event_and_nothing_is_none() -> None:
+def test_log_lines_are_an_event_and_no_lines_are_none() -> None:
     (event,) = job_news(1.0, "n2", {"text": "a\nb\n", "stream": "err", "offset": 4})
     assert event == JobLines(1.0, "n2", "err", "a\nb\n")
     assert list(job_news(1.0, "n2", {"text": "", "stream": "err", "offset": 4})) == []

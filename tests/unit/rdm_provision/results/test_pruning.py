@@ -18,9 +18,7 @@ from tests.unit.rdm_provision.job_reports import (
 )
 
 
-def test_only_jobs_that_ended_long_ago_by_their_masters_word_are_pruned(
-    make_inventory: MakeInventory,
-) -> None:
+def test_only_jobs_that_ended_long_ago_on_their_master_are_pruned(make_inventory: MakeInventory) -> None:
     cluster = Cluster.load(make_inventory("n1", "n2"))
     day = 86400.0
 
@@ -45,7 +43,7 @@ def test_only_jobs_that_ended_long_ago_by_their_masters_word_are_pruned(
 
 
 @pytest.mark.parametrize("text", ["30", "d", "-1d", "1y", "1d2h", "", "1e3d"])
-def test_what_is_no_age_is_bad_input(text: str) -> None:
+def test_invalid_age_is_bad_input(text: str) -> None:
     assert (age("90m"), age("1.5h"), age("2w")) == (5400.0, 5400.0, 1209600.0)
     with pytest.raises(InputError, match="is no age"):
         age(text)

@@ -48,14 +48,14 @@ def test_a_part_that_is_not_there_is_refused(tags: str, word: str, hint: str) ->
     assert hint in caught.value.hint
 
 
-def test_what_only_the_way_up_has_is_no_part_of_the_way_down() -> None:
+def test_tag_of_up_alone_is_refused_for_down() -> None:
     with pytest.raises(InputError, match="no part 'verify'"):
         check_tags("clean", "verify")
 
 
 @pytest.mark.parametrize("tags", ["", " , "])
 @pytest.mark.parametrize("verb", ["up", "check", "down", "env_up", "env_down"])
-def test_no_tag_at_all_is_not_all_of_them(make_inventory: MakeInventory, verb: str, tags: str) -> None:
+def test_empty_tag_does_not_mean_all(make_inventory: MakeInventory, verb: str, tags: str) -> None:
     bare = {"rdm_runtime": "host"} if verb.startswith("env") else {}
     run = getattr(Cluster.load(make_inventory(**bare)), verb)
     with pytest.raises(InputError, match="--tags is empty") as caught:

@@ -56,7 +56,7 @@ def test_events_of_many_nodes_show_once_what_changed_on_all(tmp_path: Path, node
     assert {event["diff"].splitlines()[-1] for event in events[whole:]} <= {"(as on n0)"}
 
 
-def test_what_a_node_refers_to_is_there_however_long_another_ones_files_are(tmp_path: Path) -> None:
+def test_shared_text_that_a_node_refers_to_is_never_dropped(tmp_path: Path) -> None:
     names = tuple(f"n{number}" for number in range(FEW_NODES + 1))
     long = "--- /a\n+++ /a\n" + "+x\n" * 40_000
     shared = "--- /b\n+++ /b\n" + "+shared\n" * 100

@@ -114,7 +114,7 @@ def test_one_node_fails_and_the_others_finish(play: Play, tmp_path: Path) -> Non
     assert "nowhere" in (result.record / "ansible.log").read_text(encoding="utf-8")
 
 
-def test_what_is_ignored_or_rescued_is_no_failure(play: Play) -> None:
+def test_ignored_and_rescued_failures_do_not_count(play: Play) -> None:
     failing = task("Stumble", "command", {"argv": ["false"]})
     tasks = [
         {**failing, "ignore_errors": True},
@@ -228,7 +228,7 @@ def test_a_run_that_never_reads_the_password_of_sudo_ends_nevertheless(play: Pla
     assert "rdm-become" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_what_a_user_types_is_never_a_template(play: Play) -> None:
+def test_user_input_is_never_a_template(play: Play) -> None:
     words = [
         "{{ 7 * 7 }}",
         "a'b\"c",
@@ -251,9 +251,9 @@ def test_the_module_gets_the_pattern_that_was_typed(
     play: Play, make_inventory: MakeInventory, pattern: str
 ) -> None:
     tasks = yaml.safe_load((ROOT / "roles/job/tasks/logs.yml").read_text(encoding="utf-8"))
-    handed = tasks[0]["rdm.provision.job"]["grep"]
+    grep = tasks[0]["rdm.provision.job"]["grep"]
     literal = Cluster.load(make_inventory()).logs("x", grep=pattern).spec.literal_vars
-    show = task("Show", "debug", {"msg": handed})
+    show = task("Show", "debug", {"msg": grep})
     run = play([show], literal_vars=literal, keep=frozenset({"ansible.builtin.debug"}))
     assert run.result().returned["ansible.builtin.debug"]["node1"][0]["msg"] == pattern
 
@@ -284,7 +284,7 @@ class ActionModule(ActionBase):
 
 
 @pytest.mark.parametrize("is_set", [True, False])
-def test_tasks_have_the_temporary_directory_of_who_started_the_run(
+def test_tasks_have_the_callers_temporary_directory(
     is_set: bool, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ansible has another one at its start, but what tasks make may outlive the run."""
@@ -451,7 +451,7 @@ def test_a_run_that_only_reads_drops_the_lock(
     assert run.result().exit_code == 0
 
 
-def test_what_a_program_forks_is_no_part_of_its_run(make_inventory: MakeInventory) -> None:
+def test_forked_program_is_no_part_of_its_run(make_inventory: MakeInventory) -> None:
     home = make_inventory()
     lock = Lock(home, "up")
     child = os.fork()

@@ -186,7 +186,7 @@ def test_an_error_by_all_nodes_is_not_the_failure_of_one() -> None:
     assert result.failed == ()
 
 
-def test_what_several_nodes_refuse_alike_is_one_problem() -> None:
+def test_equal_problems_of_several_nodes_are_one() -> None:
     made = translator()
     problem = {"node": None, "value": "rank 99", "reason": "is none of the job x", "hint": ""}
     failure = {"rdm_refused": "input", "problems": [problem], "msg": "…"}
@@ -229,7 +229,7 @@ def test_wrong_arguments_of_a_role_after_a_change_are_a_failure() -> None:
     assert end(made, 2).exit_code == 1
 
 
-def test_what_takes_long_reports_progress_with_each_try() -> None:
+def test_slow_task_reports_progress_with_each_retry() -> None:
     made = translator(verb="verify")
     messages = {
         "host": "a",
@@ -434,7 +434,7 @@ def test_an_end_without_a_root_cause_is_reported() -> None:
         ),
     ],
 )
-def test_why_a_task_went_wrong_is_one_line(kind: str, res: dict[str, Any], why: str) -> None:
+def test_failure_reason_is_one_line(kind: str, res: dict[str, Any], why: str) -> None:
     (event,) = feed(translator(), outcome(kind, "a", res))
     assert isinstance(event, NodeResult)
     assert event.message == why
@@ -481,7 +481,7 @@ def test_diffs_of_all_shapes(diff: Any, text: str) -> None:
     assert unified_diff({"diff": diff}) == text
 
 
-def test_what_the_log_must_not_show_is_noted() -> None:
+def test_secret_values_are_recorded_for_removal() -> None:
     into = translator()
     diff = {"before": {"env": ["MY_IP=10.0.0.1", "KEY=old"]}, "after": {"env": ["KEY=hush"], "image": "a"}}
     feed(into, outcome("ok", "a", {"changed": True, "diff": diff}))
@@ -560,7 +560,7 @@ def test_an_unknown_host_key_says_what_to_do(message: str) -> None:
         ),
     ],
 )
-def test_a_jump_host_in_the_way_is_named_instead_of_the_node(message: str, why: str) -> None:
+def test_failed_jump_host_is_named_instead_of_the_node(message: str, why: str) -> None:
     assert why_unreachable(f"{message}Connection closed by UNKNOWN port 65535") == why
 
 

@@ -18,7 +18,7 @@ def test_a_file_gets_its_content_and_mode_and_its_directory_is_made(tmp_path: Pa
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"text", 0o644)
 
 
-def test_what_fails_leaves_the_file_as_it_was_and_no_other(
+def test_failed_write_leaves_the_file_unchanged_and_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"

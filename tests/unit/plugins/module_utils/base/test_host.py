@@ -121,7 +121,7 @@ def test_file_system_type(path: str, kind: str) -> None:
     assert host.file_system_type(path, "") == ""
 
 
-def test_what_is_reserved_for_root_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_reserved_for_root_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1000 blocks 100 are unused, 50 of them for root: preflight, the load and df agree."""
     usage = os.statvfs_result((4096, 4096, 1000, 100, 50, 1, 1, 1, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _path: usage)

@@ -47,7 +47,7 @@ def files(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_arguments_are_not_reported_where_nobody_is_shown_them(
+def test_arguments_are_not_reported_without_debug_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = printed(node_files, capsys, **files(tmp_path))
@@ -57,7 +57,7 @@ def test_arguments_are_not_reported_where_nobody_is_shown_them(
 
 @pytest.mark.parametrize("verbosity", [0, 3])
 @pytest.mark.parametrize("module", [job_data, python_env, state_file])
-def test_who_debugs_is_shown_the_arguments(
+def test_arguments_are_reported_with_debug_output(
     module: Any, verbosity: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch = dict.fromkeys(state.WATCH, "another")
@@ -97,7 +97,7 @@ def test_secrets_stay_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         (ssh_reach, {"nodes": NODES, "within": ["node1"]}),
     ],
 )
-def test_also_where_it_fails(
+def test_secrets_stay_hidden_in_a_failure(
     module: Any,
     arguments: dict[str, Any],
     capsys: pytest.CaptureFixture[str],

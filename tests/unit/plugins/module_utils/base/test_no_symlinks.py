@@ -32,7 +32,7 @@ def test_the_files_of_a_directory_are_listed_without_those_being_written(source:
     assert list_files(f"//{source}/./step/") == {"inner/a": 3}
 
 
-def test_a_file_is_not_taken_for_something_to_remove(source: Path) -> None:
+def test_file_is_not_removed_as_a_directory(source: Path) -> None:
     with pytest.raises(NodeError, match="latest is not a directory: give the directory that has it"):
         list_files(str(source / "latest"))
 

@@ -18,7 +18,7 @@ from tests.unit.plugins.modules.running import run_module
 MY_IP = {"MY_IP": "192.169.16.100"}
 
 
-def test_for_all_users_it_is_in_what_pam_and_every_shell_read() -> None:
+def test_my_ip_of_all_users_is_in_the_files_of_pam_and_every_shell() -> None:
     blocks = {block["path"]: block for block in shell_blocks(MY_IP, "rdm", system=True, zsh=True)}
     assert set(blocks) == {
         "/etc/environment",
@@ -70,7 +70,7 @@ def test_only_an_address_reaches_a_file_that_a_shell_runs(value: str) -> None:
     ],
     ids=["login", "interactive", "ssh", "sh"],
 )
-def test_a_real_shell_has_it(tmp_path: Path, guard: str, shell: list[str]) -> None:
+def test_real_shells_have_my_ip(tmp_path: Path, guard: str, shell: list[str]) -> None:
     (tmp_path / ".bashrc").write_text(guard)
     (tmp_path / ".bash_profile").write_text("return\n")
     run_module(
@@ -88,7 +88,7 @@ def test_a_real_shell_has_it(tmp_path: Path, guard: str, shell: list[str]) -> No
     [("tcsh", ".cshrc"), ("tcsh", ".tcshrc"), ("csh", ".cshrc"), ("fish", ".config/fish/config.fish")],
 )
 @pytest.mark.parametrize("source", ["", "~/.rdm/%n/env"], ids=["alone", "shared"])
-def test_a_shell_of_another_kind_has_it_for_a_command(
+def test_my_ip_reaches_a_command_of_another_kind_of_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str, file: str, source: str
 ) -> None:
     """Run `shell -c command`, as sshd does. A shared home may have files of another node."""
@@ -134,7 +134,7 @@ def role(address: str, state: str = "present") -> dict[str, Any]:
     }
 
 
-def test_nodes_that_share_a_home_have_each_its_own_my_ip(
+def test_nodes_with_a_shared_home_have_their_own_my_ip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses = {"a": "192.169.16.100", "b.example": "192.169.16.101"}

@@ -23,12 +23,14 @@ CONTENTS = st.sampled_from(["", "export MY_IP=10.0.0.1", "a\nb\n", "ünicode $(x
 
 
 @given(FILES, CONTENTS, st.booleans())
-def test_putting_in_and_taking_out_is_nothing(data: bytes | None, content: str, at_start: bool) -> None:
+def test_adding_and_removing_a_block_restores_the_text(
+    data: bytes | None, content: str, at_start: bool
+) -> None:
     assert drop_block(put_block(data, "my_ip", content, at_start), "my_ip") == data
 
 
 @given(FILES, CONTENTS, CONTENTS, st.booleans(), st.booleans(), st.booleans())
-def test_two_blocks_come_out_in_any_order(
+def test_two_blocks_can_be_removed_in_any_order(
     data: bytes | None, one: str, two: str, first_at_start: bool, second_at_start: bool, in_order: bool
 ) -> None:
     both = put_block(put_block(data, "one", one, first_at_start), "two", two, second_at_start)
@@ -39,16 +41,14 @@ def test_two_blocks_come_out_in_any_order(
 
 
 @given(FILES, CONTENTS, CONTENTS, st.booleans())
-def test_putting_in_again_replaces(data: bytes | None, one: str, two: str, at_start: bool) -> None:
+def test_adding_a_block_again_replaces_it(data: bytes | None, one: str, two: str, at_start: bool) -> None:
     once = put_block(data, "b", two, at_start)
     assert put_block(put_block(data, "b", one, at_start), "b", two, not at_start) == once
     assert put_block(once, "b", two, at_start) == once
 
 
 @given(FILES, CONTENTS, st.booleans())
-def test_what_is_appended_to_the_file_later_has_a_line_of_its_own(
-    data: bytes | None, content: str, at_start: bool
-) -> None:
+def test_text_appended_later_starts_on_its_own_line(data: bytes | None, content: str, at_start: bool) -> None:
     there = put_block(data, "b", content, at_start)
     if not at_start or not data:
         rest = drop_block(there + b"THEIRS=1\n", "b")
@@ -69,7 +69,7 @@ def test_a_block_at_the_start_comes_before_everything() -> None:
     )
 
 
-def test_a_name_that_begins_like_another_is_another() -> None:
+def test_names_with_a_common_prefix_are_distinct() -> None:
     data = put_block(b"", "my_ip 2", "x")
     assert drop_block(data, "my_ip") == data
 
@@ -94,7 +94,7 @@ def test_content_cannot_smuggle_a_marker_in() -> None:
         b"# BEGIN rdm-provision a\n# BEGIN rdm-provision a\n# END rdm-provision a\n",
     ],
 )
-def test_a_broken_block_is_left_to_a_person(data: bytes) -> None:
+def test_broken_block_is_not_changed(data: bytes) -> None:
     with pytest.raises(BlockError, match="by hand"):
         drop_block(data, "a")
     with pytest.raises(BlockError, match="by hand"):

@@ -37,12 +37,12 @@ def test_the_script_writes_the_block_behind_the_engines_lines(tmp_path: Path) ->
     assert found({"HostsPath": str(tmp_path / "hosts")}) == expected
 
 
-def test_it_follows_the_nodes_and_leaves_the_lines_of_others(tmp_path: Path) -> None:
+def test_block_follows_the_nodes_and_other_lines_stay(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(ENGINES + block(NODES) + "10.9.9.9 mine\n")
     assert written(tmp_path, "n1 10.0.0.1\n") == ENGINES + "10.9.9.9 mine\n" + block("n1 10.0.0.1\n")
 
 
-def test_what_is_right_is_not_written(tmp_path: Path) -> None:
+def test_correct_file_is_not_written(tmp_path: Path) -> None:
     written(tmp_path, NODES)
     (tmp_path / "hosts").chmod(0o400)
     before = (tmp_path / "hosts").stat().st_mtime_ns

@@ -79,7 +79,7 @@ def test_each_rail_answers_for_its_own_addresses_only() -> None:
     assert (found.recreate_needed, list(found.before)) == (True, ["sysctls"])
 
 
-def test_what_was_requested_is_no_difference() -> None:
+def test_requested_settings_are_no_difference() -> None:
     assert difference(WANTED, made(WANTED), "sha256:1", {"ibnet": "net1"})[2:] == (False, False, [])
     # Unset limits are 0, empty or missing, depending on the engine's version.
     unset = made(WANTED, Memory=0, PidsLimit=None, CpusetCpus="")
@@ -115,7 +115,7 @@ def test_labels_have_no_value_of_the_environment() -> None:
 
 
 @pytest.mark.parametrize("label", ["", "no json", "[]", '{"env": 1}'])
-def test_one_that_does_not_say_how_it_was_made_is_recreated(label: str) -> None:
+def test_container_without_a_record_of_its_settings_is_recreated(label: str) -> None:
     found = made(WANTED)
     found["Config"]["Labels"] = {"rdm.provision.settings": label}
     assert difference(WANTED, found).recreate_needed
@@ -168,7 +168,7 @@ def test_a_container_requests_at_every_start_the_vf_whose_devices_it_has() -> No
     assert "DriverOpts" not in request(WITH_VF)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
 
 
-def test_a_container_without_rails_and_vfs_is_labelled_as_ever() -> None:
+def test_labels_of_a_container_without_rails_and_vfs_are_unchanged() -> None:
     label = request({**WANTED, "rails": {}, "vfs": {}})["Labels"]["rdm.provision.settings"]
     assert label == request(WANTED)["Labels"]["rdm.provision.settings"]
     assert not {"rails", "vfs"} & set(json.loads(label))
@@ -182,7 +182,7 @@ def test_other_devices_of_its_vf_make_another_container() -> None:
     assert difference(WANTED, made(WITH_VF)).recreate_needed
 
 
-def test_a_container_that_the_release_before_created_is_kept() -> None:
+def test_container_of_the_previous_release_is_kept() -> None:
     wanted = {**WITH_VF, "vfs": {"ibnet": {"vf": "0000:41:00.2", **WITH_VF["vfs"]["ibnet"]}}}
     found = made(wanted)
     labels = found["Config"]["Labels"]

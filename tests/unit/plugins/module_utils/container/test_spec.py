@@ -127,12 +127,12 @@ def test_rdma_devices_are_those_of_the_containers_interface(
     assert ("IPC_LOCK" in spec.capabilities) == bool(expected)
 
 
-def test_rdma_cm_alone_is_no_rdma() -> None:
+def test_rdma_cm_alone_does_not_count_as_rdma() -> None:
     spec = container_spec(report(devices={"rdma_cm": True}), "cpu")
     assert (spec.devices, spec.capabilities) == ([], [])
 
 
-def test_memlock_is_what_the_daemon_can_give() -> None:
+def test_memlock_is_limited_by_the_daemon() -> None:
     limited = report(memlock={"soft": 65536, "hard": 8388608, "raise_allowed": False})
     assert container_spec(limited, "cpu").ulimits == ["memlock:8388608:8388608"]
     assert "8388608 bytes" in str(memlock_shortage(limited))

@@ -67,7 +67,7 @@ def test_devices_that_no_container_could_open_are_refused_before_it_is_made(node
     assert paths(node, infiniband)
 
 
-def test_in_the_mode_exclusive_a_device_is_where_its_container_is(node: Path) -> None:
+def test_device_is_in_its_containers_namespace_in_exclusive_mode(node: Path) -> None:
     exclusive(node)
     running = Given("0000:a1:00.2")
     assert paths(node, running) == ["uverbs5", "umad5", "rdma_cm"]
@@ -83,7 +83,7 @@ def test_in_the_mode_exclusive_a_device_is_where_its_container_is(node: Path) ->
     assert stayed_behind(running.key, str(node / "sys")) == ""
 
 
-def test_in_the_mode_shared_no_device_stays_behind(node: Path) -> None:
+def test_no_device_stays_on_the_host_in_shared_mode(node: Path) -> None:
     assert stayed_behind("0000:a1:00.2", str(node / "sys")) == ""
     assert stayed_behind("", str(node / "sys")) == ""
 
@@ -92,17 +92,13 @@ def test_in_the_mode_shared_no_device_stays_behind(node: Path) -> None:
     ("kind", "mac", "lasting"),
     [("0", MAC, MAC), ("3", MAC, MAC), ("1", MAC, ""), ("0", ":".join(["00"] * 20), ""), ("0", "", "")],
 )
-def test_an_address_that_does_not_last_is_not_insisted_on(
-    node: Path, kind: str, mac: str, lasting: str
-) -> None:
+def test_temporary_address_is_not_required(node: Path, kind: str, mac: str, lasting: str) -> None:
     (node / "sys/class/net/ens11/addr_assign_type").write_text(f"{kind}\n")
     assert lasting_mac(Given("0000:a1:00.1", "ens11", mac), str(node / "sys")) == lasting
     assert lasting_mac(Given("0000:a1:00.1", "", mac), str(node / "sys")) is None
 
 
-def test_a_vf_that_was_taken_away_under_its_container_is_predicted_to_come_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_vf_removed_under_its_container_is_predicted_to_return(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = "ffff:1f:10.0"
     monkeypatch.setattr(vfs, "held", lambda socket, found, network: gone)
     had = {"ibnet": {"vf": gone, "devices": ["/dev/infiniband/uverbs2"], "mac": MAC}}

@@ -44,13 +44,13 @@ def test_streams_are_split_wherever_the_pieces_are_cut(
 @pytest.mark.parametrize(
     ("engine", "spoken"), [("1.24", "1.24"), ("1.41", "1.41"), ("1.51", "1.51"), ("1.99", "1.51")]
 )
-def test_the_older_api_is_spoken(engine: str, spoken: str) -> None:
+def test_older_api_version_is_used(engine: str, spoken: str) -> None:
     api = DockerAPI("/unused")
     api._version = {"ApiVersion": engine, "MinAPIVersion": "1.12"}
     assert api.api_version == spoken
 
 
-def test_an_engine_from_the_future() -> None:
+def test_engine_with_a_newer_api_is_accepted() -> None:
     api = DockerAPI("/unused")
     api._version = {"Version": "99.0", "ApiVersion": "2.5", "MinAPIVersion": "2.0"}
     with pytest.raises(DockerUnavailable, match=r"Docker Engine 99\.0 at /unused speaks API 2\.0 and newer"):
@@ -153,13 +153,13 @@ def test_a_body_that_breaks_off_is_an_error(tmp_path: Path, answers: list[bytes]
         list(DockerAPI(str(tmp_path / "s")).get_stream("/x"))
 
 
-def test_an_answer_that_never_comes(tmp_path: Path, answers: list[bytes]) -> None:
+def test_missing_answer_times_out(tmp_path: Path, answers: list[bytes]) -> None:
     answers += [b""]
     with pytest.raises(DockerUnavailable, match="it broke the connection off"):
         DockerAPI(str(tmp_path / "s")).version()
 
 
-def test_an_answer_that_is_no_json(tmp_path: Path, answers: list[bytes]) -> None:
+def test_answer_that_is_no_json_is_an_error(tmp_path: Path, answers: list[bytes]) -> None:
     answers += [VERSION_ANSWER, VERSION_ANSWER.replace(VERSION, VERSION[:-1] + b",")]
     with pytest.raises(DockerProblem, match=r"^Docker Engine's answer to GET /v1\.41/info cannot be read: "):
         DockerAPI(str(tmp_path / "s")).get("/info")

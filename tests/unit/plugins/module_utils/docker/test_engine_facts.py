@@ -77,12 +77,12 @@ def test_images_without_a_tag() -> None:
     assert [image["tags"] for image in engine_facts.images(found)] == [["a:1", "a:2"], [], []]
 
 
-def test_pools_as_the_engine_says() -> None:
+def test_pools_come_from_the_engine() -> None:
     info = {"DefaultAddressPools": [{"Base": "10.5.0.0/16", "Size": 24}]}
     assert engine_facts.default_address_pools(info, "") == ["10.5.0.0/16"]
 
 
-def test_pools_as_the_configuration_says() -> None:
+def test_pools_come_from_the_configuration() -> None:
     text = json.dumps({"default-address-pools": [{"base": "10.6.0.0/16", "size": 24}]})
     assert engine_facts.default_address_pools({}, text) == ["10.6.0.0/16"]
 

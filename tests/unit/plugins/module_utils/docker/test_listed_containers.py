@@ -42,7 +42,7 @@ def engine(**fields: Any) -> DockerAPI:
 
 
 @pytest.mark.parametrize("names", [{}, {"Names": None}, {"Names": []}], ids=["missing", "null", "empty"])
-def test_a_container_without_a_name_goes_by_its_id(names: dict[str, Any]) -> None:
+def test_container_without_a_name_is_identified_by_its_id(names: dict[str, Any]) -> None:
     assert container_names([{**BARE, **names}]) == [SHORT]
     assert the_one([{**BARE, **names}])["Id"] == BARE["Id"]
     with pytest.raises(NodeError, match=f"the container {SHORT} does not run"):
@@ -62,7 +62,7 @@ def test_down_removes_a_container_without_a_name() -> None:
     assert f"/containers/{BARE['Id']}" in there.calls
 
 
-def test_up_removes_a_container_without_a_name_and_one_that_goes_meanwhile() -> None:
+def test_up_removes_a_container_without_a_name_and_one_that_vanishes() -> None:
     there = Engine()
     assert leftovers_of(cast("DockerAPI", there), "rdm", "rdm", check=True) == (None, [SHORT])
     assert there.calls == []

@@ -28,7 +28,7 @@ class Engine:
     ("finished", "words"),
     [(NEVER, "first Ready\nlast Ready\n"), ("1970-01-01T00:00:20.5Z", "last Ready\n")],
 )
-def test_words_count_from_where_the_start_before_ended(finished: str, words: str) -> None:
+def test_log_is_read_from_the_end_of_the_previous_start(finished: str, words: str) -> None:
     engine = cast("DockerAPI", Engine((10.0, "first Ready"), (29.9, "last Ready")))
     # The engine noted the start a moment after the container had written.
     container = {"Id": "c1", "State": {"StartedAt": "1970-01-01T00:00:30Z", "FinishedAt": finished}}

@@ -56,7 +56,7 @@ def test_a_container_that_is_as_it_should_be_differs_in_nothing(policy: str, add
     assert (differs.before, differs.recreate_needed, differs.policy) == ({}, False, False)
 
 
-def test_what_was_changed_is_seen() -> None:
+def test_changed_settings_are_found() -> None:
     has = found(podman.to_podman("/containers/create", request(wanted())), "192.169.16.7")
     differs = difference(wanted(restart_policy="always"), has)
     assert differs.before == {"address": "192.169.16.7", "restart_policy": "unless-stopped"}
@@ -74,7 +74,7 @@ def test_other_requests_and_answers_pass_through() -> None:
     assert podman.from_podman("/exec/1/json", body, list) is body
 
 
-def test_a_container_of_somebody_else_is_shown_as_it_is() -> None:
+def test_foreign_container_is_not_translated() -> None:
     body = podman.to_podman("/containers/create", request(wanted()))
     has = podman.from_podman(CONTAINER, shown({**body, "Labels": None}, "10.0.0.2"), list)
     assert has["HostConfig"]["RestartPolicy"]["Name"] == "always"
@@ -126,6 +126,6 @@ def test_restarts_at_boot(tmp_path: Path) -> None:
     assert podman.restarts_at_boot(str(tmp_path))
 
 
-def test_who_serves_a_socket() -> None:
+def test_server_of_a_socket_is_identified() -> None:
     assert podman.serving("/run/podman/podman.sock") == ("podman", "systemd")
     assert podman.serving("/var/run/docker.sock") == ("dockerd",)

@@ -57,7 +57,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "nvcr.io" / "hosts.toml"
 
 
-def test_a_file_of_each_registry_comes_once_and_goes(tmp_path: Path, file: Path) -> None:
+def test_file_of_each_registry_is_written_once_and_removed(tmp_path: Path, file: Path) -> None:
     wanted = ["http://hub-cache:5000", HARBOR, PLAIN, f"{PLAIN}/", "ghcr.io=https://cache:5001"]
     assert configure(tmp_path, *wanted, change=False)["changed"]
     assert not list(tmp_path.iterdir())
@@ -124,7 +124,7 @@ def test_a_file_of_others_is_never_changed(tmp_path: Path, file: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["nvcr.io"]
 
 
-def test_the_file_of_another_engine_is_one_of_others(tmp_path: Path, file: Path) -> None:
+def test_file_of_another_engine_is_foreign(tmp_path: Path, file: Path) -> None:
     configure(tmp_path, HARBOR, engine=Engine(socket="/srv/other.sock"))
     text = file.read_text()
     assert not configure(tmp_path)["changed"]
@@ -133,7 +133,7 @@ def test_the_file_of_another_engine_is_one_of_others(tmp_path: Path, file: Path)
     assert file.read_text() == text
 
 
-def test_what_somebody_has_changed_or_removed_is_lacking(tmp_path: Path, file: Path) -> None:
+def test_changed_or_removed_files_count_as_missing(tmp_path: Path, file: Path) -> None:
     root = str(tmp_path)
     assert registry_hosts.lacking(SOCKET, ["http://hub", HARBOR], root) == [HARBOR]
     configure(tmp_path, HARBOR)

@@ -65,14 +65,14 @@ def test_entries_of_docker_hub_and_of_other_registries() -> None:
 
 
 @pytest.mark.parametrize("before", ["", '{"live-restore":true}', '{ "registry-mirrors": ["http://other/"] }'])
-def test_what_was_there_comes_back_to_the_byte(before: str) -> None:
+def test_original_configuration_is_restored_to_the_byte(before: str) -> None:
     after = registry_mirrors.with_mirrors(before, [OURS])
     assert json.loads(after)[KEY][0] == OURS
     assert set(json.loads(before or "{}")) <= set(json.loads(after))
     assert registry_mirrors.without_ours(after, record(before, after)) == before
 
 
-def test_what_others_have_changed_since_stays() -> None:
+def test_later_changes_by_others_stay() -> None:
     before = '{"registry-mirrors": ["http://other"]}'
     after = registry_mirrors.with_mirrors(before, [OURS])
     changed = json.dumps({**json.loads(after), "debug": True})
@@ -94,7 +94,7 @@ def test_a_configuration_that_cannot_be_read(text: str) -> None:
 @pytest.mark.parametrize(
     ("status", "problem"), [(200, ""), (401, ""), (404, "does not answer as a registry (/v2/: status 404)")]
 )
-def test_who_answers(status: int, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reachable_mirrors_are_found(status: int, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_mirrors, "_ANSWER_TIMEOUT", 120.0)
 
     class Answer(BaseHTTPRequestHandler):

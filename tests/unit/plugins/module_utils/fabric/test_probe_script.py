@@ -116,7 +116,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("silence")
-def test_a_silent_peer_is_queried_again_until_its_time_is_over() -> None:
+def test_silent_peer_is_probed_again_until_its_timeout() -> None:
     result = measure(peers=[SILENT, "127.0.0.2"], ssh=[0])
     assert result["rtt_us"][0] is None
     assert result["sent"][0] > 2
@@ -125,7 +125,7 @@ def test_a_silent_peer_is_queried_again_until_its_time_is_over() -> None:
 
 
 @pytest.mark.usefixtures("silence")
-def test_nothing_lasts_longer_than_the_deadline() -> None:
+def test_measurement_ends_by_the_deadline() -> None:
     begin = time.monotonic()
     result = measure(peers=[SILENT], deadline=0.3, timeout=60.0, ssh=[0])
     assert time.monotonic() - begin < 50
@@ -138,7 +138,7 @@ def test_an_address_that_the_container_does_not_have_is_a_problem() -> None:
     assert measure(source="192.0.2.1")["problem"] == "the container does not have the address 192.0.2.1"
 
 
-def test_what_the_kernel_says_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_errors_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unreachable(probe_script.Icmp):
         def send(self, peer: probe_script.Peer) -> None:
             peer.error = probe_script.words(OSError(errno.ENETUNREACH, "x"))
@@ -255,7 +255,7 @@ def sshd() -> Iterator[int]:
         server.shutdown()
 
 
-def test_ssh_logs_in_and_what_it_says_is_reported(ssh: Path, sshd: int) -> None:
+def test_ssh_login_is_tested_and_its_error_reported(ssh: Path, sshd: int) -> None:
     addresses = [f"127.0.0.{number}" for number in (2, 3, 4)]
     found = measure(login=addresses, port=sshd, timeout=60.0, deadline=60.0, peers=[])
     assert found["login"] == {
@@ -281,7 +281,7 @@ def test_a_login_on_a_busy_node_may_outlast_the_timeout_and_not_the_deadline(ssh
     assert re.fullmatch(message, hangs["login"]["127.0.0.5"])
 
 
-def test_nobody_logs_in_where_no_sshd_greets(ssh: Path) -> None:
+def test_no_login_is_tried_where_no_sshd_greets(ssh: Path) -> None:
     assert measure(login=["127.0.0.2"])["login"] == {"127.0.0.2": "connection refused"}
     assert not ssh.exists()
 

@@ -58,7 +58,7 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
     return Container(tmp_path / "root")
 
 
-def test_of_all_that_sysfs_shows_only_what_can_be_opened_is_usable(container: Container) -> None:
+def test_only_devices_that_can_be_opened_are_usable(container: Container) -> None:
     container.device(0, given=False)
     container.device(2)
     write(container.root / "dev/infiniband/rdma_cm", "")

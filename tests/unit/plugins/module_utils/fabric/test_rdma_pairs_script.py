@@ -143,7 +143,7 @@ def test_a_slow_link_gets_fewer_tries(tmp_path: Path, sent: float, received: flo
     assert "-D" in script.options(settings, script.BANDWIDTH, [None, None, None])
 
 
-def a_hung_pair_is_ended_and_costs_only_itself(cluster: Callable[..., Cluster]) -> Iterator[None]:
+def hung_pair_is_ended_without_affecting_others(cluster: Callable[..., Cluster]) -> Iterator[None]:
     devices = {"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_hang"}
     nodes = cluster(devices, pair_limit=20.0)
     nodes.start()
@@ -158,7 +158,7 @@ def a_hung_pair_is_ended_and_costs_only_itself(cluster: Callable[..., Cluster]) 
     wait_until("no program is left", lambda: not nodes.running())
 
 
-def a_node_that_never_comes_or_is_frozen_fails_only_its_pairs(
+def absent_or_frozen_node_fails_only_its_pairs(
     cluster: Callable[..., Cluster],
 ) -> Iterator[None]:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_0", "n4": "mlx5_0"}, gather=15.0)
@@ -177,8 +177,8 @@ def a_node_that_never_comes_or_is_frozen_fails_only_its_pairs(
 
 
 LIMITS = (
-    a_hung_pair_is_ended_and_costs_only_itself,
-    a_node_that_never_comes_or_is_frozen_fails_only_its_pairs,
+    hung_pair_is_ended_without_affecting_others,
+    absent_or_frozen_node_fails_only_its_pairs,
 )
 
 
@@ -189,7 +189,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
         yield begin(LIMITS, lambda: stack.enter_context(clusters(tmp_path_factory.mktemp("limit"))))
 
 
-def test_every_pair_is_measured_in_both_directions_and_both_know_it(cluster: Any) -> None:
+def test_every_pair_is_measured_in_both_directions_and_reported_by_both(cluster: Any) -> None:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_slow", "n3": "mlx5_late"})
     nodes.start("n3", "n2")
     nodes.start("n1")  # the last one
@@ -204,7 +204,7 @@ def test_every_pair_is_measured_in_both_directions_and_both_know_it(cluster: Any
         assert process.wait(240) == 0
 
 
-def test_what_perftest_says_comes_from_the_node_that_it_failed_on(cluster: Any) -> None:
+def test_perftest_error_is_reported_for_the_node_that_failed(cluster: Any) -> None:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_broken"})
     nodes.start()
     found = nodes.results()
@@ -213,7 +213,7 @@ def test_what_perftest_says_comes_from_the_node_that_it_failed_on(cluster: Any) 
     assert found["n2"]["errors"] == {"n1": message}
 
 
-def test_a_program_that_does_not_answer_once_is_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_does_not_answer_is_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Any] = [script.PairError("n1 does not answer"), {"done": True}]
 
     class Channel:
@@ -234,7 +234,7 @@ def test_a_program_that_does_not_answer_once_is_queried_again(monkeypatch: pytes
     assert asyncio.run(script.collect(request, 1.0)) == {"done": True}
 
 
-def test_nobody_goes_on_longer_than_the_limit(cluster: Any) -> None:
+def test_programs_end_at_the_time_limit(cluster: Any) -> None:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_hang"})
     # The other one would stop if its time were up before.
     nodes.settings["n1"]["limit"] = 2.0
@@ -245,7 +245,7 @@ def test_nobody_goes_on_longer_than_the_limit(cluster: Any) -> None:
     wait_until("no program is left", lambda: not nodes.running())
 
 
-def test_what_a_killed_run_has_left_is_ended_by_the_next(cluster: Any) -> None:
+def test_processes_of_a_killed_run_are_ended_by_the_next(cluster: Any) -> None:
     before = cluster({"n1": "mlx5_0", "n2": "mlx5_hang"})
     before.start()
     wait_until("both programs run, perftest's server and client", lambda: len(before.running()) == 4)
@@ -255,7 +255,7 @@ def test_what_a_killed_run_has_left_is_ended_by_the_next(cluster: Any) -> None:
     wait_until("no program is left", lambda: not before.running())
 
 
-def test_what_it_started_ends_with_it(cluster: Any) -> None:
+def test_child_processes_end_with_the_program(cluster: Any) -> None:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_hang"})
     nodes.start()
     wait_until("both programs run, perftest's server and client", lambda: len(nodes.running()) == 4)
@@ -277,9 +277,7 @@ def test_a_port_that_another_program_has_is_skipped(cluster: Any) -> None:
     assert nodes.results()["n2"]["pairs"] == {"n1": [96.61, 96.61, 2.07]}
 
 
-def test_who_does_not_belong_to_the_run_takes_few_files_and_keeps_nobody_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_foreign_connections_are_bounded_and_block_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "GREETING", 600.0)
     settings = script.Settings(
         *("run", "n1", "127.0.0.1", [0], "mlx5_0", 1, None, []), *(1, 65536, 100, 60.0, 60.0, 60.0, 60.0)
@@ -325,7 +323,7 @@ def test_bandwidth_is_read_in_every_unit(unit: str, value: float) -> None:
     assert script.latency(text) is None
 
 
-def test_what_is_no_result_is_none() -> None:
+def test_invalid_output_is_no_result() -> None:
     header = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
     for text in (
         "",

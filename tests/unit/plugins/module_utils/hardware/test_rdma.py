@@ -86,7 +86,7 @@ def test_one_whose_physical_function_has_a_device_must_have_one(node: Path, name
     assert find(node, name, must=False)["device"] == ""
 
 
-def test_a_guid_that_two_have_is_reported_with_both(node: Path) -> None:
+def test_duplicate_guid_is_reported_with_both_functions(node: Path) -> None:
     (node / "sys/class/infiniband/mlx5_2/ports/1/gids/0").write_text(
         "fe80:0000:0000:0000:0022:3344:7766:5501\n"
     )
@@ -106,7 +106,7 @@ def test_a_guid_that_belongs_to_another_is_reported_with_both(node: Path) -> Non
     assert "by its PCI function mlx5_1; by the GUID in its address mlx5_0." in str(caught.value)
 
 
-def test_guids_that_nobody_has_given_yet_say_nothing(node: Path) -> None:
+def test_unset_guids_are_ignored(node: Path) -> None:
     (node / "sys/class/net/ib1/address").write_text(":".join(["00"] * 20) + "\n")
     for number in (1, 2):
         (node / f"sys/class/infiniband/mlx5_{number}/node_guid").write_text("0000:0000:0000:0000\n")
@@ -125,7 +125,7 @@ def test_soft_roce_on_top_of_a_vf_that_has_a_device_is_reported_with_both(node: 
     )
 
 
-def test_soft_roce_whose_two_words_differ_is_reported_with_both(node: Path) -> None:
+def test_soft_roce_with_contradicting_parents_is_reported_with_both(node: Path) -> None:
     (node / "sys/class/infiniband_verbs/uverbs9").mkdir()
     (node / "sys/class/infiniband/rxe1").mkdir()
     (node / "sys/class/infiniband/rxe1/parent").write_text("eth2\n")
@@ -208,9 +208,7 @@ ORDERS = st.integers(1, 7).flatmap(lambda count: st.permutations(range(count + 1
 
 @settings(max_examples=40, deadline=None)
 @given(order=ORDERS, data=st.data())
-def test_whatever_the_order_no_two_functions_have_a_device_in_common(
-    order: list[int], data: st.DataObject
-) -> None:
+def test_no_two_functions_share_a_device_in_any_order(order: list[int], data: st.DataObject) -> None:
     away = data.draw(st.sets(st.integers(1, len(order) - 1)))
     with tempfile.TemporaryDirectory() as directory:
         card(Path(directory), order, away)
@@ -222,12 +220,10 @@ def test_whatever_the_order_no_two_functions_have_a_device_in_common(
 
 @settings(max_examples=40, deadline=None)
 @given(order=ORDERS, data=st.data())
-def test_whatever_guid_is_wrong_nobody_gets_a_device_of_another(
-    order: list[int], data: st.DataObject
-) -> None:
+def test_wrong_guid_never_gives_a_function_anothers_device(order: list[int], data: st.DataObject) -> None:
     """A device with another function's GUID is found by its PCI function, or the mismatch is reported."""
     number = data.draw(st.integers(0, len(order) - 1))
-    other = data.draw(st.integers(0, len(order)))  # one more than there are: nobody's
+    other = data.draw(st.integers(0, len(order)))  # the last number is no function's
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory)
         card(tree, order, set())

@@ -188,7 +188,7 @@ def test_cpu_node(cpu: Node) -> None:
 
 
 @pytest.mark.parametrize("root", ["", "missing"])
-def test_nothing_there_reads_as_empty(tmp_path: Path, root: str) -> None:
+def test_empty_tree_reads_as_empty(tmp_path: Path, root: str) -> None:
     empty = str(tmp_path / root)
     assert sysfs.gpus(empty) == []
     assert sysfs.infiniband(empty, empty) == []
@@ -198,7 +198,7 @@ def test_nothing_there_reads_as_empty(tmp_path: Path, root: str) -> None:
     assert sysfs.device_nodes(empty) == BARE_NODES
 
 
-def test_what_a_build_of_torch_has_to_fit(tmp_path: Path) -> None:
+def test_gpu_architectures_for_the_torch_build_are_listed(tmp_path: Path) -> None:
     assert sysfs.gpu_driver(str(tmp_path)) == {"nvidia": "", "amd": []}
     (tmp_path / "module/nvidia").mkdir(parents=True)
     (tmp_path / "module/nvidia/version").write_text("550.54.15\n")

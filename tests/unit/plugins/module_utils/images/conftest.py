@@ -28,7 +28,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(archive: Path) -> Peer:
-    """A source that nobody has used yet."""
+    """A fresh source."""
     return source_of(archive)
 
 

@@ -40,7 +40,7 @@ def pieces_of(archive: Path, whole: Any = None) -> PieceList:
 
 
 def source_of(archive: Path, name: str = "source", address: str = HOME) -> Peer:
-    """Return a source that nobody has used yet."""
+    """Return a fresh source."""
     pieces = pieces_of(archive)
     return Peer(Settings(name, address, 0, TOKEN), pieces.digest, str(archive), pieces)
 

@@ -43,7 +43,7 @@ def test_a_compressed_archive_is_read_once(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_plain_archive_is_remembered_for_its_digest_only(tmp_path: Path, image: MadeImage) -> None:
+def test_only_the_digest_of_a_plain_archive_is_cached(tmp_path: Path, image: MadeImage) -> None:
     path = put(tmp_path, saved(image))
     cached_index(path, "", str(tmp_path / "cache"))
     assert not (tmp_path / "cache").exists()
@@ -59,7 +59,7 @@ def test_a_wrong_digest_is_named(tmp_path: Path, image: MadeImage) -> None:
             cached_index(path, 64 * "0", str(tmp_path / "cache"))
 
 
-def test_a_missing_archive_is_remembered_for_its_removal(tmp_path: Path, image: MadeImage) -> None:
+def test_cache_of_a_missing_archive_serves_its_removal(tmp_path: Path, image: MadeImage) -> None:
     cache = str(tmp_path / "cache")
     path = put(tmp_path, gzip.compress(saved(image)))
     before = cached_index(path, "", cache)
@@ -81,7 +81,7 @@ def test_a_damaged_cache_is_recreated(tmp_path: Path, image: MadeImage) -> None:
         assert cached_index(path, "", str(cache)) == index
 
 
-def test_works_where_nothing_can_be_remembered(tmp_path: Path, image: MadeImage) -> None:
+def test_archive_is_read_without_a_writable_cache(tmp_path: Path, image: MadeImage) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
     path = put(tmp_path, gzip.compress(saved(image)))
@@ -89,7 +89,7 @@ def test_works_where_nothing_can_be_remembered(tmp_path: Path, image: MadeImage)
 
 
 @pytest.mark.parametrize("who", ["all", "another user"])
-def test_nothing_is_remembered_where_another_user_can_put_a_link(
+def test_cache_is_not_used_where_another_user_can_create_links(
     tmp_path: Path, image: MadeImage, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     cache = tmp_path / "cache"

@@ -43,7 +43,7 @@ def test_names_are_as_docker_shows_them(name: str, short: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", "a b", "a:$(id)", "a'b", "a\nb", "../x", "a@sha256:" + 64 * "0", "-x:1"]
 )
-def test_what_is_no_name(name: str) -> None:
+def test_invalid_image_names_are_refused(name: str) -> None:
     with pytest.raises(NodeError, match="is not an image name"):
         short_name(name)
 

@@ -194,7 +194,7 @@ def test_a_configuration_that_does_not_match_its_digest(tmp_path: Path, image: M
         (b"\xfd7zXZ\x00\x00\x00", "compressed with xz: use a plain tar, gzip or zstd"),
     ],
 )
-def test_what_is_no_image_archive(tmp_path: Path, data: bytes, reason: str) -> None:
+def test_file_that_is_no_image_archive_is_refused(tmp_path: Path, data: bytes, reason: str) -> None:
     with pytest.raises(NodeError) as caught:
         index_archive(put(tmp_path, data))
     message = caught.value.sentence

@@ -37,9 +37,7 @@ from tests.image_archives import (
 
 
 @pytest.mark.parametrize("packing", PACKERS)
-def test_what_is_loaded_is_a_tar_that_old_engines_read(
-    tmp_path: Path, image: MadeImage, packing: str
-) -> None:
+def test_loaded_stream_is_a_tar_that_old_engines_read(tmp_path: Path, image: MadeImage, packing: str) -> None:
     path = put(tmp_path, PACKERS[packing](oci_layout(image)))
     index = index_archive(path)
     with tarfile.open(fileobj=io.BytesIO(b"".join(load_chunks(path, index)))) as archive:
@@ -66,7 +64,7 @@ def test_zstd_is_unpacked_and_gzip_is_left_to_the_engine(tmp_path: Path, image: 
     packing=st.sampled_from(["plain", "gzip"]),
 )
 @settings(deadline=None)  # files are written and read
-def test_what_is_left_out_is_what_the_engine_has(height: int, others: int, known: int, packing: str) -> None:
+def test_layers_that_the_engine_has_are_skipped(height: int, others: int, known: int, packing: str) -> None:
     layers = [layer(f"layer{number}", 700 * number) for number in range(height)]
     one = MadeImage(layers, ["one:1"])
     # Another image of the archive has some of these layers on other ones, so the engine needs them.
@@ -122,7 +120,7 @@ def test_members_that_are_left_out_are_hashed(tmp_path: Path) -> None:
         list(load_chunks(path, index, skippable))
 
 
-def test_a_load_that_is_given_up_ends_the_zstd_program(tmp_path: Path) -> None:
+def test_aborted_load_ends_the_zstd_program(tmp_path: Path) -> None:
     big = MadeImage([layer("big", 20_000_000)], ["big:1"])
     path = put(tmp_path, zstd(saved(big)))
     chunks = load_chunks(path, index_archive(path))

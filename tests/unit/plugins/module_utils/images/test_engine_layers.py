@@ -41,7 +41,7 @@ def test_an_engine_that_cannot_read_zstd_layers_is_named(tmp_path: Any, image: M
         ("20.10.24", "", "gzip"),
     ],
 )
-def test_what_an_engine_reads_is_not_refused(
+def test_supported_layers_are_not_refused(
     tmp_path: Any, image: MadeImage, version: str, podman: str, packing: str
 ) -> None:
     require_readable(engine(version, podman), "/shared/a.tar", images(tmp_path, image, packing))

@@ -37,7 +37,7 @@ def test_the_pieces_are_those_of_all_files_one_after_another(source: Path) -> No
     assert WHOLE[begin:end] == CONTENT["step/b"]
 
 
-def test_a_node_that_has_a_file_does_not_want_its_pieces(source: Path) -> None:
+def test_node_does_not_fetch_pieces_of_files_that_it_has(source: Path) -> None:
     pieces = joined_pieces(str(source), SIZES)
     assert pieces.wanted(["a"]) == pieces.wanted() & ~1
     assert joined_pieces(str(source), {"empty": 0}).wanted() == 0

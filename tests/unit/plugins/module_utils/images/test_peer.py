@@ -142,7 +142,7 @@ def swarm(tmp_path: Path, archive: Path, request: pytest.FixtureRequest) -> Iter
     made.kill()
 
 
-def a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on(
+def next_run_continues_with_the_pieces_of_a_dead_source(
     start: Callable[..., Swarm],
 ) -> Iterator[None]:
     swarm = start(bandwidth=3 * MIB)
@@ -162,7 +162,7 @@ def a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on(
     assert again.has("a")
 
 
-def all_end_by_themselves_when_the_controller_is_gone(start: Callable[..., Swarm]) -> Iterator[None]:
+def all_peers_end_when_the_controller_is_gone(start: Callable[..., Swarm]) -> Iterator[None]:
     # Longer than a busy machine needs until the node has joined.
     swarm = start(lease_s=10)
     swarm.join("a", lease_s=1)
@@ -172,7 +172,7 @@ def all_end_by_themselves_when_the_controller_is_gone(start: Callable[..., Swarm
         assert not process.is_alive()
 
 
-def a_peer_that_is_killed_or_paused_delays_nobody_and_is_named(start: Callable[..., Swarm]) -> Iterator[None]:
+def killed_or_paused_peer_delays_no_other_and_is_named(start: Callable[..., Swarm]) -> Iterator[None]:
     # The source waits so long for an end of the one that is killed.
     swarm = start(bandwidth=2 * MIB, finish_s=15)
     for name in ("a", "b", "killed", "paused"):
@@ -194,9 +194,9 @@ def a_peer_that_is_killed_or_paused_delays_nobody_and_is_named(start: Callable[.
 
 
 LIMITS = (
-    a_peer_that_is_killed_or_paused_delays_nobody_and_is_named,
-    a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on,
-    all_end_by_themselves_when_the_controller_is_gone,
+    killed_or_paused_peer_delays_no_other_and_is_named,
+    next_run_continues_with_the_pieces_of_a_dead_source,
+    all_peers_end_when_the_controller_is_gone,
 )
 
 
@@ -215,7 +215,7 @@ def begun(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[B
         swarm.kill()
 
 
-def test_the_source_sends_it_about_once_and_nothing_listens_afterwards(swarm: Swarm) -> None:
+def test_source_sends_an_archive_about_once_and_no_process_stays(swarm: Swarm) -> None:
     names = ["a", "b", "c", "d"]
     for name in names[:3]:
         swarm.join(name)
@@ -295,7 +295,7 @@ work_direct = Peer._work_direct
         (truncates, ""),
     ],
 )
-def test_a_peer_that_lies_plants_nothing(swarm: Swarm, lie: Any, why: str) -> None:
+def test_wrong_pieces_of_a_peer_are_not_stored(swarm: Swarm, lie: Any, why: str) -> None:
     swarm.join("liar", **lies_with(lie))
     swarm.wait(lambda nodes: "liar" in nodes and nodes["liar"]["have"] > 0)
     changes: dict[str, Any] = {"_work_direct": after_trouble} if why else {}
@@ -309,7 +309,7 @@ def test_a_peer_that_lies_plants_nothing(swarm: Swarm, lie: Any, why: str) -> No
     assert swarm.has("b")
 
 
-def test_a_source_that_verifies_what_has_arrived_hears_who_is_silent(
+def test_source_notices_silent_peers_while_it_verifies(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = pieces_of(archive)
@@ -329,7 +329,7 @@ def test_a_source_that_verifies_what_has_arrived_hears_who_is_silent(
     assert happened == ["verified", "heard"] * 3
 
 
-def test_a_full_disk_is_named_and_others_go_on(swarm: Swarm) -> None:
+def test_full_disk_is_reported_and_other_peers_continue(swarm: Swarm) -> None:
     def full(_self: Any, _number: int, _data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
@@ -366,9 +366,7 @@ def test_a_disk_without_room_is_not_filled(
     assert not error(5 * MIB), "what an earlier run has left is replaced"
 
 
-def test_a_source_with_more_than_nodes_can_fetch_says_so(
-    archive: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_with_too_many_pieces_is_refused(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = pieces_of(archive)
     monkeypatch.setattr(peers, "_LIST_MAX", len(pieces.encoded()) - 1)
     with pytest.raises(NodeError, match="too many files, or bytes, for one transfer"):
@@ -402,9 +400,7 @@ def test_an_archive_that_is_still_being_written_is_served_as_it_grows(tmp_path: 
 
 @pytest.mark.parametrize("head", [HEAD, b"HTTP/1.1 200 "])
 @pytest.mark.usefixtures("patient")
-def test_a_peer_that_drips_is_left_in_time(
-    source: Peer, monkeypatch: pytest.MonkeyPatch, head: bytes
-) -> None:
+def test_slow_dripping_peer_is_abandoned(source: Peer, monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
     monkeypatch.setattr(peers, "_SLOWEST", 0)
     source._times = [0.01] * 4
 
@@ -429,7 +425,7 @@ def test_a_peer_that_drips_is_left_in_time(
         assert (fetch.one.strikes, fetch.one.fetches, source._fetches) == (1, 0, [])
 
 
-def test_neighbours_may_be_met_while_a_piece_is_chosen(source: Peer) -> None:
+def test_new_neighbours_during_the_choice_of_a_piece_are_no_error(source: Peer) -> None:
     class Meets(Neighbour):
         @property
         def not_before(self) -> float:
@@ -451,7 +447,7 @@ def test_a_signal_ends_a_peer_that_holds_the_lock_of_its_own_end(source: Peer) -
     assert source.ended.wait(HANGS_S)
 
 
-def test_what_is_slow_everywhere_is_waited_for_longer(source: Peer) -> None:
+def test_timeout_grows_when_all_peers_are_slow(source: Peer) -> None:
     source._times = [0.1] * 20
     for _again in range(21):
         fetch = Fetch(Neighbour("a", HOME, 1), 0)
@@ -482,7 +478,7 @@ def test_nodes_may_have_addresses_of_ip_version_6(tmp_path: Path, archive: Path)
     assert (tmp_path / "a").read_bytes() == archive.read_bytes()
 
 
-def test_why_a_node_cannot_take_part_is_one_sentence(tmp_path: Path, archive: Path) -> None:
+def test_reason_not_to_take_part_is_one_sentence(tmp_path: Path, archive: Path) -> None:
     with socket.create_server((HOME, 0)) as taken:
         port = taken.getsockname()[1]
         pieces = PieceList(3, 2, ["a", "b"], {})

@@ -31,7 +31,7 @@ def lost_s(monkeypatch: pytest.MonkeyPatch) -> float:
     return LONG_S
 
 
-def test_a_source_that_stood_still_has_lost_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_source_loses_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(peer_members, "time", SimpleNamespace(monotonic=lambda: now))
     members = Members(PieceList(3, 2, ["", ""], {}))
@@ -46,7 +46,7 @@ def test_a_source_that_stood_still_has_lost_nobody(monkeypatch: pytest.MonkeyPat
     assert members.status()["a"]["silent_s"] == 20
 
 
-def test_what_is_no_announcement_is_not_taken_for_one(members: Members) -> None:
+def test_invalid_announcement_is_ignored(members: Members) -> None:
     for wrong in ({"name": "b"}, announced("a", fetched="much"), announced("a", trouble=None)):
         with pytest.raises((KeyError, TypeError, ValueError)):
             members.announce(HOME, wrong)
@@ -54,7 +54,7 @@ def test_what_is_no_announcement_is_not_taken_for_one(members: Members) -> None:
     assert list(members.status()) == ["a"]
 
 
-def test_what_only_a_lost_node_was_sent_is_sent_again(members: Members, lost_s: float) -> None:
+def test_pieces_sent_only_to_a_lost_node_are_resent(members: Members, lost_s: float) -> None:
     everything = (1 << 13) - 1
     members.announce(HOME, announced("liar", everything))
     members.announce(HOME, announced("resumed", 0b111))
@@ -76,14 +76,14 @@ def test_what_only_a_lost_node_was_sent_is_sent_again(members: Members, lost_s: 
     assert members.next_piece("a", 0, everything) is None
 
 
-def test_what_a_node_has_of_layers_that_it_does_not_need_is_no_progress(members: Members) -> None:
+def test_pieces_of_unneeded_layers_do_not_count_as_progress(members: Members) -> None:
     members.announce(HOME, announced("a", 0b111, wanted=2, missing=1))
     status = members.status()["a"]
     assert (status["have"], status["wanted"], status["done"]) == (1, 2, False)
 
 
 @pytest.mark.usefixtures("lost_s")
-def test_nodes_that_cannot_go_on_are_in_nobodys_way(members: Members) -> None:
+def test_failed_nodes_do_not_delay_others(members: Members) -> None:
     for number in range(DIRECT):
         members.announce(HOME, announced(f"full{number}", error="no space left"))
         members.announce(HOME, announced(f"ended{number}", ended=True))

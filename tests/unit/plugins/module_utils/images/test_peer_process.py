@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.images.peer_process import held
 
 
-def test_a_lock_that_its_holder_has_removed_is_nobodys(tmp_path: Path) -> None:
+def test_lock_removed_by_its_holder_is_free(tmp_path: Path) -> None:
     base = str(tmp_path / "a")
     earlier = held(base)
     Path(base + ".lock").unlink()

@@ -19,7 +19,7 @@ CHANCE = random.Random(1)
 
 
 @pytest.mark.parametrize("size", [2, 5, 200, 1000])
-def test_every_node_has_as_many_that_fetch_from_it_as_it_fetches_from(size: int) -> None:
+def test_every_node_has_equal_numbers_of_sources_and_receivers(size: int) -> None:
     nodes = [f"n{number}" for number in range(size)]
     of_two_turns: Counter[str] = Counter()
     for turn in (7, 8):

@@ -16,7 +16,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.peer import P
 from tests.unit.plugins.module_utils.images.peers import HANGS_S, HOME, LONG_S, MIB, TOKEN, running
 
 
-def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
+def test_idle_connections_without_the_token_do_not_block_a_peer(
     source: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_server, "_CONNECTIONS", 1)
@@ -43,7 +43,7 @@ def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
     assert not thread.is_alive()
 
 
-def test_who_gets_no_piece_gives_its_place_to_others(source: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connection_is_replaced_by_others(source: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_server, "_CONNECTIONS", 1)
     monkeypatch.setattr(peer_server, "QUIET_S", LONG_S)
     for _upload in range(peer_server._UPLOADS):
@@ -56,9 +56,7 @@ def test_who_gets_no_piece_gives_its_place_to_others(source: Peer, monkeypatch: 
             assert connection.recv(1000).startswith(b"HTTP/1.1 %d " % status)
 
 
-def test_a_request_that_drips_gives_its_place_to_others(
-    source: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dripping_request_is_replaced_by_others(source: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_server, "_CONNECTIONS", 1)
     monkeypatch.setattr(peer_server, "QUIET_S", 1.0)
     with running(source), socket.create_connection((HOME, source.port)) as intruder:
@@ -72,7 +70,7 @@ def test_a_request_that_drips_gives_its_place_to_others(
         assert time.monotonic() < until
 
 
-def test_a_bound_on_bandwidth_keeps_all_who_share_it_in_touch() -> None:
+def test_bandwidth_limit_starves_no_connection() -> None:
     for megabits in (0.5, 10, 1000):
         uploads = peer_server.Uploads(megabits * 1e6 / 8)
         assert peer_server._UPLOADS * uploads.chunk / (megabits * 1e6 / 8) < peer_limits.QUIET_S

@@ -27,7 +27,7 @@ def test_pieces_have_a_length_for_their_archive() -> None:
     assert [piece_size(size) for size in sizes] == [PIECE, 2 * MIB, 32 * MIB, 32 * MIB]
 
 
-def test_what_lies_within_a_layer_that_is_there_is_not_wanted() -> None:
+def test_pieces_within_existing_layers_are_not_fetched() -> None:
     pieces = PieceList(10, 2, ["a"] * 5, {"layer": (3, 9, "")})
     assert numbers(pieces.wanted(["layer"])) == [0, 1, 4]  # 1 and 4 have bytes of others
     assert numbers(pieces.wanted(["a link to a layer"])) == numbers(pieces.wanted()) == [0, 1, 2, 3, 4]
@@ -46,7 +46,7 @@ def test_only_the_right_pieces_of_an_engine_are_kept(tmp_path: Path, blobs: Path
     assert (file.claimed, numbers(file.have)) == (0, list(right[1]))
 
 
-def test_what_cannot_be_a_layer_of_the_archive_is_not_read(tmp_path: Path, blobs: Path) -> None:
+def test_files_that_cannot_be_layers_are_not_read(tmp_path: Path, blobs: Path) -> None:
     (tmp_path / "other").write_bytes(b"abcd")
     (blobs / ("a" * 64)).write_bytes(b"longer")
     layers = {"1": (0, 4, "../other"), "2": (0, 4, "a" * 64), "3": (0, 4, "b" * 64), "4": (0, 4, "")}

@@ -45,7 +45,7 @@ def test_which_program_is_there(
     assert bool(found.problem) == bool(problem)
 
 
-def test_who_cannot_be_reached_is_named_with_ssh_s_last_words(tmp_path: Path) -> None:
+def test_unreachable_host_is_named_with_sshs_last_message(tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text(
         '#!/bin/sh\nfor word; do case $word in 10.0.0.2) echo "Warning: x" >&2; '

@@ -64,7 +64,7 @@ def test_a_job_of_another_cluster_is_seen_by_its_process_wherever_its_directory_
         assert name not in jobs_of_processes()
 
 
-def test_a_reader_is_no_agent(tmp_path: Path) -> None:
+def test_process_with_an_unlocked_file_is_no_agent(tmp_path: Path) -> None:
     lock = tmp_path / "one" / ".agent.n1.lock"
     lock.parent.mkdir()
     with lock.open("a") as other:
@@ -73,7 +73,7 @@ def test_a_reader_is_no_agent(tmp_path: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_nothing_is_followed_or_waited_for(tmp_path: Path) -> None:
+def test_links_and_special_files_are_not_opened(tmp_path: Path) -> None:
     """Only a regular file in a job's directory is a lock."""
     jobs = tmp_path / "jobs"
     for name in ("link", "pipe", "directory", "empty"):

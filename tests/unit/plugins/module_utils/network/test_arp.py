@@ -11,7 +11,7 @@ MAC = bytes.fromhex("0242c0a81064")
 ADDRESS = "192.169.16.100"
 
 
-def test_a_probe_is_a_request_in_the_name_of_nobody() -> None:
+def test_arp_probe_has_no_sender_address() -> None:
     packet = request(MAC, ADDRESS, 1)
     assert packet.hex(" ") == (
         "00 01 08 00 06 04 00 01 02 42 c0 a8 10 64 00 00 00 00 00 00 00 00 00 00 c0 a9 10 64"
@@ -31,11 +31,11 @@ def test_infiniband_has_hardware_addresses_of_20_bytes() -> None:
 @pytest.mark.parametrize(
     "packet", [b"", b"\0" * 28, request(MAC, ADDRESS, 1)], ids=["none", "zeros", "probe"]
 )
-def test_who_only_queries_an_address_does_not_have_it(packet: bytes) -> None:
+def test_arp_request_is_no_sign_of_use(packet: bytes) -> None:
     assert sender(packet, ADDRESS) == ""
 
 
-def test_who_answers_has_it() -> None:
+def test_arp_reply_is_a_sign_of_use() -> None:
     answer = bytearray(request(MAC, "0.0.0.0", 1))
     answer[7] = 2
     answer[14:18] = bytes([192, 169, 16, 100])
@@ -43,7 +43,7 @@ def test_who_answers_has_it() -> None:
     assert sender(bytes(answer), "192.169.16.101") == ""
 
 
-def test_a_wire_that_cannot_be_queried_has_nobody(tmp_path: Path) -> None:
+def test_interface_without_arp_finds_no_user(tmp_path: Path) -> None:
     link = tmp_path / "class" / "net" / "tunl0"
     link.mkdir(parents=True)
     (link / "type").write_text("768\n")

@@ -23,7 +23,7 @@ exit 1
 """
 
 
-def test_its_own_last_line_is_reported_and_not_systemds(
+def test_plugins_own_last_line_is_reported_and_not_systemds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in (("journalctl", JOURNALCTL), ("systemctl", SYSTEMCTL)):
@@ -34,7 +34,7 @@ def test_its_own_last_line_is_reported_and_not_systemds(
         control("restart", "rdm-sriov.service")
 
 
-def test_what_a_write_that_was_killed_left_goes_with_the_rest(tmp_path: Path) -> None:
+def test_rest_of_a_killed_write_is_removed(tmp_path: Path) -> None:
     paths = Paths(*(str(tmp_path / name) for name in ("lib/program", "unit", "socket", "state")))
     for name in ("lib/program", "state/state.json", "state/.rdm-provision-x1"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

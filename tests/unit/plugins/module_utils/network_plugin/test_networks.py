@@ -131,7 +131,7 @@ def restore(engine: Engine, plugin: Plugin) -> networks.Restored:
     return networks.restore(engine, plugin.socket, "rdm")  # type: ignore[arg-type]
 
 
-def test_it_is_sent_what_it_lacks_as_it_was(plugin: Plugin, engine: Engine) -> None:
+def test_plugin_gets_its_missing_networks_unchanged(plugin: Plugin, engine: Engine) -> None:
     body = {"NetworkID": "ibnet" * 8, "EndpointID": "e", "Interface": {"Address": "192.169.16.100/24"}}
     with pytest.raises(PluginProblem, match="unknown here and the engine does not say what it was"):
         call_plugin(plugin.socket, "NetworkDriver.CreateEndpoint", body)
@@ -144,7 +144,7 @@ def test_it_is_sent_what_it_lacks_as_it_was(plugin: Plugin, engine: Engine) -> N
     call_plugin(plugin.socket, "NetworkDriver.CreateEndpoint", body)
 
 
-def test_one_of_ours_that_cannot_be_is_refused_and_one_of_others_is_reported(
+def test_invalid_network_of_ours_is_refused_and_a_foreign_one_reported(
     plugin: Plugin, engine: Engine
 ) -> None:
     engine.network("theirs", labels={}, netdevice="gone0")
@@ -187,7 +187,7 @@ def test_gathering_finds_what_the_plugin_lacks_and_that_it_is_dead(plugin: Plugi
     assert drift() == [f"the plugin at {plugin.socket} does not answer"]
 
 
-def test_something_else_at_the_plugins_socket_is_no_answer_of_it(plugin: Plugin, engine: Engine) -> None:
+def test_other_server_at_the_plugins_socket_is_detected(plugin: Plugin, engine: Engine) -> None:
     plugin.server.driver._calls.pop("RdmSriov.Info")
     watch = {"program": "/nowhere", "socket": plugin.socket, "state": "/nowhere"}
     assert installation.observe(watch)[f"the plugin at {plugin.socket}"] == installation.FOREIGN
@@ -195,7 +195,7 @@ def test_something_else_at_the_plugins_socket_is_no_answer_of_it(plugin: Plugin,
     assert names(engine, plugin) == []
 
 
-def test_who_serves_the_socket_is_a_fact(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_of_the_plugins_socket_is_gathered(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
     sriov = {"interfaces": [], "socket": plugin.socket}
 
     def seen(**changes: str) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def test_the_plugin_in_a_container_is_sent_networks_once_it_is_ready(
         run_module(container_ready, params)
 
 
-def test_the_plugin_of_a_unit_is_sent_them_too_unless_no_engine_is_up(
+def test_plugin_of_a_unit_gets_its_networks_if_an_engine_is_up(
     plugin: Plugin, engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, value in {

@@ -134,7 +134,7 @@ def assert_whole(node: Node, wanted: Wanted) -> None:
 
 # That of system, whose venv takes five processor seconds, is below: with apex, and from a mirror.
 @pytest.mark.parametrize("method", ["pyenv", "uv"])
-def test_an_environment_holds_what_the_lock_names_and_the_trainer(node: Node, method: str) -> None:
+def test_environment_has_the_locked_packages_and_the_trainer(node: Node, method: str) -> None:
     wanted = node.wanted(method)
     assert environment.drift(node.directory, wanted) == "there is none"
     node.make(wanted)
@@ -153,7 +153,7 @@ def test_a_package_with_another_digest_is_refused_and_not_replaced(node: Node, m
     assert not environment.state_of(environment.version_path(node.directory, forged))["whole"]
 
 
-def test_what_a_job_uses_stays_until_it_has_ended(node: Node) -> None:
+def test_environment_of_a_running_job_is_not_removed(node: Node) -> None:
     node.make(node.wanted())
     old = os.path.realpath(node.directory)
     with subprocess.Popen([f"{old}/bin/python", "-c", "input()"], stdin=subprocess.PIPE) as job:
@@ -166,7 +166,7 @@ def test_what_a_job_uses_stays_until_it_has_ended(node: Node) -> None:
     assert not os.path.lexists(node.directory)
 
 
-def test_what_other_nodes_use_or_may_use_stays_where_they_share_it(node: Node) -> None:
+def test_shared_environment_that_other_nodes_may_use_is_not_removed(node: Node) -> None:
     def make(line: str, protect: list[str] | None) -> str:
         wanted = node.wanted(lock=f"# {line}\n{node.lock}")
         environment.make(node.directory, wanted, node.sources, str(node.trainer), find_uv(), protect)
@@ -178,14 +178,14 @@ def test_what_other_nodes_use_or_may_use_stays_where_they_share_it(node: Node) -
     with pytest.raises(NodeError, match="is in use and has to be recreated: stop its jobs first"):
         make("1", [first])
     third = make("3", None)
-    assert Path(first).exists(), "nobody knows who uses it"
+    assert Path(first).exists(), "another node may use it"
     assert Path(second).exists()
     assert environment.mine(node.directory, "c") == sorted([first, second, third])
     fourth = make("4", [])
     assert environment.mine(node.directory, "c") == [fourth]
 
 
-def test_what_another_user_has_written_there_is_named_and_the_rest_goes_later(
+def test_files_of_another_user_are_named_and_the_rest_is_removed_later(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.make(node.wanted())
@@ -214,7 +214,7 @@ def test_drift_of_packages_and_programs_is_seen(node: Node) -> None:
     assert environment.drift(node.directory, node.wanted()) == ""
 
 
-def test_what_others_have_made_stays(node: Node) -> None:
+def test_foreign_files_stay(node: Node) -> None:
     Path(node.directory).mkdir()
     with pytest.raises(NodeError, match="was not made by rdm-provision: remove it, or set"):
         environment.drift(node.directory, node.wanted())
@@ -289,7 +289,7 @@ def test_nodes_that_share_pyenv_build_one_after_the_other(tmp_path: Path) -> Non
         (["y" * 2000 + "end"], "yyy", "yend"),
     ],
 )
-def test_what_a_program_says_in_short_has_its_error(lines: list[str], begins: str, ends: str) -> None:
+def test_shortened_output_keeps_the_error(lines: list[str], begins: str, ends: str) -> None:
     script = "import sys; sys.exit('\\n'.join(sys.argv[1:]))"
     with pytest.raises(NodeError) as problem:
         base_python.run_program([sys.executable, "-c", script, *lines], "do it", {})
@@ -299,7 +299,7 @@ def test_what_a_program_says_in_short_has_its_error(lines: list[str], begins: st
     assert len(message) < 620
 
 
-def test_what_a_killed_build_has_left_is_named(tmp_path: Path) -> None:
+def test_rest_of_a_killed_build_is_named(tmp_path: Path) -> None:
     python = tmp_path / "versions" / "3.99.1" / "bin" / "python3"
     python.parent.mkdir(parents=True)
     python.symlink_to("/bin/false")
@@ -315,7 +315,7 @@ def test_what_a_killed_build_has_left_is_named(tmp_path: Path) -> None:
         ("pyenv", 0, r"there is no pyenv in .*/pyenv or on the PATH: install it, set"),
     ],
 )
-def test_what_cannot_be_made_is_refused_before_anything_is(
+def test_impossible_environment_is_refused_before_any_change(
     node: Node, method: str, space: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -371,7 +371,7 @@ def rooms(node: Node, monkeypatch: pytest.MonkeyPatch, **free: float) -> None:
         ({"pyenv": 0.1}, "cache", "pyenv", 2, r"/pyenv has 102\.4 MiB free"),
     ],
 )
-def test_every_file_system_that_something_goes_to_has_room(
+def test_disk_space_is_checked_on_every_file_system_written_to(
     node: Node,
     monkeypatch: pytest.MonkeyPatch,
     free: dict[str, float],
@@ -398,7 +398,7 @@ def test_every_file_system_that_something_goes_to_has_room(
         ("uv", ["/srv/wheels"], True),
     ],
 )
-def test_only_where_packages_are_kept_does_the_users_cache_need_room(
+def test_users_cache_needs_room_only_where_packages_are_cached(
     node: Node, method: str, links: list[str], room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rooms(node, monkeypatch, xdg=0.1)
@@ -415,7 +415,7 @@ def test_a_proxy_is_named_for_programs_that_read_either_case(node: Node) -> None
         assert variables[name] == "http://proxy:3128"
 
 
-def test_pythons_that_uv_installed_go_with_the_last_environment_of_theirs(node: Node) -> None:
+def test_uv_python_is_removed_with_its_last_environment(node: Node) -> None:
     pythons = node.home / "pythons"
     pythons.mkdir()
     node.make(node.wanted())
@@ -575,7 +575,7 @@ def test_packages_come_through_a_proxy_and_apex_that_cannot_be_built_is_without_
 ) -> None:
     """Real pip and uv, and a package of apex's name whose build fails like apex's without nvcc.
 
-    A proxy is asked for whole addresses, which are paths below what it serves here.
+    A proxy gets requests with whole URLs, which are paths below what it serves here.
     """
     index = "http://index.invalid/simple"
     directory = Path(node.home, "web", *index.split("/"), "helper")
@@ -680,7 +680,7 @@ def test_a_relative_path_is_refused(node: Node, option: str, variable: str) -> N
         run_module(module, {**node.options(), option: "envs/python"})
 
 
-def test_a_node_that_does_not_make_it_needs_nothing_and_removes_nothing(
+def test_node_that_only_uses_a_shared_environment_needs_and_removes_nothing(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a worker with a shared environment, without its own Python."""

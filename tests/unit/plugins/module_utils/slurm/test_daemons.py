@@ -49,7 +49,7 @@ class Running:
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "[::1]")])
-def test_a_daemon_that_has_an_address_is_there_when_it_listens(
+def test_daemon_with_an_address_is_up_when_it_listens(
     family: socket.AddressFamily, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemons, "last_words", lambda name: f"{name}: cannot bind")
@@ -63,7 +63,7 @@ def test_a_daemon_that_has_an_address_is_there_when_it_listens(
         daemons.wait_for("slurmrestd", running, 30.0, address)
 
 
-def test_the_last_words_of_a_daemon_are_in_its_log_or_in_the_journal(
+def test_last_message_of_a_daemon_comes_from_its_log_or_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "slurmd.log"

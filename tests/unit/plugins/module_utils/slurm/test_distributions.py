@@ -50,7 +50,7 @@ def test_each_distribution_has_a_name_for_each_part() -> None:
         ("dnf", "rpm", RPM, {"munge": "0.5.13", "slurmd": "22.05.9"}),
     ],
 )
-def test_what_is_installed_by_our_names(
+def test_installed_packages_are_reported_by_part(
     manager: str, program: str, script: str, found: dict[str, str], stand_in: StandIn
 ) -> None:
     stand_in(program, script)
@@ -68,7 +68,7 @@ def test_what_is_installed_by_our_names(
         ("dnf", "dnf", "exit 0", ""),
     ],
 )
-def test_what_would_be_installed(
+def test_package_candidates_are_reported(
     manager: str, program: str, script: str, version: str, stand_in: StandIn
 ) -> None:
     stand_in(program, script)
@@ -80,7 +80,7 @@ def test_where_slurmd_gets_its_options() -> None:
 
 
 @pytest.mark.parametrize(("manager", "pids"), [("apt", [1]), ("dnf", [1, 2])])
-def test_mariadb_is_what_this_distribution_calls_it_and_none_of_a_container(
+def test_mariadb_unit_is_the_distributions_and_not_a_containers(
     manager: str, pids: list[int], tmp_path: Path
 ) -> None:
     for pid, name, inside in (

@@ -49,7 +49,7 @@ def test_cgroups_of_both_versions(tmp_path: Path) -> None:
         ("", {"slurmd": [7]}, "slurmd runs,"),
     ],
 )
-def test_a_slurm_that_is_not_ours_is_seen(
+def test_foreign_slurm_is_found(
     text: str, running: dict[str, list[int]], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "slurm.conf"
@@ -101,7 +101,7 @@ def node(name: str, state: str, reason: str = "none") -> dict[str, str]:
     return {"node": name, "state": state, "reason": reason}
 
 
-def test_nodes_that_take_no_jobs_are_named_with_why() -> None:
+def test_unavailable_nodes_are_named_with_the_reason() -> None:
     found = [node("n1", "idle"), node("n2", "allocated"), node("n3", "down*", "Not responding")]
     found += [node("n4", "drained", "Prolog error"), node("n5", "mixed"), node("n6", "idle*")]
     assert daemons.unready(["n1", "n2", "n3", "n4", "n5", "n6", "n7"], found) == {
@@ -123,13 +123,11 @@ def test_accounts_that_are_missing_are_added(monkeypatch: pytest.MonkeyPatch) ->
     assert daemons.missing_accounts("c2", {}) == [["cluster", "c2"]]
 
 
-def test_a_check_says_what_would_be_made_before_the_package_has_made_its_user(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def nobody(name: str) -> None:
+def test_check_mode_works_before_the_package_has_created_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown_user(name: str) -> None:
         raise KeyError(name)
 
-    monkeypatch.setattr(pwd, "getpwnam", nobody)
+    monkeypatch.setattr(pwd, "getpwnam", unknown_user)
     assert daemons.make_directories(["/var/lib/slurm/slurmd"], True) == ["make /var/lib/slurm/slurmd"]
     with pytest.raises(NodeError, match="the user slurm is missing"):
         daemons.make_directories(["/var/lib/slurm/slurmd"], False)

@@ -68,7 +68,7 @@ class FakeKernel(Kernel):
         elif path.endswith("/drivers_probe"):
             if not (self.sys / "bus/pci/devices" / text).exists():
                 raise _error(errno.ENODEV)
-            with contextlib.suppress(OSError):  # the kernel does not say that nobody took it
+            with contextlib.suppress(OSError):  # the kernel reports no error without a driver
                 self.probe(text)
         elif path.endswith("/sriov_numvfs"):
             self.make(file.parent.name, int(text))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 PLACES = st.tuples(st.integers(0, 2**20 - 1), st.integers(0, 15), st.integers(0, 255))
 
 
-def test_an_address_says_whose_it_is() -> None:
+def test_mac_encodes_node_pf_and_vf() -> None:
     # 192.169.16.100 ends in 0x91064 of 20 bits; PF 3, VF 17
     assert first_mac("06:5e", 0xC0A91064) == "06:5e:91:06:40:00"
     assert mac_of("06:5e:91:06:40:00", 3, 17) == "06:5e:91:06:43:11"
@@ -31,14 +31,14 @@ def test_two_vfs_never_share_an_address(one: tuple[int, int, int], other: tuple[
 
 
 @given(st.binary(min_size=6, max_size=6) | st.binary(min_size=8, max_size=8))
-def test_every_way_to_write_an_address_is_one(value: bytes) -> None:
+def test_every_notation_of_a_mac_is_accepted(value: bytes) -> None:
     text = value.hex()
     words = ":".join(text[at : at + 4] for at in range(0, len(text), 4))
     assert normal(text) == normal(words.upper()) == normal(value.hex("-")) == value.hex(":")
 
 
 @pytest.mark.parametrize("text", ["", "06:5e", "06:5e:91:06:40:0g", "00:00:10:29:fe:80:00:00:00:00"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_mac_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"neither a MAC \(6 bytes\) nor a GUID"):
         normal(text)
 

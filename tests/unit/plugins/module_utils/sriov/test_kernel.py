@@ -72,7 +72,7 @@ def test_ethernet_vfs_get_what_is_desired(kernel: FakeKernel, pf: str) -> None:
         assert vf.address == kernel.interface_address(pf, number) == addresses(FIRST, 0, 4)[number]
 
 
-def test_what_is_not_desired_stays(kernel: FakeKernel) -> None:
+def test_settings_that_are_not_desired_stay(kernel: FakeKernel) -> None:
     kernel.make("0000:52:00.0", 2)
     kernel.ip(["link", "set", "dev", "eth2", "vf", "1", "vlan", "7"])
     kernel.log.clear()
@@ -80,7 +80,7 @@ def test_what_is_not_desired_stays(kernel: FakeKernel) -> None:
     assert kernel.log == []
 
 
-def test_from_one_number_to_another_there_is_none_between(kernel: FakeKernel) -> None:
+def test_number_of_vfs_is_set_to_0_before_another_number(kernel: FakeKernel) -> None:
     kernel.make("0000:41:00.0", 6)
     bring(kernel, wanted("ib0", 4))
     numbers = [line for line in kernel.log if "sriov_numvfs" in line]
@@ -118,7 +118,7 @@ def test_a_kernel_without_a_switch_for_drivers_binds_them_twice(kernel: FakeKern
     assert all(vf.driver for vf in kernel.read("ib0").vfs)
 
 
-def test_what_a_kill_left_without_drivers_is_repaired(kernel: FakeKernel) -> None:
+def test_vfs_left_without_a_driver_by_a_kill_are_repaired(kernel: FakeKernel) -> None:
     for step in next_steps(kernel.read("ib0"), wanted("ib0")):
         kernel.do(step)
     assert not any(vf.driver for vf in kernel.read("ib0").vfs)
@@ -164,7 +164,7 @@ def test_a_policy_alone_needs_no_rebind(kernel: FakeKernel) -> None:
     assert all(line.endswith("policy = Up") for line in kernel.log)
 
 
-def test_vfs_that_nobody_was_to_bind_are_bound(kernel: FakeKernel) -> None:
+def test_vfs_that_are_not_bound_automatically_are_bound(kernel: FakeKernel) -> None:
     kernel.write("bus/pci/devices/0000:41:00.0/sriov_drivers_autoprobe", "0")
     kernel.make("0000:41:00.0", 4)
     assert not any(vf.driver for vf in kernel.read("ib0").vfs)
@@ -277,7 +277,7 @@ CHANGES = st.lists(
     st.booleans(),
     CHANGES,
 )
-def test_any_state_leads_to_the_wanted_one_or_stays(
+def test_any_state_reaches_the_desired_one_or_stays(
     pf: str, before: int, number: int, configured: bool, autoprobe: bool, changes: list[tuple[str, int]]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -381,7 +381,7 @@ def test_a_held_vf_is_named(kernel: FakeKernel) -> None:
     )
 
 
-def test_a_held_vf_stops_nothing_that_is_right(kernel: FakeKernel) -> None:
+def test_held_vf_does_not_block_correct_settings(kernel: FakeKernel) -> None:
     bring(kernel, wanted("ib0"))
     kernel.hold("ib0", 2)
     kernel.log.clear()
@@ -389,7 +389,7 @@ def test_a_held_vf_stops_nothing_that_is_right(kernel: FakeKernel) -> None:
     assert kernel.log == []
 
 
-def test_one_bad_pf_keeps_the_good_ones_as_they_are(kernel: FakeKernel) -> None:
+def test_one_bad_pf_leaves_the_others_unchanged(kernel: FakeKernel) -> None:
     text = error_of(kernel, wanted("ib0"), wanted("ib2"), wanted("eth4"))
     assert "mlx4_core" in text
     assert "bond0" in text
@@ -459,7 +459,7 @@ def test_a_card_that_has_sriov_off_is_named(kernel: FakeKernel, monkeypatch: pyt
 # --- facts ---
 
 
-def test_facts_list_the_physical_functions_and_go_there_and_back(kernel: FakeKernel) -> None:
+def test_pf_facts_survive_serialisation(kernel: FakeKernel) -> None:
     bring(kernel, wanted("ib0"))
     kernel.hold("ib0", 1)
     listed = {one["pf"]: one for one in facts(kernel.root)}

@@ -31,14 +31,14 @@ def old(tmp_path: Path) -> Path:
     return home
 
 
-def test_the_clusters_files_go_and_the_directory_with_them(old: Path) -> None:
+def test_cluster_files_and_their_directory_are_removed(old: Path) -> None:
     plan = removal(str(old), "rdm")
     assert plan is not None
     plan.apply(None)
     assert not old.exists()
 
 
-def test_what_jobs_and_others_have_left_stays(old: Path) -> None:
+def test_files_of_jobs_and_others_stay(old: Path) -> None:
     (old / "jobs" / "tiny").mkdir()
     (old / "mine").write_text("")
     plan = removal(str(old), "rdm")
@@ -62,7 +62,7 @@ def test_the_container_says_which_it_is() -> None:
     assert directory_of({"Mounts": None}) == directory_of({}) == ""
 
 
-def test_it_is_all_that_the_roles_take_away() -> None:
+def test_removal_covers_all_files_of_the_roles() -> None:
     none = NodeVariables((), str)
     gone = [desired(role, none, PlanEntry("n1"), absent=True) for role in ("container", "hostfile", "my_ip")]
     names = {file["path"].removeprefix("/etc/rdm/") for part in gone for file in part["files"]}

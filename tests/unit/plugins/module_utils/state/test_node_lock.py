@@ -69,7 +69,7 @@ def test_a_run_that_was_killed_locks_nothing_for_long(path: Path) -> None:
     assert holder("c")["run"] == "two"
 
 
-def test_what_still_works_for_a_run_keeps_its_lock(path: Path) -> None:
+def test_lock_is_kept_by_a_running_child_of_the_run(path: Path) -> None:
     take(wanted("one"))
     record = json.loads(path.read_text())
     ended(path, call=record["call"])
@@ -96,7 +96,7 @@ def test_a_run_is_followed_by_the_next_from_the_same_inventory_and_by_who_knows_
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"run": "one"}'])
-def test_half_a_record_locks_nothing(path: Path, text: str) -> None:
+def test_truncated_record_locks_nothing(path: Path, text: str) -> None:
     path.parent.mkdir()
     path.write_text(text)
     assert (holder("c"), take(wanted("two"))) == ({}, {})

@@ -155,9 +155,7 @@ def see(watch: dict[str, Any], engine: Engine, sysfs: str = "/sys") -> state_fil
 
 
 @pytest.mark.parametrize("name", PLANTS)
-def test_what_somebody_changes_is_the_work_of_the_role_in_charge(
-    name: str, home: Path, watch: dict[str, Any]
-) -> None:
+def test_foreign_change_is_work_of_the_responsible_role(name: str, home: Path, watch: dict[str, Any]) -> None:
     plant, roles = PLANTS[name]
     engine = Engine()
     before = see(watch, engine)
@@ -171,7 +169,7 @@ def test_what_somebody_changes_is_the_work_of_the_role_in_charge(
     assert all(sentence for sentences in found.values() for sentence in sentences)
 
 
-def test_what_an_engine_describes_otherwise_after_its_restart_is_no_change(watch: dict[str, Any]) -> None:
+def test_other_form_of_an_engines_answer_after_a_restart_is_no_change(watch: dict[str, Any]) -> None:
     engine = Engine()
     engine.container["HostConfig"].update(Dns=None, DnsSearch=None, KernelMemory=0)
     before = see(watch, engine)
@@ -186,7 +184,7 @@ def test_what_an_engine_describes_otherwise_after_its_restart_is_no_change(watch
     assert set(state_file.drift(before, see(watch, engine))) == {"container"}
 
 
-def test_what_has_changed_of_a_file_is_named(home: Path, watch: dict[str, Any]) -> None:
+def test_changed_attribute_of_a_file_is_named(home: Path, watch: dict[str, Any]) -> None:
     key = home / "ssh" / "id_ed25519"
     key.chmod(0o600)
     before = see(watch, Engine())
@@ -201,7 +199,7 @@ def test_what_has_changed_of_a_file_is_named(home: Path, watch: dict[str, Any]) 
     assert found["container"] == [f"{key} has changed: content; mode 0644, not 0600"]
 
 
-def test_what_runs_otherwise_in_each_start_is_no_change(watch: dict[str, Any]) -> None:
+def test_values_that_differ_in_each_start_are_no_change(watch: dict[str, Any]) -> None:
     engine = Engine()
     before = see(watch, engine)
     engine.container.update(Id="c2", Created="later")
@@ -243,7 +241,7 @@ def test_the_state_file_itself_and_files_on_their_way_are_not_checked(
     assert state_file.drift(before, see(watch, Engine())) == {}
 
 
-def test_other_hardware_is_the_containers_matter(watch: dict[str, Any]) -> None:
+def test_changed_hardware_is_work_of_the_container_role(watch: dict[str, Any]) -> None:
     before = see(watch, Engine())
     now = state_file.observe(watch, "sha256:other", Engine())  # type: ignore[arg-type]
     assert set(state_file.drift(before, now)) == {"container"}
@@ -255,7 +253,7 @@ def kept(watch: dict[str, Any], home: Path) -> dict[str, Any]:
     return state_file.read(str(home))
 
 
-def test_the_file_of_the_release_before_is_read_and_replaced(home: Path, watch: dict[str, Any]) -> None:
+def test_state_file_of_the_previous_release_is_read_and_replaced(home: Path, watch: dict[str, Any]) -> None:
     last = kept(watch, home)
     former = (home / state_file.FILE_NAME).rename(home / state_file.FORMER_NAME)
     former.write_text(former.read_text(encoding="utf-8").replace('"vfs"', '"functions"'), encoding="utf-8")
@@ -266,7 +264,7 @@ def test_the_file_of_the_release_before_is_read_and_replaced(home: Path, watch: 
     assert (former.exists(), (home / state_file.FILE_NAME).exists()) == (False, True)
 
 
-def test_what_is_changed_while_other_roles_work_is_not_taken_for_right(
+def test_change_during_the_work_of_other_roles_is_not_recorded_as_correct(
     home: Path, watch: dict[str, Any]
 ) -> None:
     last = kept(watch, home)
@@ -277,7 +275,7 @@ def test_what_is_changed_while_other_roles_work_is_not_taken_for_right(
     assert state_file.renewed({}, now, ["container"]) == now
 
 
-def test_what_one_sentence_implies_is_not_repeated(home: Path, watch: dict[str, Any]) -> None:
+def test_implied_reasons_are_not_repeated(home: Path, watch: dict[str, Any]) -> None:
     engine = Engine()
     before = see(watch, engine)
     engine.container["State"].update(Status="exited")
@@ -342,14 +340,14 @@ def test_the_reason_says_which_inputs_differ(role: str, now: str, reason: str) -
     assert state_file.to_do(before, {role: now}, {}, {}) == {role: [f"it was made from {reason}"]}
 
 
-def test_a_role_that_is_not_wanted_has_no_work(home: Path, watch: dict[str, Any]) -> None:
+def test_disabled_role_has_no_work(home: Path, watch: dict[str, Any]) -> None:
     engine = Engine()
     engine.networks.clear()
     inputs = {role: digest for role, digest in INPUTS.items() if role != "network"}
     assert state_file.to_do(kept(watch, home), inputs, {}, see(watch, engine)) == {}
 
 
-def test_an_engine_that_cannot_be_queried_leaves_everything_to_do(home: Path, watch: dict[str, Any]) -> None:
+def test_unreachable_engine_makes_every_role_work(home: Path, watch: dict[str, Any]) -> None:
     assert set(state_file.to_do(kept(watch, home), INPUTS, {}, None)) == set(INPUTS)
 
 

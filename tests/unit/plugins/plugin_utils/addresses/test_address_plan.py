@@ -147,7 +147,7 @@ def test_growing_plan_keeps_its_gateway_and_fills_upward_then_below_the_master()
     ]
 
 
-def test_full_plan_is_widened_only_when_the_user_says_so() -> None:
+def test_full_plan_is_widened_only_on_request() -> None:
     full = make_plan(nodes(253))
     with pytest.raises(PreconditionFailed) as refused:
         make_plan(nodes(254), previous=full)
@@ -179,7 +179,7 @@ def test_explicit_subnet_is_never_widened() -> None:
         make_plan(nodes(62), subnet="10.0.0.0/26", previous=full, replace_network=True)
 
 
-def test_another_subnet_or_gateway_than_the_plans_is_refused_until_the_user_says_so() -> None:
+def test_other_subnet_or_gateway_than_the_plans_is_refused_unless_requested() -> None:
     before = make_plan(nodes(2))
     with pytest.raises(
         PreconditionFailed, match=r"10\.9\.0\.0/24 differs .* 192\.169\.16\.0/24.*network_replace"
@@ -212,7 +212,7 @@ def test_plans_subnet_stays_when_the_variable_goes() -> None:
 
 
 @pytest.mark.parametrize("new", [1, 3, 10, 11])
-def test_the_release_that_is_offered_makes_room_and_none_is_that_would_not(new: int) -> None:
+def test_suggested_release_makes_room_and_useless_ones_are_not_suggested(new: int) -> None:
     """A release after which the nodes still lack addresses is refused, and releases nothing."""
     kept, added = nodes(243), [f"new{number}" for number in range(new)]
     before = make_plan(kept, previous=make_plan(nodes(253)))
@@ -353,7 +353,7 @@ def test_any_history_keeps_every_address(history: list[list[str]], subnet: str) 
 
 
 @given(data=st.data())
-def test_pins_win_whatever_was_before(data: st.DataObject) -> None:
+def test_pins_win_over_any_previous_plan(data: st.DataObject) -> None:
     plan: AddressPlan | None = None
     problems: list[Problem] = []
     for _ in range(data.draw(st.integers(1, 5))):

@@ -208,7 +208,7 @@ def test_own_network_is_no_collision(own: dict[str, Any]) -> None:
         network("ibnet", "192.169.0.0/16", labels={"rdm.provision.cluster": "another"}),
     ],
 )
-def test_network_of_somebody_else_is_a_collision(foreign: dict[str, Any]) -> None:
+def test_network_of_others_is_a_collision(foreign: dict[str, Any]) -> None:
     assert f"overlaps Docker network {foreign['name']}" in overlaps(
         report(docker_networks=with_network(foreign))
     )

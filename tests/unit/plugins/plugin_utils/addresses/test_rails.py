@@ -53,7 +53,7 @@ def test_subnets_follow_the_plans_or_are_the_users() -> None:
         (2, (), IPv4Network("255.255.255.0/24"), "container_rail_subnets must be set: .* no room"),
     ],
 )
-def test_subnets_that_will_not_do_are_reported(
+def test_unsuitable_subnets_are_reported(
     count: int, given_subnets: tuple[str, ...], first: IPv4Network, message: str
 ) -> None:
     found, sentences = subnets(count, *given_subnets, first=first)
@@ -83,7 +83,7 @@ def test_lists_that_make_no_sense_are_reported(rails: list[str], driver: str, me
 
 
 @pytest.mark.parametrize("rails", [[], ["ib0"], ["ib0", "ib1", "ens1f0.100"]])
-def test_lists_that_do_are_not(rails: list[str]) -> None:
+def test_valid_lists_are_not_reported(rails: list[str]) -> None:
     assert name_problems("a", rails, "ib0", "sriov") == []
 
 

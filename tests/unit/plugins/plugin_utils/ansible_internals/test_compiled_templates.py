@@ -105,7 +105,7 @@ def test_other_delimiters_are_distinguished(process: Callable[[], list[str]]) ->
         assert template(header + text, one=1) == "{{ one }} 1"
 
 
-def test_what_cannot_be_compiled_says_the_same(process: Callable[[], list[str]]) -> None:
+def test_error_of_an_invalid_template_is_ansibles(process: Callable[[], list[str]]) -> None:
     messages = []
     for _ in range(2):
         process()
@@ -118,7 +118,7 @@ def test_what_cannot_be_compiled_says_the_same(process: Callable[[], list[str]])
     assert "yntax error" in messages[0][0]
 
 
-def test_code_that_is_damaged_is_recreated(process: Callable[[], list[str]], tmp_path: Path) -> None:
+def test_damaged_cached_code_is_recreated(process: Callable[[], list[str]], tmp_path: Path) -> None:
     process()
     assert template("{{ one }}", one=1) == 1
     (kept,) = tmp_path.iterdir()
@@ -129,7 +129,7 @@ def test_code_that_is_damaged_is_recreated(process: Callable[[], list[str]], tmp
         assert len(compiled) == 1
 
 
-def test_a_directory_that_is_gone_costs_only_time(process: Callable[[], list[str]], tmp_path: Path) -> None:
+def test_missing_cache_directory_is_no_error(process: Callable[[], list[str]], tmp_path: Path) -> None:
     process()
     tmp_path.rmdir()
     assert template("{{ one }}", one=1) == 1
@@ -145,7 +145,7 @@ def test_a_directory_that_is_gone_costs_only_time(process: Callable[[], list[str
         [HERE, VaultedValue(ciphertext="6162")],
     ],
 )
-def test_what_may_be_secret_is_not_kept(
+def test_templates_that_may_be_secret_are_not_cached(
     process: Callable[[], list[str]], tmp_path: Path, tags: list[AnsibleDatatagBase]
 ) -> None:
     """What a file has that is encrypted as a whole: see the callback's test."""
@@ -173,7 +173,7 @@ def broken(environment: pytest.MonkeyPatch, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["_debuggable_template_source", "_TEMPLATE_OVERRIDE_FIELD_NAMES", "_TemplateCompileContext"]
 )
-def test_an_ansible_that_has_not_what_a_key_is_made_of_compiles_as_ever(
+def test_ansible_without_the_private_parts_compiles_without_a_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     methods = [AnsibleEnvironment.compile, AnsibleEnvironment.compile_expression]

@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def test_what_one_run_has_packed_the_next_one_finds(tmp_path: Path, run: Path) -> None:
+def test_next_run_finds_packed_modules(tmp_path: Path, run: Path) -> None:
     kept, following = tmp_path / "home" / "key", tmp_path / "following"
     link(kept, following)
     assert not following.exists()
@@ -40,7 +40,7 @@ def test_what_one_run_has_packed_the_next_one_finds(tmp_path: Path, run: Path) -
     assert list(kept.parent.iterdir()) == [kept], "nothing is left of the copying"
 
 
-def test_a_run_that_packs_it_again_changes_nothing_of_what_is_kept(tmp_path: Path, run: Path) -> None:
+def test_packing_a_module_again_does_not_change_the_cache(tmp_path: Path, run: Path) -> None:
     kept, following = tmp_path / "home" / "key", tmp_path / "following"
     keep(run, kept)
     link(kept, following)
@@ -52,7 +52,7 @@ def test_a_run_that_packs_it_again_changes_nothing_of_what_is_kept(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
-def test_nothing_is_taken_from_where_others_can_write(tmp_path: Path, run: Path, mode: int) -> None:
+def test_cache_that_others_can_write_to_is_not_used(tmp_path: Path, run: Path, mode: int) -> None:
     kept, following = tmp_path / "home" / "key", tmp_path / "following"
     keep(run, kept)
     kept.chmod(mode)
@@ -94,7 +94,7 @@ def test_the_key_changes_with_a_source_and_with_the_versions(tmp_path: Path) -> 
     assert key("2.19.0", [tmp_path]) != changed
 
 
-def test_old_sets_go_but_never_one_that_a_run_may_use(tmp_path: Path, run: Path) -> None:
+def test_old_sets_are_removed_unless_a_run_may_use_them(tmp_path: Path, run: Path) -> None:
     home = tmp_path / "home"
     for number in range(module_cache.KEPT + 3):
         (home / str(number)).mkdir(parents=True)

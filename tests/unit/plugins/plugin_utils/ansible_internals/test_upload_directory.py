@@ -33,7 +33,7 @@ def action(tmp_path: Path) -> Any:
     return SimpleNamespace(_connection=SimpleNamespace(_shell=shell), _low_level_execute_command=execute)
 
 
-def test_it_is_of_its_user_alone_and_the_same_in_the_next_run(tmp_path: Path) -> None:
+def test_upload_directory_is_private_and_reused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     made = upload_directory(action(tmp_path))
     assert made == f"{tmp_path}/rdm-uploads-{os.geteuid()}"
@@ -43,7 +43,7 @@ def test_it_is_of_its_user_alone_and_the_same_in_the_next_run(tmp_path: Path) ->
     assert (Path(made) / "left").exists()
 
 
-def test_what_a_killed_run_has_left_goes_after_a_week(tmp_path: Path) -> None:
+def test_uploads_of_a_killed_run_are_removed_after_a_week(tmp_path: Path) -> None:
     made = Path(upload_directory(action(tmp_path)))
     for name, days in (("left", 9), ("on its way", 0)):
         (made / name).touch()
@@ -75,7 +75,9 @@ def of_another(path: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [link, open_to_all, file, of_another])
-def test_what_somebody_has_planted_there_is_not_used(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+def test_foreign_files_in_the_upload_directory_are_not_used(
+    tmp_path: Path, plant: Callable[[Path], None]
+) -> None:
     plant(tmp_path / f"rdm-uploads-{os.geteuid()}")
     with pytest.raises(AnsibleError, match="must be a directory that only its user can enter: remove it"):
         upload_directory(action(tmp_path))

@@ -97,7 +97,7 @@ def test_the_sentence_of_a_rail_names_the_variable_of_rails(driver: str) -> None
     assert sentence.startswith("container_rails ib7 is not an interface of the node: choose one of eth0, ib0")
 
 
-def test_memlock_is_refused_or_accepted_without_a_word_as_the_user_says() -> None:
+def test_low_memlock_is_refused_or_accepted_as_configured() -> None:
     limited = report(memlock={"soft": 65536, "hard": 8388608, "raise_allowed": False})
     [sentence] = problems(limited)
     assert sentence.startswith("memlock is limited to 8388608 bytes")

@@ -125,7 +125,7 @@ def test_podman_is_used_where_its_socket_is_named_and_nowhere_else() -> None:
         ),
     ],
 )
-def test_what_podman_cannot_is_refused(found: Any, want: dict[str, Any], sentence: str) -> None:
+def test_settings_that_podman_lacks_are_refused(found: Any, want: dict[str, Any], sentence: str) -> None:
     assert sentence in problems(found, **{"network_driver": "macvlan", "rdm_docker_socket": SOCKET, **want})
 
 
@@ -185,7 +185,7 @@ def test_mounts_of_the_user_under_selinux_are_a_warning() -> None:
     assert warnings(report(), **mounts) == []
 
 
-def test_a_log_that_nobody_can_read_is_refused() -> None:
+def test_log_driver_that_cannot_be_read_is_refused() -> None:
     found = report(docker_log_driver="none")
     [sentence] = problems(found, container_sshd=True)
     assert sentence.startswith("the engine's log driver none keeps no line of a container's log")
@@ -256,7 +256,7 @@ def test_disk_must_have_room_for_all_archives_together() -> None:
     assert "has 1.0 MiB free, and loading the image archives needs 1.5 MiB" in problems(found)[0]
 
 
-def test_image_that_nobody_brings_must_be_there() -> None:
+def test_image_without_a_source_must_exist_on_the_node() -> None:
     found = report(docker_images=[{"id": "sha256:1", "tags": ["mine:1"]}, {"id": "sha256:2", "tags": []}])
     assert problems(found, container_image="docker.io/library/mine:1", image_listed=False) == []
     assert problems(found, container_image="other:1", image_listed=True) == []

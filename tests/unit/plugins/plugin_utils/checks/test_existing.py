@@ -46,7 +46,7 @@ def test_network_as_planned_passes() -> None:
         (network("ibnet", SUBNET, labels=OURS, subnets=[]), "subnet is none, not 192.169.16.0/24"),
     ],
 )
-def test_network_with_other_settings_is_refused_until_the_user_says_so(
+def test_network_with_other_settings_is_refused_unless_requested(
     existing: dict[str, Any], difference: str
 ) -> None:
     found = with_networks(existing)

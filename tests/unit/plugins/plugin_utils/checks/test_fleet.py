@@ -72,7 +72,7 @@ FAULTS = {
 }
 
 
-def test_equals_say_nothing(ready: dict[str, Any]) -> None:
+def test_equal_nodes_give_no_warning(ready: dict[str, Any]) -> None:
     assert differences(fleet(ready, 50)) == []
     assert differences({}) == []
 
@@ -86,7 +86,7 @@ def test_an_outlier_is_named_with_what_the_others_have(ready: dict[str, Any], fa
 
 
 @given(st.data())
-def test_whoever_differs_is_named_and_nobody_else(ready: dict[str, Any], data: st.DataObject) -> None:
+def test_only_nodes_that_differ_are_named(ready: dict[str, Any], data: st.DataObject) -> None:
     count = data.draw(st.integers(3, 40))
     nodes = fleet(ready, count)
     outliers = data.draw(st.sets(st.sampled_from(list(nodes)), max_size=(count - 1) // 2))
@@ -172,9 +172,7 @@ def test_a_port_that_is_down_is_not_compared_by_its_rate(ready: dict[str, Any]) 
     assert differences(nodes) == []
 
 
-def test_a_thousand_nodes_take_a_sentence_for_each_kind_of_outlier(
-    ready: dict[str, Any],
-) -> None:
+def test_a_thousand_nodes_take_a_sentence_for_each_kind_of_outlier(ready: dict[str, Any]) -> None:
     nodes = fleet(ready, 1000)
     for number, fault in enumerate(FAULTS):
         for name in list(nodes)[number * 20 : number * 20 + 20]:

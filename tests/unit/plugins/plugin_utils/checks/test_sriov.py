@@ -107,7 +107,7 @@ ON_IB0: dict[str, Any] = {
 }
 
 
-def test_no_vfs_and_none_to_be_made_are_refused_before_the_plugin_has_none_to_give() -> None:
+def test_missing_vfs_are_refused_before_the_plugin_runs_out() -> None:
     none = report(fabric_interfaces=[below()], sriov=[pf()])
     message = (
         "sriov_vfs 0 makes no virtual functions, and ib0 has none now: set sriov_vfs to how many it shall "
@@ -121,7 +121,7 @@ def test_no_vfs_and_none_to_be_made_are_refused_before_the_plugin_has_none_to_gi
     assert problems(some, **ON_IB0) == []
 
 
-def test_every_pf_without_vfs_is_named_with_what_the_poorest_can_have() -> None:
+def test_every_pf_without_vfs_is_named_with_the_common_maximum() -> None:
     found = report(
         interfaces=[{"name": name, "addresses": []} for name in ("ib0", "ib1")],
         fabric_interfaces=[below(), below(name="ib1", pci="0000:42:00.0", total_vfs=4)],
@@ -170,7 +170,7 @@ def moving(held: int, *containers: dict[str, Any], netdevice: str = "ib0") -> An
 MOVED: dict[str, Any] = {**ON_IB0, "network_replace": True, "sriov_vfs": 8}
 
 
-def test_the_containers_that_a_move_from_upstream_ends_hold_no_vfs_against_it() -> None:
+def test_containers_ended_by_a_move_from_upstream_do_not_block_their_vfs() -> None:
     ours = container("rdm", "rdm", ibnet="192.169.16.100")
     assert problems(moving(1, ours), **MOVED) == []
     stays = "ib0 cannot be changed (it has 4 VFs, not 8) while a container has VF 0"

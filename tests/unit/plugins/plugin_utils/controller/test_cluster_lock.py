@@ -117,7 +117,7 @@ def test_git_ignores_the_folder(tmp_path: Path) -> None:
     assert (tmp_path / ".rdm" / ".gitignore").read_text() == "*\n"
 
 
-def test_giving_back_what_one_does_not_hold_does_nothing(tmp_path: Path) -> None:
+def test_releasing_a_lock_that_is_not_held_does_nothing(tmp_path: Path) -> None:
     give_back(tmp_path)
     assert not (tmp_path / ".rdm").exists()
 
@@ -130,7 +130,7 @@ def test_a_living_run_is_left_alone_with_its_workers(tmp_path: Path, start: Star
     assert alive(worker)
 
 
-def test_what_a_dead_run_has_left_is_ended_and_nothing_else(tmp_path: Path, start: Start) -> None:
+def test_only_processes_of_a_dead_run_are_ended(tmp_path: Path, start: Start) -> None:
     run, worker = start()
     reader = subprocess.Popen(["tail", "-f", str(tmp_path / ".rdm" / "lock")], stdout=subprocess.PIPE)
     assert reader.stdout is not None
@@ -145,7 +145,7 @@ def test_what_a_dead_run_has_left_is_ended_and_nothing_else(tmp_path: Path, star
     reader.communicate()
 
 
-def test_what_a_run_has_left_that_gave_the_lock_back(tmp_path: Path, start: Start) -> None:
+def test_processes_left_by_a_run_that_released_the_lock(tmp_path: Path, start: Start) -> None:
     run, worker = start()
     run.kill()
     run.wait()
@@ -185,7 +185,9 @@ def test_a_run_that_cannot_be_seen_is_not_touched(tmp_path: Path, record: str, s
     assert alive(worker)
 
 
-def test_what_cannot_be_ended_is_named(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unkillable_processes_are_named(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, worker = start()
     run.kill()
     run.wait()
@@ -207,7 +209,7 @@ def test_a_folder_that_cannot_be_written_to_has_no_lock(tmp_path: Path) -> None:
     assert take(tmp_path, "x") is None
 
 
-def test_what_a_run_starts_shares_its_lock(tmp_path: Path) -> None:
+def test_child_processes_share_the_runs_lock(tmp_path: Path) -> None:
     file = take(tmp_path, "outer")
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -245,7 +247,7 @@ def test_another_users_folder_keeps_everybody_else_out(tmp_path: Path) -> None:
     assert_free(tmp_path)
 
 
-def test_who_takes_the_lock_is_waited_for(tmp_path: Path) -> None:
+def test_process_that_is_taking_the_lock_is_waited_for(tmp_path: Path) -> None:
     cluster_lock.state_folder(tmp_path)
     with cluster_lock.brief_lock(tmp_path / ".rdm" / "lock.taking", 1):
         began = time.monotonic()
@@ -255,7 +257,7 @@ def test_who_takes_the_lock_is_waited_for(tmp_path: Path) -> None:
     assert_free(tmp_path)
 
 
-def test_only_one_has_it_at_a_time(tmp_path: Path) -> None:
+def test_lock_is_exclusive(tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0")
     argv = [sys.executable, "-c", COUNT, str(COLLECTIONS), str(tmp_path), str(counter)]

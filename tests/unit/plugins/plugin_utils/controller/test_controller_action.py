@@ -29,13 +29,13 @@ def warnings_of(action: type[Decision], arguments: dict[str, Any], variables: di
 
 
 @pytest.mark.parametrize(("planned", "notices"), [({}, 1), ({"preflight_plan": {}}, 0)])
-def test_a_role_that_is_used_alone_names_former_variables(planned: dict[str, Any], notices: int) -> None:
+def test_role_used_alone_reports_former_variables(planned: dict[str, Any], notices: int) -> None:
     warned = warnings_of(Nothing, {}, {"verify_patience": 5.0, **planned})
     assert len(warned) == notices
     assert all("verify_patience is called verify_timeout now" in sentence for sentence in warned)
 
 
-def test_a_former_name_of_an_option_is_taken_with_a_notice() -> None:
+def test_former_name_of_an_option_is_accepted_with_a_notice() -> None:
     class Waits(Nothing):
         """Takes one option, and keeps it."""
 

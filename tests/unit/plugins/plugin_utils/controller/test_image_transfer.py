@@ -154,7 +154,7 @@ def report(have: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_who_is_given_up_and_why() -> None:
+def test_nodes_without_progress_are_given_up_with_a_reason() -> None:
     watch = Watch(["a", "dead", "cut", "full", "never"], GIB, 0)
     watch.add({"a": report(50), "dead": report(40), "cut": report(10), "full": report(20)}, 1)
     assert not watch.ended()
@@ -197,7 +197,7 @@ def test_among_many_nodes_which_announce_less_often_a_node_is_given_up_later() -
     assert watch.given_up == {"7": "was no longer heard at 40%"}
 
 
-def test_who_comes_back_is_waited_for() -> None:
+def test_node_that_returns_is_waited_for() -> None:
     watch = Watch(["a"], GIB, 0)
     watch.add({"a": report(40, silent_s=20.0)}, 1)
     assert watch.ended()

@@ -8,7 +8,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_l
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_locks import NodeLocks
 
 
-def test_a_run_does_not_stand_in_its_own_way() -> None:
+def test_run_is_not_blocked_by_its_own_locks() -> None:
     leader = Leader.here("rdm-provision env up")._asdict()
     wanted = {"cluster": "c", "run": "mine", "home": "here", "leader": leader}
     action: Any = None

@@ -37,7 +37,7 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
-def test_nodes_load_what_others_have_brought(nodes: Nodes, archive: Path) -> None:
+def test_nodes_load_archives_sent_by_others(nodes: Nodes, archive: Path) -> None:
     result = nodes.transfer(archive, remote_src=False)
     assert result["nodes"] == {
         "n1": {str(archive): {"copy": COPY, "whole": "yes"}},
@@ -93,7 +93,7 @@ def test_a_lease_outlives_a_report_that_times_out_and_another_as_slow(
     assert timeouts["source"] == peer_transfer.READ_S * (1 + 3), "it reads its 3 bytes before it starts"
 
 
-def test_a_call_that_fails_once_loses_nobody(nodes: Nodes, archive: Path) -> None:
+def test_single_failed_call_loses_no_node(nodes: Nodes, archive: Path) -> None:
     answer = nodes.answers["reported"]
 
     def reported(name: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def test_a_call_that_fails_once_loses_nobody(nodes: Nodes, archive: Path) -> Non
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_nobody_is_given_up_for_what_a_source_that_stood_still_did_not_report(
+def test_no_node_is_given_up_for_missing_reports_of_a_stalled_source(
     nodes: Nodes, archive: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     now = 100.0
@@ -151,7 +151,7 @@ def test_a_source_that_ends_is_named_at_once(nodes: Nodes, archive: Path) -> Non
         ),
     ],
 )
-def test_what_a_node_says_of_itself_comes_before_what_others_see(
+def test_nodes_own_report_wins_over_its_peers(
     nodes: Nodes,
     archive: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -203,7 +203,7 @@ def test_nodes_that_cannot_take_part_for_the_same_reason_are_one_warning(nodes: 
     assert removed == set(NODES[1:]), "an earlier run may have left parts of it"
 
 
-def test_what_a_later_run_brings_is_not_removed(nodes: Nodes, archive: Path) -> None:
+def test_files_of_a_later_run_are_not_removed(nodes: Nodes, archive: Path) -> None:
     for state in ("joined", "reported"):
         nodes.answers[state] = lambda _name: {"problem": "another run has taken it over"}
     assert nodes.transfer(archive, remote_src=True)["nodes"] == {}
@@ -230,14 +230,14 @@ def test_a_node_that_joins_too_late_keeps_nothing(nodes: Nodes, archive: Path) -
     assert removed == {"/cache/n3.tar", "/cache/n3.tar" + NOTED}
 
 
-def test_what_engines_have_already_is_shown(nodes: Nodes, archive: Path) -> None:
+def test_share_that_engines_already_have_is_shown(nodes: Nodes, archive: Path) -> None:
     nodes.answers["joined"] = lambda name: {"port": 7077, "stored": 0 if name == "n3" else 3 << 20}
     nodes.transfer(archive, remote_src=True)
     message = "image.tar: up to 3.0 MiB of it are already in the engine of n2, n4"
     assert [line for line in nodes.shown if line.endswith(message)], nodes.shown
 
 
-def test_what_has_not_changed_is_not_shown_again(nodes: Nodes, archive: Path) -> None:
+def test_unchanged_progress_is_not_shown_again(nodes: Nodes, archive: Path) -> None:
     def reported(_name: str) -> dict[str, Any]:
         done = nodes.states().count("reported") > 3
         return {
@@ -257,7 +257,7 @@ def test_what_has_not_changed_is_not_shown_again(nodes: Nodes, archive: Path) ->
 @pytest.mark.parametrize(
     ("remote_src", "verified", "left_out"), [(True, ["n2", "n3", "n4"], []), (False, [], ["layer"])]
 )
-def test_what_a_node_has_listed_is_verified_as_a_whole(
+def test_archive_listed_by_a_node_is_verified_as_a_whole(
     nodes: Nodes, archive: Path, remote_src: bool, verified: list[str], left_out: list[str]
 ) -> None:
     own = hashlib.sha256(archive.read_bytes()).hexdigest()

@@ -19,12 +19,12 @@ def results_of(value: Any = None, error: BaseException | None = None) -> QueryRe
     return sort([Outcome("a", value, error)], 7.0)
 
 
-def test_an_answer_is_taken_without_what_ansible_adds() -> None:
+def test_answer_is_accepted_without_ansibles_additions() -> None:
     value = {**PARSED, "node": {"x": 1}, "invocation": {"module_args": {}}, "ansible_facts": {}}
     assert results_of(value) == QueryResults({"a": {"changed": False, "node": {"x": 1}}}, {}, {}, {})
 
 
-def test_what_nodes_say_in_the_same_words_is_kept_once() -> None:
+def test_equal_answers_of_nodes_are_stored_once() -> None:
     text = '{"node": {"networks": [{"driver": "macvlan"}], "memory": 7}}'
     outcomes = [Outcome(name, json.loads(text), None) for name in "ab"]
     one, other = sort(outcomes, 7.0).answers.values()
@@ -57,7 +57,7 @@ def test_an_interpreter_that_had_to_be_found_is_remembered() -> None:
         ({"failed": True, "module_stdout": "bash: python: not found"}, "its answer is not a plain one"),
     ],
 )
-def test_what_is_not_a_plain_answer_is_left_to_an_ordinary_task(value: dict[str, Any], why: str) -> None:
+def test_unusual_answer_is_left_to_an_ordinary_task(value: dict[str, Any], why: str) -> None:
     assert results_of(value) == QueryResults({}, {}, {"a": why}, {})
 
 
@@ -77,7 +77,7 @@ def test_a_play_of_the_rest_ends_with_one_that_was_reached() -> None:
     assert QueryResults({"a": {}}, {}, {}, {}).plays(["a"]) == {"lost": [], "others": []}
 
 
-def test_a_task_of_its_own_has_the_last_word_unless_it_was_skipped() -> None:
+def test_result_of_a_nodes_own_task_wins_unless_it_was_skipped() -> None:
     everybody = {"answers": {"a": {"node": 1}}}
     assert answer("x", "a", {"x_all": everybody}) == {"node": 1}
     assert answer("x", "a", {"x_all": everybody, "x": {"node": 2}}) == {"node": 2}

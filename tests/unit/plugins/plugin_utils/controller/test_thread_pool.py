@@ -96,12 +96,12 @@ def test_a_call_is_taken_when_a_thread_is_free() -> None:
     assert [one.value for one in run_all(calls(), 1, FOREVER)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_calls_see_the_context_of_who_makes_them() -> None:
+def test_calls_run_in_the_callers_context() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
     variable.set("mine")
     assert [one.value for one in run_all([("a", variable.get)], 1, FOREVER)] == ["mine"]
 
 
-def test_who_waits_is_called_while_no_call_ends() -> None:
+def test_waiting_callback_runs_while_no_call_ends() -> None:
     release = threading.Event()
     assert [one.name for one in run_all([("slow", release.wait)], 1, FOREVER, idle=release.set)] == ["slow"]

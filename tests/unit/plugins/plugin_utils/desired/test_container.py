@@ -47,7 +47,7 @@ def test_what_the_node_has_for_containers_and_the_plan_says() -> None:
     assert (part["ipc_mode"], part["rdma"]) == ("host", True)
 
 
-def test_what_the_user_says_wins() -> None:
+def test_users_settings_win() -> None:
     part = made(
         container_devices=[],
         container_ulimits="nofile:1:1",
@@ -99,7 +99,7 @@ def test_shared_memory_of_its_own() -> None:
         ),
     ],
 )
-def test_what_it_may_do(given: dict[str, Any], capabilities: list[str], options: list[str]) -> None:
+def test_container_capabilities(given: dict[str, Any], capabilities: list[str], options: list[str]) -> None:
     part = made(PLANNED, **given)
     assert (part["capabilities"], part["security_opts"]) == (capabilities, options)
 
@@ -134,7 +134,7 @@ def test_it_has_an_address_on_each_rail() -> None:
         ({"network_driver": "macvlan", "container_plugin_socket": "/y.sock"}, ("/y.sock", True)),
     ],
 )
-def test_who_assigns_its_vf_and_whether_it_gets_just_the_devices_of_that(
+def test_vf_assignment_and_device_selection_of_a_container(
     given: dict[str, Any], expected: tuple[str, bool]
 ) -> None:
     variables = {"network_driver": "sriov", "sriov_socket": "/run/x.sock", **given}
@@ -161,7 +161,7 @@ def test_its_sshd_is_only_there_where_it_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"container_job_directory": "/data/jobs"}, {"rdm_become": False}])
-def test_every_file_that_it_reads_goes_with_it(given: dict[str, Any]) -> None:
+def test_every_file_of_a_container_is_removed_with_it(given: dict[str, Any]) -> None:
     there, gone = made(PLANNED, **given)["files"], made(PlanEntry("n1"), absent=True, **given)
     for kind in ("files", "directories"):
         assert paths(there, kind) == paths(gone, kind)

@@ -52,7 +52,7 @@ def test_my_ip_without_a_plan_and_without_root() -> None:
 
 
 @pytest.mark.parametrize("missing", ALONE)
-def test_what_only_a_plan_says_is_named(missing: str) -> None:
+def test_values_that_need_a_plan_are_named(missing: str) -> None:
     given: dict[str, Any] = {name: value for name, value in ALONE.items() if name != missing}
     with pytest.raises(ValueError, match=f"set {missing}, or run the role preflight before"):
         made("my_ip", PlanEntry("n1"), **given)
@@ -67,7 +67,7 @@ def test_the_hostfile_goes_to_the_directory_that_was_found() -> None:
 
 
 @pytest.mark.parametrize("role", ["my_ip", "hostfile"])
-def test_just_what_was_written_is_taken_away_also_without_a_plan(role: str) -> None:
+def test_exactly_the_written_files_are_removed_without_a_plan_too(role: str) -> None:
     gone = made(role, PlanEntry("n1"), absent=True)
     for kind in ("files", "directories"):
         assert paths(gone, kind) == paths(made(role), kind)

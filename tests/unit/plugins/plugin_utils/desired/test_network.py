@@ -54,7 +54,7 @@ def test_interfaces_of_rails_keep_their_names_where_the_driver_names_them() -> N
     assert [one.options.get("prefix") for one in networks] == [None, "eth1r"]
 
 
-def test_what_contradicts_is_an_error() -> None:
+def test_contradicting_settings_are_an_error() -> None:
     with pytest.raises(ValueError, match="means nothing to sriov_plugin upstream; choose rdm-sriov"):
         made(network_driver="sriov", network_pkey="0x8001", sriov_plugin="upstream")
 

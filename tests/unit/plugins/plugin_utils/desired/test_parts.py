@@ -19,7 +19,7 @@ def made(role: str, entry: PlanEntry = ENTRY, **given: Any) -> dict[str, Any]:
     return desired(role, variables(given), entry)
 
 
-def test_who_may_use_the_engine() -> None:
+def test_users_of_the_engine() -> None:
     assert made("docker_engine", docker_engine_users="a,b") == {
         "socket": "",
         "users": ["a", "b"],
@@ -75,7 +75,7 @@ def test_our_plugin_in_a_container_needs_only_the_nodes_links() -> None:
     assert container["userns_mode"] == "host"
 
 
-def test_upstreams_plugin_has_what_the_user_says() -> None:
+def test_upstreams_plugin_has_the_users_settings() -> None:
     part = made("sriov", sriov_plugin="upstream", sriov_capabilities=["X"], sriov_userns_mode="")
     assert part["program_digest"] == ""
     container = part["container"]

@@ -43,7 +43,7 @@ def digest(entry: PlanEntry = ENTRY, **given: Any) -> str:
         {"network_replace": True},  # how a run may get there, not where it ends
     ],
 )
-def test_what_leaves_the_part_as_it_is_leaves_its_digest(given: dict[str, Any]) -> None:
+def test_unchanged_part_keeps_its_digest(given: dict[str, Any]) -> None:
     assert digest(**given) == digest()
 
 

@@ -47,7 +47,7 @@ def test_the_keys_of_this_cluster_are_no_work(keys: cluster_keys.Keys, found: st
         ),
     ],
 )
-def test_what_another_key_changes_is_named(
+def test_changes_by_another_key_are_named(
     tmp_path: Path, found: state_file.Found, name: str, files: list[str]
 ) -> None:
     (tmp_path / "controller" / name).unlink()

@@ -52,7 +52,7 @@ def plugin(**found: Any) -> dict[str, Any]:
         ({"network_plugin": {"unit": True, "cluster": "other"}}, "", False, False, True),
     ],
 )
-def test_what_happens_to_the_plugin_that_is_there(
+def test_existing_plugin_is_kept_or_replaced(
     facts: dict[str, Any] | None, in_place: str, replaces: bool, container_goes: bool, must_be_free: bool
 ) -> None:
     found = steps("sriov", facts)
@@ -95,7 +95,7 @@ def test_which_container_of_the_plugin_is_refused(given: dict[str, Any], reason:
     assert bool(problem) is bool(reason)
 
 
-def test_what_waits_for_a_reboot_is_listed() -> None:
+def test_changes_that_wait_for_a_reboot_are_listed() -> None:
     assert steps("sriov")["waiting"] == []
     assert not steps("sriov", __sriov_firmware={"skipped": True})["reboots"]
     found = steps(
@@ -125,7 +125,7 @@ def test_what_waits_for_a_reboot_is_listed() -> None:
         ),
     ],
 )
-def test_why_no_engine_is_installed(facts: dict[str, Any], given: dict[str, Any], problem: str) -> None:
+def test_reasons_not_to_install_an_engine(facts: dict[str, Any], given: dict[str, Any], problem: str) -> None:
     found = {"docker_state": "absent", "docker_error": "no engine", **facts}
     assert steps("docker_engine", found, **given)["problem"] == problem
 
@@ -210,7 +210,7 @@ def test_an_image_without_a_known_source_is_refused_and_not_left_out(image: dict
         ({"images_inspection": inspection("", ""), "images_list": [*ARCHIVES, PULLED]}, False, True),
     ],
 )
-def test_what_preflight_has_not_done_is_done_by_the_role(
+def test_role_does_what_preflight_has_not_done(
     given: dict[str, Any], uninspected: bool, others: bool
 ) -> None:
     found = steps("images", {"docker": {}}, preflight_plan={}, **{"images_list": ARCHIVES, **given})
@@ -468,7 +468,7 @@ def test_ssh_files_have_what_the_plan_of_them_returned() -> None:
     assert found["directories"] == [{"path": "~/.ssh/rdm-provision"}, {"path": directory}]
 
 
-def test_what_ssh_config_wrote_is_what_it_removes() -> None:
+def test_ssh_config_removes_what_it_wrote() -> None:
     found = ssh_config(PlanEntry.of(PLANNED, "n1"))
     goes = desired("ssh_config", NodeVariables((), str), PlanEntry("n1"), absent=True)
     assert goes["owner_marker"] == found["owner_marker"]
@@ -535,7 +535,7 @@ def test_the_nodes_are_those_of_the_plan_unless_the_user_gives_others() -> None:
     assert verify(**plan)["nodes"] == LINES
 
 
-def test_what_the_measurement_depends_on_is_what_was_read_for_it() -> None:
+def test_measurement_depends_on_the_gathered_values() -> None:
     found = set(verify()["depends_on"])
     assert {"container_name", "container_rails", "verify_all_pairs", "verify_state"} <= found
     assert {"verify_timeout", "verify_patience"} <= found
@@ -556,7 +556,7 @@ def test_one_task_measures_from_many_nodes(given: dict[str, Any], connections: l
     assert verify(**given)["connections"] == connections
 
 
-def test_what_one_task_did_not_measure_is_left_to_tasks_of_their_own() -> None:
+def test_nodes_not_measured_by_one_task_get_their_own_tasks() -> None:
     assert verify()["rest"] == []
     found = verify(__verify_probe_all={"plays": {"lost": ["n3", "n1"], "others": ["n2", "n1"]}})
     assert found["rest"] == ["n3", "n1", "n2"]

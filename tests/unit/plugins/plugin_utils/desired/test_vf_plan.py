@@ -55,7 +55,7 @@ def sentences(problems: list[Problem]) -> list[str]:
 # --- unique and stable ---
 
 
-def test_no_two_of_64_000_vfs_are_one_whatever_comes_and_goes() -> None:
+def test_macs_of_64_000_vfs_are_unique_as_nodes_come_and_go() -> None:
     hosts = [f"node{number}" for number in range(1000)]
     plan = planned(hosts)
     before = macs(plan)
@@ -230,7 +230,7 @@ def test_an_address_that_the_user_chose_and_another_node_has_already_is_refused(
     assert taken(plan, want, {"b": planned_mac}) == []
 
 
-def test_a_vf_that_gets_another_address_in_this_run_is_in_nobodys_way() -> None:
+def test_vf_that_changes_its_address_in_this_run_is_no_conflict() -> None:
     plan = planned(["a", "b"])
     mac = macs(plan)["a"][0]
     vf = {"index": 0, "pci": "0000:41:00.1", "netdev": "ib4"}

@@ -55,7 +55,7 @@ def made(planned_mac: str = PLANNED, **given: Any) -> DesiredVfs:
         ),
     ],
 )
-def test_what_is_gathered_for_them(given: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_gathered_facts_of_vfs(given: dict[str, Any], expected: dict[str, Any]) -> None:
     found = gathered(desired(**{**SRIOV, **given}))
     assert found == {**NONE, **expected}
     spec: Any = node_facts.ARGUMENT_SPEC["sriov"]

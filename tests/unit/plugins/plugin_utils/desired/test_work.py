@@ -42,7 +42,7 @@ def _all_dependents(role: str, wants: set[str]) -> set[str]:
     return found
 
 
-def test_a_container_follows_an_image_that_is_nobodys_to_bring() -> None:
+def test_container_depends_on_an_image_without_a_source() -> None:
     found = {"a": {"images": ["the image training:1 is another one"]}}
     work = decide(found, {"a": ["network", "container"]}, {"a": []})
     assert work.why == {"a": {"container": ["it follows images"]}}
@@ -77,15 +77,13 @@ def test_in_a_dry_run_a_node_without_an_engine_has_no_other_work() -> None:
     assert work.plays["verify"] == ["b"]
 
 
-def test_what_is_to_be_absent_is_taken_away_in_a_play_of_its_own() -> None:
+def test_absent_roles_are_removed_in_a_separate_play() -> None:
     work = decide({"a": {}, "b": {}}, {"a": [], "b": []}, {"a": ["container"], "b": []})
     assert work.plays["absent"] == ["a", "b"]
 
 
 @given(clusters)
-def test_what_is_written_with_a_container_has_no_play_and_all_else_has_one(
-    cluster: dict[str, tuple[set[str], set[str]]],
-) -> None:
+def test_files_written_with_a_container_need_no_play(cluster: dict[str, tuple[set[str], set[str]]]) -> None:
     found = {node: {role: ["a reason"] for role in has} for node, (has, _) in cluster.items()}
     wanted = {node: list(ROLES) for node in cluster}
     absent: dict[str, list[str]] = {node: [] for node in cluster}

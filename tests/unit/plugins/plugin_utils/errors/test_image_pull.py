@@ -58,7 +58,7 @@ def test_registry_is_the_first_part_of_the_name(name: str, registry: str) -> Non
         ),
     ],
 )
-def test_what_engines_say_becomes_one_sentence(error: str, start: str, hint: str) -> None:
+def test_engine_errors_become_one_sentence(error: str, start: str, hint: str) -> None:
     sentence = pull_problem("r.example.com/x:1", message("r.example.com/x:1", error))
     assert sentence.startswith(start)
     assert error in sentence
@@ -66,7 +66,7 @@ def test_what_engines_say_becomes_one_sentence(error: str, start: str, hint: str
     assert "http+docker" not in sentence
 
 
-def test_whatever_else_is_quoted() -> None:
+def test_other_errors_are_quoted() -> None:
     assert pull_problem("x:1", message("x:1", "toomanyrequests: slow down")) == (
         "x:1 could not be pulled from registry docker.io (toomanyrequests: slow down)"
     )

@@ -50,7 +50,7 @@ def test_a_sound_cluster_is_ok_and_its_nodes_have_their_names() -> None:
     ]
 
 
-def test_the_node_whose_exchanges_are_slow_is_named_and_nobody_else() -> None:
+def test_only_the_node_with_slow_exchanges_is_named() -> None:
     evaluated = evaluate_collective(NODES, job(slow="n4"))
     assert [name for name, result in evaluated["verdicts"].items() if not result["ok"]] == ["n4"]
     assert evaluated["findings"] == ["n4: it sends 20 and receives 20 Gb/s where 180 are usual"]

@@ -37,7 +37,7 @@ def cluster(nodes: list[str], rtt: Rtt = lambda _one, _other: USUAL) -> dict[str
 
 
 def cut(*gone: str) -> Rtt:
-    """Return measurements in which some nodes reach nobody and are reached by nobody."""
+    """Return measurements in which some nodes can reach no other, and no other can reach them."""
     return lambda one, other: None if {one, other} & set(gone) else USUAL
 
 
@@ -70,7 +70,7 @@ def test_a_node_that_is_cut_off_is_named_once() -> None:
     assert len(evaluated.failed_pairs) == 8
 
 
-def test_a_node_whose_link_is_down_says_so() -> None:
+def test_node_with_a_link_that_is_down_is_reported_as_such() -> None:
     nodes = names(3)
     measurements = cluster(nodes, cut("n2"))
     measurements["n2"] = measurements["n2"]._replace(link_up=False)
@@ -89,14 +89,14 @@ def test_of_two_nodes_the_one_whose_link_is_down_is_at_fault() -> None:
     assert failing(evaluate(nodes, measurements)) == ["n2"]
 
 
-def test_the_kernels_words_are_the_suspicion() -> None:
+def test_kernel_error_is_the_suspected_reason() -> None:
     nodes = names(3)
     measurements = cluster(nodes, cut("n2"))
     measurements["n2"] = measurements["n2"]._replace(errors={"n1": "network is unreachable"})
     assert evaluate(nodes, measurements).findings == ["n2: no answer from any peer: network is unreachable"]
 
 
-def test_a_node_whose_address_another_has_explains_what_others_meet_there() -> None:
+def test_duplicate_address_explains_the_failures_of_others() -> None:
     nodes = names(3)
     measurements = cluster(nodes)
     reason = "10.0.0.2 is used by 02:42:00:00:00:01 on the wire below eth0, too"
@@ -193,7 +193,7 @@ def test_a_node_that_answers_but_cannot_measure_is_a_warning() -> None:
     ]
 
 
-def test_where_nobody_can_measure_nothing_is_proven() -> None:
+def test_nothing_is_proven_where_no_node_can_measure() -> None:
     nodes = names(2)
     nothing = Measurement(False, "container rdm has no python3", "running")
     evaluated = evaluate(nodes, dict.fromkeys(nodes, nothing))
@@ -201,7 +201,7 @@ def test_where_nobody_can_measure_nothing_is_proven() -> None:
     assert evaluated.method == ""
 
 
-def test_an_sshd_that_answers_nobody_is_its_nodes_fault() -> None:
+def test_sshd_that_answers_no_node_is_its_nodes_fault() -> None:
     nodes = names(3)
     measurements = {
         node: measured(
@@ -259,7 +259,7 @@ def test_a_node_with_other_keys_is_found_as_client_and_as_server_and_named_alone
     assert failing(evaluate(names(2), logged_in(2, lambda one, peer: one != peer))) == ["n1", "n2"]
 
 
-def test_a_node_that_lets_not_even_itself_in_explains_who_fails_with_it() -> None:
+def test_node_that_refuses_its_own_login_explains_failures_with_it() -> None:
     evaluated = evaluate(names(4), logged_in(4, lambda _one, peer: peer == "n3"))
     assert evaluated.findings == ["n3: ssh from its container to itself fails: denied"]
     assert failing(evaluated) == ["n3"]
@@ -526,7 +526,7 @@ def samples(draw: st.DrawFn) -> tuple[list[str], dict[str, Measurement]]:
 
 
 @given(samples())
-def test_who_is_in_no_failing_pair_is_not_faulty(case: tuple[list[str], dict[str, Measurement]]) -> None:
+def test_node_in_no_failing_pair_is_not_faulty(case: tuple[list[str], dict[str, Measurement]]) -> None:
     nodes, measurements = case
     evaluated = evaluate(nodes, measurements)
     named = {name for pair in evaluated.failed_pairs for name in pair}
@@ -535,9 +535,7 @@ def test_who_is_in_no_failing_pair_is_not_faulty(case: tuple[list[str], dict[str
 
 
 @given(st.one_of(clusters(), samples()))
-def test_every_failing_pair_has_a_reported_end(
-    case: tuple[list[str], dict[str, Measurement]],
-) -> None:
+def test_every_failing_pair_has_a_reported_end(case: tuple[list[str], dict[str, Measurement]]) -> None:
     evaluated = evaluate(*case)
     for one, other in evaluated.failed_pairs:
         assert not (evaluated.verdicts[one].ok and evaluated.verdicts[other].ok)
@@ -558,7 +556,7 @@ def test_a_node_that_everybody_reaches_both_ways_is_reported_only_in_a_tie(
 
 
 @given(st.one_of(clusters(), samples()), st.randoms(use_true_random=False))
-def test_the_judgement_does_not_depend_on_the_order_of_arrival(
+def test_result_does_not_depend_on_the_order_of_arrival(
     case: tuple[list[str], dict[str, Measurement]], random: object
 ) -> None:
     nodes, measurements = case
@@ -650,7 +648,7 @@ def test_of_a_run_of_one_node_the_others_are_shown_too() -> None:
     ]
 
 
-def test_who_takes_no_part_is_shown_and_why() -> None:
+def test_nodes_that_take_no_part_are_shown_with_the_reason() -> None:
     assert shown(evaluate(names(3), {}), ["n1", "n2"]) == [
         "Fabric: nothing was measured",
         "The container does not run yet on: n1, n2",

@@ -65,7 +65,7 @@ def planted(draw: st.DrawFn) -> tuple[list[str], list[str], list[Pair]]:
 
 
 @given(planted(), st.sampled_from(["both", "sends", "receives"]))
-def test_planted_slow_nodes_and_links_are_named_and_nobody_else(
+def test_only_planted_slow_nodes_and_links_are_named(
     found: tuple[list[str], list[str], list[Pair]], direction: str
 ) -> None:
     nodes, bad, links = found
@@ -75,7 +75,7 @@ def test_planted_slow_nodes_and_links_are_named_and_nobody_else(
 
 
 @given(planted())
-def test_so_are_planted_failures(found: tuple[list[str], list[str], list[Pair]]) -> None:
+def test_planted_failures_are_named(found: tuple[list[str], list[str], list[Pair]]) -> None:
     nodes, bad, links = found
     result = evaluated(rounds(nodes), nodes, dead=bad, cut=links)
     assert set(result.nodes) == set(bad)
@@ -83,7 +83,7 @@ def test_so_are_planted_failures(found: tuple[list[str], list[str], list[Pair]])
 
 
 @given(st.integers(2, 30).map(names))
-def test_a_sound_cluster_is_sound(nodes: list[str]) -> None:
+def test_healthy_cluster_is_healthy(nodes: list[str]) -> None:
     result = evaluated(rounds(nodes), nodes)
     assert (result.nodes, result.links) == ({}, {})
     assert result.usual_gbit == pytest.approx(GOOD, rel=0.06)
@@ -136,6 +136,6 @@ def test_the_reason_says_how_slow_and_in_which_direction() -> None:
     assert evaluated(rounds(nodes), nodes, dead=["n3"]).nodes["n3"] == "7 of its pairs failed: no answer"
 
 
-def test_nothing_measured_is_nothing_known() -> None:
+def test_no_measurement_gives_no_finding() -> None:
     result = evaluate(names(3), {}, {}, {})
     assert (result.nodes, result.links, result.usual_gbit, result.usual_us) == ({}, {}, None, None)

@@ -18,7 +18,7 @@ from tests.unit.plugins.plugin_utils.fabric.node_names import names
 
 
 @given(st.integers(0, 70).map(names))
-def test_every_pair_is_in_one_round_and_nobody_twice_in_any(nodes: list[str]) -> None:
+def test_every_pair_is_in_one_round_and_no_node_twice_in_any(nodes: list[str]) -> None:
     schedule = rounds(nodes)
     assert len(schedule) == (0 if len(nodes) < 2 else len(nodes) - 1 + len(nodes) % 2)
     met = Counter(pair for pairs in schedule for pair in pairs)

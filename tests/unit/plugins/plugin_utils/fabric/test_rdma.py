@@ -75,7 +75,7 @@ def test_each_node_gets_its_partners_and_one_of_a_pair_calls() -> None:
             assert found[peer]["rounds"][number] == [name, addresses[name], not calls]
 
 
-def test_a_spread_that_nobody_explains_is_a_warning_and_nodes_without_devices_are_named() -> None:
+def test_unexplained_spread_is_a_warning_and_nodes_without_devices_are_named() -> None:
     nodes = names(4)
     found = results(nodes)
     for one in nodes:
@@ -144,7 +144,7 @@ def test_whoever_cannot_measure_is_left_out_of_the_rounds() -> None:
         ),
     ],
 )
-def test_a_container_has_what_it_was_given_and_no_more(
+def test_container_has_exactly_its_assigned_devices(
     changes: dict[str, Any], problems: list[str], warnings: list[str]
 ) -> None:
     assert device_problems(of_node(**changes)) == (problems, warnings)
@@ -209,7 +209,7 @@ def test_the_only_rail_has_no_name() -> None:
     assert of_rails({"": evaluated}) == evaluated
 
 
-def test_what_one_of_a_pair_did_not_report_the_other_does() -> None:
+def test_missing_report_of_a_partner_is_filled_in_by_the_other() -> None:
     nodes = names(3)
     found = results(nodes)
     found["n2"] = {"reason": "", "pairs": {}, "errors": {}}

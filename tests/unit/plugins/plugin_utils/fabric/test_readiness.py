@@ -137,7 +137,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(tmp_path, monkeypatch)
 
 
-def test_a_node_that_is_ready_says_nothing(node: Node) -> None:
+def test_ready_node_has_no_findings(node: Node) -> None:
     assert node.findings() == ([], [])
     assert node.gather()["boot"] == {
         "cpu": "intel",
@@ -207,7 +207,7 @@ def test_the_plan_runs_each_of_these_checks(node: Node) -> None:
     assert {one.value for one in findings.warnings} >= {"kernel command line:", "link:"}
 
 
-def test_more_vfs_than_the_firmware_allows_says_both_numbers(node: Node) -> None:
+def test_more_vfs_than_the_firmware_allows_are_refused_with_both_numbers(node: Node) -> None:
     node.tool("mstconfig", listing(ON, ON))
     problems, _ = node.findings({**WANTED, "sriov_vfs": 16})
     assert "offers 8 VFs (sriov_totalvfs), and sriov_vfs asks for 16" in problems[0]
@@ -230,7 +230,7 @@ def test_a_tool_that_fails_is_quoted(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("reboot_ok", "then"), [(True, "reboots the node"), (False, "stops there")])
-def test_what_the_run_repairs_is_a_warning(node: Node, reboot_ok: bool, then: str) -> None:
+def test_settings_that_the_run_repairs_are_warnings(node: Node, reboot_ok: bool, then: str) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.tool("mstconfig", listing(OFF, OFF))
     wanted = {**WANTED, "sriov_firmware": True, "sriov_reboot_ok": reboot_ok}
@@ -442,7 +442,7 @@ def test_so_does_one_of_the_kernels_own_driver(node: Node, monkeypatch: pytest.M
     assert "the policy of 1 is not Follow (ip link show ib0): ip link set ib0 vf 1 state auto" in warning
 
 
-def test_the_subnet_managers_own_host_knows_for_sure(node: Node) -> None:
+def test_host_of_the_subnet_manager_is_certain(node: Node) -> None:
     node.facts = {"opensm": {"path": "/etc/opensm/opensm.conf", "virt_enabled": ""}}
     assert node.findings() == ([], [])  # it is not in charge
     port(node, "mlx5_0", lid="0x1")

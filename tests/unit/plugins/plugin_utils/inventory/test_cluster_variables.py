@@ -199,7 +199,7 @@ def test_bare_hosts_have_their_own_addresses_and_no_root() -> None:
         ({"w__my_ip": ""}, "w: my_ip is not set, and a bare host is given none"),
     ],
 )
-def test_what_bare_hosts_need(change: dict[str, Any], sentence: str) -> None:
+def test_requirements_of_bare_hosts(change: dict[str, Any], sentence: str) -> None:
     [problem] = problems("m", "w", **{**BARE, **change})
     assert sentence in problem
 

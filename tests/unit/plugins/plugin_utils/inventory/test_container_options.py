@@ -73,7 +73,7 @@ def sentences(**options: Any) -> list[str]:
         {"job_directory": "~ops/jobs"},
     ],
 )
-def test_what_the_engine_takes_is_let_through(options: dict[str, Any]) -> None:
+def test_options_that_the_engine_accepts_pass(options: dict[str, Any]) -> None:
     assert sentences(**options) == []
 
 
@@ -122,7 +122,7 @@ def test_what_the_engine_takes_is_let_through(options: dict[str, Any]) -> None:
         ("sriov_capabilities", ["NET_ADMIN", "IPC_LOK"], "'IPC_LOK' is no capability of Linux"),
     ],
 )
-def test_what_it_would_refuse_is_named(name: str, value: Any, words: str) -> None:
+def test_options_that_the_engine_would_refuse_are_named(name: str, value: Any, words: str) -> None:
     (sentence,) = sentences(**{name: value})
     assert sentence.startswith(f"{name} ")
     assert words in sentence
@@ -151,7 +151,7 @@ def test_a_size_of_its_own_and_the_nodes_memory_exclude_each_other() -> None:
         (None, "shareable", 1 << 30),
     ],
 )
-def test_whose_shared_memory_counts(shm_size: Any, ipc_mode: str | None, size: int | None) -> None:
+def test_scope_of_shared_memory(shm_size: Any, ipc_mode: str | None, size: int | None) -> None:
     assert own_memory(shm_size, ipc_mode) == size
 
 

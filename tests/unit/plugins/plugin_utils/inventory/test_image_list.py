@@ -96,12 +96,12 @@ def test_image_that_is_not_listed_is_refused() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_an_entry(entry: Any, words: str) -> None:
+def test_invalid_entries_are_refused(entry: Any, words: str) -> None:
     [sentence] = problems_of([entry])
     assert words in sentence
 
 
-def test_all_that_is_wrong_is_reported() -> None:
+def test_all_invalid_entries_are_reported() -> None:
     assert len(problems_of([{"name": "a:1"}, PULLED, {"name": "b:1", "source": "archive"}, 7])) == 3
 
 

@@ -62,6 +62,6 @@ def test_options_are_what_docker_takes(settings: dict[str, Any], options: dict[s
         ),
     ],
 )
-def test_what_a_driver_cannot_do_is_refused(settings: dict[str, Any], why: str) -> None:
+def test_options_that_a_driver_lacks_are_refused(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         driver_options(**settings)

@@ -46,7 +46,7 @@ def sentences(**variables: Any) -> list[str]:
     return [problem.sentence for problem in variable_problems("n1", variables)]
 
 
-def test_right_values_and_other_peoples_variables_pass() -> None:
+def test_valid_values_and_foreign_variables_pass() -> None:
     assert sentences(network_driver="bridge", network_vlan="7", images_list=[{"name": "x"}], other=1) == []
 
 

@@ -67,7 +67,7 @@ def test_a_name_of_the_list_is_where_its_image_is(image: str | None, overrides: 
         ("lab/built:1", "is built by each node's Docker, which jobs of Slurm do not use: docker save it"),
     ],
 )
-def test_what_is_no_file_for_slurms_nodes_is_refused(image: str, message: str) -> None:
+def test_image_that_slurms_nodes_cannot_read_is_refused(image: str, message: str) -> None:
     overrides, problems = from_list(image, IMAGES)
     assert (overrides, message in sentences(problems)[0]) == ([], True), problems
 

@@ -78,7 +78,7 @@ def test_a_new_job_is_named_after_its_configuration_and_the_time() -> None:
 
 
 @given(st.text(max_size=80), st.floats(0, 4e9))
-def test_whatever_the_configuration_is_called_the_name_can_be_used(name: str, now: float) -> None:
+def test_job_name_is_valid_for_any_configuration_name(name: str, now: float) -> None:
     import json
 
     plan = plan_job(wanted(json.dumps({"name": name, "model": {}})), NODES, NAMES, now)
@@ -111,7 +111,7 @@ def test_a_job_goes_on_on_the_nodes_that_it_had(
     assert [node.name for node in plan.nodes] == expected
 
 
-def test_how_a_job_ran_is_what_the_host_says_that_took_part_last() -> None:
+def test_launch_of_a_job_comes_from_its_latest_participant() -> None:
     def reported(time: float, *nodes: str, slurm: bool = False) -> dict[str, Any]:
         return {"known": True, "past": {"slurm": slurm, "nodes": list(nodes), "time": time}}
 
@@ -165,7 +165,7 @@ def test_every_problem_is_reported_at_once() -> None:
     assert len(messages) == 4
 
 
-def test_problems_that_allow_a_query_of_nodes_are_put_off_on_request() -> None:
+def test_problems_that_allow_a_query_are_deferred_on_request() -> None:
     requested = wanted("launcher: {kind: torchrn}", "nonsense", "model.layers=few")
     planned = plan_job(requested, NODES, NAMES, NOW, put_off=True)
     assert [problem.value for problem in planned.problems] == ["'nonsense'", "launcher.kind torchrn"]
@@ -183,7 +183,7 @@ def test_problems_that_allow_a_query_of_nodes_are_put_off_on_request() -> None:
         wanted("launcher: {kind: torchrn}", name="No"),
     ],
 )
-def test_what_the_nodes_cannot_be_queried_with_is_not_put_off(requested: Wanted) -> None:
+def test_problems_that_prevent_a_query_are_not_deferred(requested: Wanted) -> None:
     with pytest.raises(PreconditionFailed):
         plan_job(requested, NODES, NAMES, NOW, put_off=True)
 
@@ -207,7 +207,7 @@ def test_each_nodes_problems_are_reported_with_its_name() -> None:
     assert sentences(found) == ["n0: port 29500 is in use", "n1: the disk is full", "n1: no GPU"]
 
 
-def test_what_every_node_says_is_reported_once() -> None:
+def test_problems_shared_by_all_nodes_are_reported_once() -> None:
     same = {"problems": ["unknown key model.layer"]}
     found = evaluate(plan("n0", "n1"), {"n0": same, "n1": {"problems": [*same["problems"], "no GPU"]}})
     assert sentences(found) == ["unknown key model.layer", "n1: no GPU"]

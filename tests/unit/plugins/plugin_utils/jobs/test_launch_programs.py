@@ -6,7 +6,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.launch_programs import evaluate
 
 
-def test_who_lacks_a_program_is_warned_of_and_other_versions_are_refused() -> None:
+def test_missing_program_is_a_warning_and_other_versions_are_refused() -> None:
     found = {
         "n1": {"version": "4.1.4", "problem": ""},
         "n2": {"version": "4.1.4", "problem": ""},

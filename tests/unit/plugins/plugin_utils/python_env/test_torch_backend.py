@@ -43,7 +43,7 @@ def test_uv_names_the_build_for_a_driver_or_an_architecture(
         ("rocm", {"nvidia": "", "amd": ["gfx90a", "gfx942"]}, "has GPUs of several kinds (gfx90a, gfx942)"),
     ],
 )
-def test_a_node_that_shows_nothing_is_refused(accelerator: str, found: dict[str, Any], message: str) -> None:
+def test_node_without_a_visible_gpu_is_refused(accelerator: str, found: dict[str, Any], message: str) -> None:
     with pytest.raises(PreconditionFailed) as caught:
         variable_of("n1", accelerator, found)
     assert message in sentences(caught.value.problems)[0]

@@ -20,7 +20,7 @@ from tests.unit.plugins.plugin_utils.slurm.clusters import (
 )
 
 
-def test_what_would_end_a_job_is_refused_with_its_id() -> None:
+def test_change_that_would_end_a_job_is_refused_with_its_id() -> None:
     old = slurm_conf.slurm_conf(cluster())
     assert slurm_changes.endangered(old, old, JOBS) == []
     smaller = slurm_conf.slurm_conf(cluster(host("n3", cpus=8)))

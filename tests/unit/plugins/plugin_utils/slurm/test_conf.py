@@ -21,7 +21,7 @@ from tests.unit.plugins.plugin_utils.slurm.clusters import (
 AMD = [{"driver": "amdgpu", "render_node": f"/dev/dri/renderD{128 + n}"} for n in range(8)]
 
 
-def test_a_node_has_what_was_found_or_what_the_user_says() -> None:
+def test_node_line_has_gathered_or_configured_values() -> None:
     found = slurm_conf.node_line(host("n2", {"gpus": NVIDIA}, gpu_type="a100", options={"Weight": 10}))
     assert found == (
         "NodeName=n2 NodeHostname=n2 NodeAddr=10.0.0.2 CPUs=128 Sockets=2 CoresPerSocket=32 ThreadsPerCore=2 "

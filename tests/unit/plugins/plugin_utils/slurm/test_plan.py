@@ -54,7 +54,7 @@ def test_a_key_that_another_program_uses_is_not_replaced() -> None:
         )
 
 
-def test_what_may_end_jobs_missing_from_every_queue_is_refused() -> None:
+def test_changes_that_may_end_jobs_outside_every_queue_are_refused() -> None:
     old, same = slurm_conf.slurm_conf(cluster()), slurm_conf.slurm_conf(cluster(options={"SlurmdTimeout": 9}))
     assert slurm_changes.endangered(old, same, [], ["n2"]) == []
     one = (Partition("hgx", ("n1", "n2")),)
@@ -97,7 +97,7 @@ def test_a_login_host_has_commands_and_configuration_but_no_daemon_of_slurm() ->
     assert paths(login) == {"/etc/slurm/slurm.conf"}
 
 
-def test_a_nodes_health_is_what_it_had() -> None:
+def test_health_check_expects_the_nodes_earlier_devices() -> None:
     health = {"drivers": ["nvidia"], "ports": ["mlx5_0/1"]}
     settings = slurm_plan.health_settings(host("n2", {"gpus": NVIDIA[:1], "health": health}, health_disk=500))
     assert settings == {

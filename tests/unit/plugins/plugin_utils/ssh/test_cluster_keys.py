@@ -85,9 +85,7 @@ def test_openssh_reads_what_a_node_gets(tmp_path: Path, keys: cluster_keys.Keys)
     assert authority[2:4] == (tmp_path / "keys" / "host_ca.pub").read_text().split()[:2]
 
 
-def test_whoever_has_the_two_files_comes_to_the_same_and_each_node_to_its_own(
-    tmp_path: Path, keys: cluster_keys.Keys
-) -> None:
+def test_keys_are_derived_reproducibly_and_differ_per_node(tmp_path: Path, keys: cluster_keys.Keys) -> None:
     again = cluster_keys.read(str(tmp_path / "keys"))
     assert again is not None
     assert cluster_keys.of_node(again, *NODE) == cluster_keys.of_node(keys, *NODE)

@@ -78,7 +78,7 @@ def test_every_host_of_a_large_cluster_is_in_the_part_for_all(count: int) -> Non
         ([HOSTS[0]._replace(identity="/a b")], "", 15, "'/a b' cannot be written into ssh's configuration"),
     ],
 )
-def test_what_ssh_could_misread_is_refused(
+def test_value_that_ssh_could_misread_is_refused(
     hosts: list[Host], jump: str, keep_alive: int, message: str
 ) -> None:
     (line,) = sentences(check(hosts, jump, keep_alive))
@@ -86,7 +86,7 @@ def test_what_ssh_could_misread_is_refused(
     assert check(HOSTS, "ops@a.example:22,b", 15) == []
 
 
-def test_keys_that_are_kept_are_believed_and_new_hosts_are_added() -> None:
+def test_stored_keys_are_trusted_and_new_hosts_are_added() -> None:
     known = {"gpu1": [ED25519]}
     keys, problems = merge_trusted(known, {"gpu1": [ED25519, RSA], "gpu2": [OTHER]}, "ssh_host_keys")
     assert problems == []
