@@ -545,6 +545,7 @@ def test_what_megatron_has_not_is_one_sentence(tmp_path: Path) -> None:
     relative = dataclasses.replace(MODELS["gpt"], position_embedding="relative")
     cases: list[tuple[ModelConfig, dict[str, Any], str]] = [
         (relative, {}, "position_embedding relative of a gpt is not written .*; take rope or learned"),
+        (dataclasses.replace(MODELS["llama"], rope_theta=26695.5), {}, "rope_theta 26695.5 is not written"),
         (MODELS["gpt"], {"tensor": 3}, "attention_heads 4 are not divisible by 3"),
         (MODELS["gpt"], {"pipeline": 3}, "4 layers are not divisible by 3 stages; take 1, 2 or 4"),
         (MODELS["gpt"], {"pipeline": 2, "virtual": 3}, "4 layers are not divisible by 2 x 3 chunks"),

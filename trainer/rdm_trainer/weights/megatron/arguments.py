@@ -360,6 +360,11 @@ def refuse(model: ModelConfig, tensor: int, pipeline: int, virtual: int) -> None
             f"high_freq_factor {scaling.high_freq_factor:g} is not written for Megatron, which has llama3 "
             "with 8192, 1 and 4 alone; export for Hugging Face."
         )
+    if model.rope_theta % 1:
+        raise TrainerError(
+            f"model.rope_theta {model.rope_theta} is not written for Megatron, whose --rotary-base is an "
+            "integer; export for Hugging Face."
+        )
     for name, size in (("attention_heads", model.attention_heads), ("ffn", model.ffn_size)):
         if size % tensor:
             raise TrainerError(
