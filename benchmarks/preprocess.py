@@ -132,7 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--megabytes", type=int, default=80, help="of Python files beside the works")
+    parser.add_argument("--megabytes", type=int, default=80, help="of Python files in addition to the works")
     parser.add_argument(
         "--directory", type=Path, default=Path.home() / ".cache" / "rdm-trainer" / "benchmark"
     )

@@ -113,7 +113,7 @@ class Cluster:
         return found
 
     def reset(self) -> None:
-        """Remove what any of the ways has left, on the nodes and beside the inventory."""
+        """Remove what any of the ways has left, on the nodes and next to the inventory."""
         self.playbook("clean")
         self.each(lambda node: self.on(node, RESET))
         shutil.rmtree(self.inventory / ".rdm" / "ssh", ignore_errors=True)

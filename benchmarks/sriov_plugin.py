@@ -2,7 +2,7 @@
 
     python benchmarks/sriov_plugin.py [--rounds 10] [--containers 100]
 
-It prints the time of CreateEndpoint and Join together over the plugin's socket, until all VFs are handed out:
+It prints the time of CreateEndpoint and Join together over the plugin's socket, until all VFs are assigned:
 with 7 and with 128 VFs in a tree of files instead of sysfs; for InfiniBand, which needs no command, and for
 Ethernet, for which `ip` sets and shows the rights of a VF. A script stands in for `ip`: the figure has two of
 its starts and reading its output about all VFs, not the card. The CPU time is of both sides and their
@@ -117,7 +117,7 @@ def latency(count: int, kind: int, rounds: int = 20) -> tuple[float, float, floa
     its own garbage.
 
     Args:
-        count: the number of VFs; all are handed out in each round.
+        count: the number of VFs; all are assigned in each round.
         kind: ETHERNET or INFINIBAND.
         rounds: the number of rounds; fewer if there are many VFs.
     """

@@ -14,7 +14,7 @@ The native engine trains pipelines in two chunks a stage, unless the model has t
 `parallel.virtual_pipeline` or `parallel.eager_forwards`. With two stages, its micro-batches are as large as
 one device's. The others train twice as many of half the size, for as small a bubble.
 
-`--together 3` starts three measurements at once. They compile and warm up beside each other, and are then
+`--together 3` starts three measurements at once. They compile and warm up at the same time, and are then
 measured one after the other, while the others wait. There must be memory for all of them.
 
 MFU counts 6N + 12·L·h·s FLOPs per token (N: all parameters, the tied embedding once), against the given or

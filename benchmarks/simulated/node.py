@@ -185,7 +185,7 @@ def node_facts(node: Node, parameters: Parameters) -> Result:
 
 
 def node_lock(_node: Node, parameters: Parameters) -> Result:
-    """`rdm.provision.node_lock`: nobody else is at work on a simulated node."""
+    """`rdm.provision.node_lock`: no other run works on a simulated node."""
     return {"changed": False, "holder": {}, "origin": {}, "invocation": echo(parameters)}
 
 

@@ -121,7 +121,7 @@ def progress(environment: Environment, job: str) -> dict[str, Any]:
 def start(environment: Environment, config: str, job: str, *argv: str) -> None:
     """Start a training that does not end by itself, and return when it has trained a step."""
     environment.json("train", config, ENDLESS, "--name", job, "--detach", *argv)
-    trains(environment, job)
+    wait_for_step(environment, job)
 
 
 def waiting(environment: Environment, *arguments: str) -> str:
@@ -135,10 +135,10 @@ def waiting(environment: Environment, *arguments: str) -> str:
 def start_waiting(environment: Environment, config: str, job: str, *argv: str) -> None:
     """Start a job that only waits, and return when all its processes wait."""
     environment.json("train", config, waiting(environment), "--name", job, "--detach", *argv)
-    waits(environment, job)
+    wait_until_waiting(environment, job)
 
 
-def waits(environment: Environment, job: str) -> None:
+def wait_until_waiting(environment: Environment, job: str) -> None:
     """Wait until every process of a job that only waits is waiting, and the job's state is running."""
 
     def logs() -> dict[str, str]:
@@ -146,10 +146,10 @@ def waits(environment: Environment, job: str) -> None:
         return {node: environment.on(node, "cat", file, check=False) for node, file in files.items()}
 
     wait_until(f"{job} is at work", logs, lambda texts: all("at work" in text for text in texts.values()))
-    runs(environment, job)
+    wait_until_running(environment, job)
 
 
-def trains(environment: Environment, job: str, beyond: int = 0) -> None:
+def wait_for_step(environment: Environment, job: str, beyond: int = 0) -> None:
     """Wait until a job has trained beyond a step, and its state is running."""
     wait_until(
         f"{job} trains beyond step {beyond}",
@@ -158,23 +158,23 @@ def trains(environment: Environment, job: str, beyond: int = 0) -> None:
         why=partial(read, environment, job, "state.json"),
     )
     # A rank reports its steps; an agent reports the state, a little later.
-    runs(environment, job)
+    wait_until_running(environment, job)
 
 
-def runs(environment: Environment, job: str) -> None:
+def wait_until_running(environment: Environment, job: str) -> None:
     """Wait until a job's state is running."""
     state = partial(read, environment, job, "state.json")
     wait_until(f"{job} runs", state, lambda now: now.get("state") == "running")
 
 
-def restarted(environment: Environment, job: str, times: int) -> None:
+def wait_for_restart(environment: Environment, job: str, times: int) -> None:
     """Wait until a job has restarted this many times."""
     what = f"{job} restarts for the {times}. time"
     state = partial(read, environment, job, "state.json")
     wait_until(what, state, lambda now: now.get("restarts") == times)
 
 
-def nothing_left(environment: Environment, job: str, nodes: Sequence[str] = NODES) -> None:
+def wait_until_gone(environment: Environment, job: str, nodes: Sequence[str] = NODES) -> None:
     """Wait until no process of a job is left, for at most SOON seconds."""
 
     def left() -> dict[str, list[str]]:

@@ -198,7 +198,7 @@ class Lab:
         return json.loads(self.product.run(*words, cwd=self.made_in, ANSIBLE_CONFIG=str(empty)).stdout)
 
     def inventory_text(self, words: str) -> Path:
-        """Write variables for all nodes beside the inventory; return the file, for its removal."""
+        """Write variables for all nodes next to the inventory; return the file, for its removal."""
         folder = self.inventory / "group_vars"
         folder.mkdir(exist_ok=True)
         file = folder / "all.yml"

@@ -21,14 +21,14 @@ from tests.e2e.environments import (
     end,
     gone,
     jobs,
-    nothing_left,
     pid,
     processes,
-    restarted,
     start_waiting,
-    trains,
+    wait_for_restart,
+    wait_for_step,
+    wait_until_gone,
+    wait_until_waiting,
     waiting,
-    waits,
 )
 from tests.e2e.product import Background
 from tests.printed_hints import follow
@@ -62,7 +62,7 @@ class Promises:
 
     restarts = 1
 
-    def test_a_job_goes_on_in_another_layout_with_the_same_losses(
+    def test_job_resumes_in_another_layout_with_the_same_losses(
         self, environment: Environment, trained: Trained
     ) -> None:
         more = [f"optimisation.train_iterations={STEPS + 2}", *trained.layout]
@@ -71,7 +71,7 @@ class Promises:
         expected = {step: loss for step, loss in LOSSES.items() if step <= STEPS + 2}
         assert dict(resumed["losses"]) == pytest.approx(expected, abs=1e-4)
 
-    def test_nobody_has_to_watch_and_two_jobs_do_not_meet(
+    def test_unwatched_jobs_run_side_by_side(
         self, environment: Environment, launcher: str, config: str
     ) -> None:
         """Ctrl-C and a killed control process leave jobs alone; one job is stopped, the other continues."""
@@ -80,8 +80,8 @@ class Promises:
         lock = environment.inventory / ".rdm" / "lock"
         # The second job needs a port, but no training.
         for job, what, begins in (
-            (two, (waiting(environment, "connected"),), waits),
-            (one, (ENDLESS, "parallel.pipeline=2"), trains),
+            (two, (waiting(environment, "connected"),), wait_until_waiting),
+            (one, (ENDLESS, "parallel.pipeline=2"), wait_for_step),
         ):
             watchers[job] = environment.start("train", config, *what, "--name", job, "--launcher", launcher)
             begins(environment, job)
@@ -113,7 +113,7 @@ class Promises:
         assert not environment.json("stop", two)["changed"]
         assert gone(environment, two)
 
-    def test_a_rank_that_is_killed_ends_the_job_everywhere_unless_it_may_restart(
+    def test_killed_rank_ends_the_job_on_all_nodes_unless_it_may_restart(
         self, environment: Environment, launcher: str, config: str
     ) -> None:
         job = f"e2e-killed-{launcher}"
@@ -121,24 +121,24 @@ class Promises:
         for times in range(self.restarts):
             before = pid(environment, job, "n2")
             environment.inside("n2", "kill", "-KILL", before)
-            restarted(environment, job, times + 1)
+            wait_for_restart(environment, job, times + 1)
             another_process(environment, job, before)
-            waits(environment, job)
+            wait_until_waiting(environment, job)
         environment.inside("n2", "kill", "-KILL", pid(environment, job, "n2"))
-        nothing_left(environment, job)
+        wait_until_gone(environment, job)
         ended = end(environment, job)
         assert ended["state"] == "failed"
         assert [(failure["node"], failure["rank"]) for failure in ended["failures"]] == [
             ("n2", 1) for _ in range(self.restarts + 1)
         ]
 
-    def test_a_node_that_goes_down_ends_the_job_on_the_others(
+    def test_lost_node_ends_the_job_on_the_others(
         self, environment: Environment, launcher: str, config: str
     ) -> None:
         job = f"e2e-down-{launcher}"
         start_waiting(environment, config, job, "--launcher", launcher)
         environment.lab("stop", "n2")
-        nothing_left(environment, job, ["n1"])
+        wait_until_gone(environment, job, ["n1"])
         result = environment.json("jobs", job, "--watch", expect=1)
         # The master's agent reports it: no other node is queried.
         assert (list(result["nodes"]), result["unreachable"]) == (["n1"], [])

@@ -27,7 +27,7 @@ A: dict[str, Any] = {"a": {}}
 B: dict[str, Any] = {"b": {}}
 
 
-def test_an_inventory_that_is_wrong_is_bad_input(product: Product, tmp_path: Path) -> None:
+def test_wrong_inventory_is_bad_input(product: Product, tmp_path: Path) -> None:
     """A value that must not reach a shell. Unit tests assert the other errors."""
     wrong = {
         "rdm_accelerator": "tpu",
@@ -55,7 +55,7 @@ def test_all_problems_of_an_inventory_come_at_once(product: Product, tmp_path: P
     assert [reason for reason in reasons if reason not in output] == []
 
 
-def test_an_inventory_that_is_not_there(product: Product) -> None:
+def test_missing_inventory_is_bad_input(product: Product) -> None:
     assert "nowhere" in product.rdm("up", "--inventory", "nowhere", expect=3).stderr
 
 

@@ -28,8 +28,8 @@ from tests.e2e.environments import (
     jobs,
     pid,
     processes,
+    wait_until_waiting,
     waiting,
-    waits,
 )
 from tests.e2e.product import ROOT, Lab, Product, changed, problems, running_lab
 from tests.e2e.promises import Promises, Trained
@@ -191,7 +191,7 @@ def config(product: Product) -> str:
     return "tiny.yaml"
 
 
-def test_env_up_makes_hosts_ready_that_only_a_jump_host_reaches(hosts: BareHosts, config: str) -> None:
+def test_env_up_prepares_hosts_behind_a_jump_host(hosts: BareHosts, config: str) -> None:
     refused = hosts.json("train", config, expect=2)
     assert "there is no environment with rdm-trainer" in problems(refused)
     made = follow(problems(refused), "env up", hosts.json)
@@ -208,7 +208,7 @@ def test_env_up_makes_hosts_ready_that_only_a_jump_host_reaches(hosts: BareHosts
                 assert hosts.on(node, *words).strip() == other
 
 
-def test_this_machines_own_ssh_goes_through_the_jump_host(hosts: BareHosts, tmp_path: Path) -> None:
+def test_ssh_of_the_control_machine_uses_the_jump_host(hosts: BareHosts, tmp_path: Path) -> None:
     """The home is a temporary one. ssh ignores HOME, so each file is an argument."""
     hosts.json("env", "up")
 
@@ -278,7 +278,7 @@ def test_every_launcher_has_the_loss_of_containers(
         assert [name for name in hosts.on(node, "ls", "/tmp").split() if name.startswith("rdm-")] == []
 
 
-def test_what_a_job_leaves_is_found_under_the_names_of_the_document(
+def test_job_outputs_have_the_names_of_the_document(
     hosts: BareHosts, curves: dict[str, dict[str, Any]]
 ) -> None:
     theirs = [job for launcher, job in CURVES.items() if NAMES[launcher] == "mdx"]
@@ -305,7 +305,7 @@ with IndexedWriter(sys.argv[1], numpy.uint16) as writer:
 """
 
 
-def test_data_that_were_brought_are_named_as_in_containers(
+def test_copied_data_has_the_same_paths_as_in_containers(
     hosts: BareHosts, config: str, tmp_path: Path
 ) -> None:
     """Each node has the data in another directory; one configuration works for all, and for containers."""
@@ -342,7 +342,7 @@ class TestBareHosts(Promises):
         return Trained(curves[launcher]["job"], ["parallel.pipeline=2"])
 
 
-def test_bad_input_is_a_sentence_and_nothing_has_changed(
+def test_bad_input_is_one_sentence_and_changes_nothing(
     hosts: BareHosts, curves: dict[str, dict[str, Any]], config: str
 ) -> None:
     wrong = ("-e", "python_env_version=3.10.10", "-e", "python_env_method=pyen")
@@ -374,7 +374,7 @@ def test_bad_input_is_a_sentence_and_nothing_has_changed(
         assert not hosts.there("n1", other)
 
 
-def test_an_environment_that_does_not_do_is_refused_with_what_makes_one(
+def test_unusable_environment_is_refused_with_the_command_that_makes_one(
     hosts: BareHosts, config: str
 ) -> None:
     hosts.json("env", "up")
@@ -429,7 +429,7 @@ def alice(hosts: BareHosts) -> BareHosts:
     return theirs
 
 
-def test_two_users_do_not_meet_and_need_no_root(hosts: BareHosts, alice: BareHosts, config: str) -> None:
+def test_two_users_run_jobs_of_one_name_without_root(hosts: BareHosts, alice: BareHosts, config: str) -> None:
     """The same cluster, the same name of a job, at the same time, once what needs root is installed."""
     alice.json("env", "up")
     program, job = waiting(hosts, "connected"), "shared"
@@ -437,7 +437,7 @@ def test_two_users_do_not_meet_and_need_no_root(hosts: BareHosts, alice: BareHos
     for one in both.values():
         one.json("train", config, program, "--name", job, "--launcher", "mpirun", "--detach")
     for one in both.values():
-        waits(one, job)
+        wait_until_waiting(one, job)
     for user, one in both.items():
         assert jobs(one)[job]["state"] == "running"
         owner = one.on("n2", "stat", "-c", "%U", one.directory("n2", job)).strip()
@@ -451,7 +451,7 @@ def test_two_users_do_not_meet_and_need_no_root(hosts: BareHosts, alice: BareHos
     assert hosts.json("stop", job, "--now")["changed"]
 
 
-def test_env_down_takes_away_what_env_up_made_and_keeps_what_jobs_left(
+def test_env_down_removes_what_env_up_made_and_keeps_job_directories(
     hosts: BareHosts, curves: dict[str, dict[str, Any]]
 ) -> None:
     output = hosts.rdm("env", "down").stdout

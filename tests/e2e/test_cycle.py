@@ -38,7 +38,7 @@ def test_lab_status_shows_every_node(lab: Lab) -> None:
     assert all(node["address"] in shown for node in nodes)
 
 
-def test_a_check_of_empty_nodes_lists_changes_and_makes_none(lab: Lab, nasty: str) -> None:
+def test_check_of_empty_nodes_lists_changes_without_making_them(lab: Lab, nasty: str) -> None:
     result = lab.json("check")
     assert result["ok"]
     assert not result["in_sync"]
@@ -74,7 +74,7 @@ def test_show_command_prints_a_line_that_works(lab: Lab) -> None:
     assert "n3 " not in shown
 
 
-def test_the_plan_is_a_file_beside_the_inventory(lab: Lab) -> None:
+def test_address_plan_is_saved_next_to_the_inventory(lab: Lab) -> None:
     file = configparser.ConfigParser(delimiters=["="])
     file.read(lab.inventory / "address_plan.cfg", encoding="utf-8")
     assert dict(file["nodes"]) == ADDRESSES
@@ -106,7 +106,7 @@ def test_exec_runs_in_every_container_with_the_nodes_name_before_each_line(lab: 
     assert {words[0] for words in shown} == set(NODES)
 
 
-def test_exec_gives_its_words_to_no_shell_and_its_exit_code_back(lab: Lab) -> None:
+def test_exec_uses_no_shell_and_returns_the_exit_code(lab: Lab) -> None:
     argv = ["sh", "-c", 'printf %s "$1"; exit 3', "sh", NASTY]
     result = lab.json("exec", "--limit", "n2", "--", *argv, expect=3)
     assert list(result["nodes"]) == ["n2"]

@@ -29,7 +29,7 @@ def test_make_demo_shows_a_cluster_that_trains(demo: Demo) -> None:
         assert command in demo.shown
 
 
-def test_what_it_says_to_try_works(demo: Demo) -> None:
+def test_suggested_commands_of_the_demo_work(demo: Demo) -> None:
     tried = f". .venv/bin/activate && rdm-provision exec -i inventory/{demo.name} -- hostname"
     assert tried.split(" && ")[0] in demo.shown
     assert demo.run("bash", "-c", tried).split() == ["n1", "n1", "n2", "n2"]

@@ -19,7 +19,7 @@ sed -i /^THEIRS=/d /etc/environment
 """
 
 
-def test_down_removes_what_is_ours_and_a_second_down_nothing(lab: Lab) -> None:
+def test_down_removes_only_our_objects_and_a_second_down_nothing(lab: Lab) -> None:
     lab.provisioned()
     lab.on("n1", "sh", "-ec", THEIRS)
     lab.on("n2", "docker", "rename", "rdm", "rdm-old")

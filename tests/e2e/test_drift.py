@@ -98,7 +98,7 @@ def repaired(right: Lab, plants: list[Plant], *arguments: str) -> Any:
     return result
 
 
-def test_what_nodes_and_containers_hold_is_found_and_repaired(right: Lab) -> None:
+def test_changes_of_nodes_and_containers_are_found_and_repaired(right: Lab) -> None:
     """Also an older export, on request, and a digest of another version, which is only checked."""
     right.on("n2", "sh", "-c", "echo 'export MY_IP=10.9.9.9' >> /home/rdm/.bashrc")
     right.on("n3", "sed", "-i", r's/"hostfile": "[0-9a-f-]*"/"hostfile": "0"/', "/etc/rdm/state.json")
@@ -112,7 +112,7 @@ def test_what_nodes_and_containers_hold_is_found_and_repaired(right: Lab) -> Non
     assert right.on("n2", "stat", "--format", "%U", "/etc/rdm/ssh/id_ed25519").strip() == "root"
 
 
-def test_what_is_gone_is_found_and_repaired(right: Lab) -> None:
+def test_missing_objects_are_found_and_repaired(right: Lab) -> None:
     result = repaired(right, GONE)
     # The other value of my_ip_repair_strays lets my_ip check the nodes, and changes none.
     assert {phase for _, phase, _ in done(result)} == {"images", "network", "container"}
@@ -130,7 +130,7 @@ def test_a_state_file_is_only_for_its_owner(right: Lab) -> None:
     assert right.on("n1", "stat", "--format", "%a %U", "/etc/rdm/state.json").split() == ["600", "root"]
 
 
-def test_parts_go_once_and_come_back_where_their_node_does_not_fail(right: Lab) -> None:
+def test_parts_are_removed_once_and_restored_on_nodes_that_do_not_fail(right: Lab) -> None:
     started = [right.container(node, "{{.State.StartedAt}}") for node in NODES]
     files = {"hostfile": "/etc/rdm/job/hostfile", "my_ip": "/etc/rdm/nodes"}
     assert all(right.there("n2", path) for path in files.values())

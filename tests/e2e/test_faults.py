@@ -52,7 +52,9 @@ def engine_restarts(lab: Lab, node: str) -> None:
 
 
 @pytest.mark.parametrize("phases", [ENDS, pytest.param(PHASES, marks=pytest.mark.long)])
-def test_a_peer_an_engine_and_control_processes_die_on_the_way_up(lab: Lab, phases: tuple[str, ...]) -> None:
+def test_run_recovers_from_killed_peers_engines_and_control_processes(
+    lab: Lab, phases: tuple[str, ...]
+) -> None:
     """Each run takes over from the one before; the last one repairs, and leaves nothing of any."""
     lab.bare()
     # Killed again and again, each time later. The next run finds a bare node, too.
@@ -90,7 +92,7 @@ def test_a_peer_an_engine_and_control_processes_die_on_the_way_up(lab: Lab, phas
         assert lab.on(node, "ss", "-Hltn", "sport = :7077") == ""
 
 
-def test_a_node_that_goes_down_during_the_run_and_an_engine_that_restarts(lab: Lab) -> None:
+def test_run_survives_a_stopped_node_and_a_restarted_engine(lab: Lab) -> None:
     note = ["--extra-vars", "container_env={NOTE: of this run}"]
     lab.provisioned()
     run = lab.start("up", *note)
@@ -127,7 +129,7 @@ def test_a_lost_shared_connection_is_reported_and_the_next_run_opens_another(lab
     assert lab.rdm("exec", "--limit", "n2", "--", "echo", "there").stdout == "there\n"
 
 
-def test_a_cut_cable_is_found_and_named_and_so_is_who_lets_nobody_in(lab: Lab) -> None:
+def test_cut_cable_and_refusing_sshd_are_named(lab: Lab) -> None:
     lab.provisioned()
     allowed = "/etc/rdm/ssh/authorized_keys"
     lab.on("n2", "sh", "-c", f"cp -p {allowed} /root/allowed; echo nobody > {allowed}")
@@ -162,7 +164,7 @@ def test_status_and_up_report_a_renamed_container_alike(lab: Lab) -> None:
     assert lab.json("status")["healthy"]
 
 
-def test_what_another_inventory_or_another_run_has_in_hand_is_refused(lab: Lab, tmp_path: Path) -> None:
+def test_cluster_held_by_another_inventory_or_run_is_refused(lab: Lab, tmp_path: Path) -> None:
     lab.provisioned()
     hosts = (lab.inventory / "hosts.yml").read_text(encoding="utf-8")
     (tmp_path / "hosts.yml").write_text(hosts.replace("{{ inventory_dir }}", str(lab.inventory)))

@@ -16,7 +16,7 @@ OTHER_NETWORK = (
 )
 
 
-def test_the_cycle(product: Product) -> None:
+def test_podman_cluster_goes_up_and_down(product: Product) -> None:
     name = lab_name("e2e-podman")
     with running_lab(product, name, "--nodes", "2", "--engine", "podman") as lab:
         made = lab.json("up")

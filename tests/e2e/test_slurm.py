@@ -133,14 +133,14 @@ def test_a_node_without_its_gpus_is_drained_before_a_job_runs_there(slurm: Slurm
         slurm.on("n1", "scontrol", "update", "nodename=n3", "state=resume")
 
 
-def test_a_node_that_was_off_comes_back(slurm: SlurmLab) -> None:
+def test_node_that_was_off_returns(slurm: SlurmLab) -> None:
     slurm.lab("stop", "n2")
     wait_until("n2 is down", slurm.nodes, lambda nodes: nodes.get("n2", "").startswith("down"))
     slurm.lab("start", "n2")
     wait_until("n2 takes jobs", slurm.nodes, lambda nodes: nodes.get("n2") == "idle")
 
 
-def test_down_takes_away_what_up_made(slurm: SlurmLab) -> None:
+def test_slurm_down_removes_what_up_made(slurm: SlurmLab) -> None:
     slurm.user("srun", "true")
     slurm.json("slurm", "down")
     for node in NODES:

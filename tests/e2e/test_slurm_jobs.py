@@ -48,7 +48,7 @@ def job(lab: SlurmLab, name: str) -> dict[str, Any]:
     return dict(one)
 
 
-def reaches(lab: SlurmLab, name: str, *states: str) -> dict[str, Any]:
+def wait_for_state(lab: SlurmLab, name: str, *states: str) -> dict[str, Any]:
     return wait_until(f"{name} is {states}", lambda: job(lab, name), lambda found: found["state"] in states)
 
 
@@ -60,7 +60,7 @@ def train(lab: SlurmLab, name: str, *more: str) -> None:
     lab.rdm("train", str(CONFIG), "--launcher", "slurm", "--name", name, "--detach", *OPTIONS, *more)
 
 
-def test_a_job_trains_is_stopped_with_a_checkpoint_and_goes_on_in_another_layout(trained: SlurmLab) -> None:
+def test_job_is_stopped_with_a_checkpoint_and_resumes_in_another_layout(trained: SlurmLab) -> None:
     train(trained, "tiny", "optimisation.train_iterations=2000")
     wait_until("it trains", lambda: job(trained, "tiny"), lambda tiny: tiny["iteration"] > 0)
     trained.ends(number(trained, "tiny"), "RUNNING")
@@ -80,16 +80,16 @@ def test_a_job_trains_is_stopped_with_a_checkpoint_and_goes_on_in_another_layout
     # Two replicas until now, and two stages from here on.
     goes_on = (f"optimisation.train_iterations={end}", "parallel.pipeline=2")
     trained.rdm("train", "--resume", "tiny", "--detach", *goes_on)
-    finished = reaches(trained, "tiny", "finished", "failed")
+    finished = wait_for_state(trained, "tiny", "finished", "failed")
     assert (finished["state"], finished["iteration"]) == ("finished", end)
     trained.ends(number(trained, "tiny"))
 
 
-def test_who_cancelled_a_job_is_named(trained: SlurmLab) -> None:
+def test_user_who_cancelled_a_job_is_named(trained: SlurmLab) -> None:
     train(trained, "other", "optimisation.train_iterations=2000")
-    reaches(trained, "other", "running")
+    wait_for_state(trained, "other", "running")
     trained.on("n1", "scancel", number(trained, "other"))
-    stopped = reaches(trained, "other", "stopped", "failed")
+    stopped = wait_for_state(trained, "other", "stopped", "failed")
     assert "not by rdm-provision stop" in stopped["reason"]
     trained.ends(number(trained, "other"), "CANCELLED")
 
@@ -100,9 +100,9 @@ def test_states_are_known_while_accounting_is_down(trained: SlurmLab) -> None:
         # It writes its data before it ends.
         wait_until("slurmdbd has ended", lambda: not trained.on("n1", "pidof", "slurmdbd", check=False))
         train(trained, "blind", "optimisation.train_iterations=2000")
-        reaches(trained, "blind", "running")
+        wait_for_state(trained, "blind", "running")
         trained.on("n1", "scancel", number(trained, "blind"))
-        stopped = reaches(trained, "blind", "stopped", "failed")
+        stopped = wait_for_state(trained, "blind", "stopped", "failed")
         assert "It was cancelled by somebody, not by rdm-provision stop" in stopped["reason"]
     finally:
         trained.json("slurm", "up")
@@ -121,7 +121,7 @@ def test_a_fine_tuning_has_the_losses_of_one_process(trained: SlurmLab) -> None:
     expected = tuning.alone(*runtime)
     data = [one for one in OPTIONS if not one.startswith("data.")]
     trained.rdm("train", str(file), "--launcher", "slurm", "--name", "tuned", "--detach", *data)
-    result = reaches(trained, "tuned", "finished", "failed")
+    result = wait_for_state(trained, "tuned", "finished", "failed")
     assert (result["state"], result["iteration"]) == ("finished", len(expected)), result
     assert dict(result["losses"]) == pytest.approx(expected, rel=1e-3)
     assert trained.there("n1", "/shared/jobs/tuned/model/model.safetensors")
@@ -168,7 +168,7 @@ def waits(lab: SlurmLab, why: str, *options: str) -> None:
     wait_until(f"job {number} waits: {why}", reported, lambda state: state == f"PENDING {why}")
 
 
-def test_what_accounting_would_never_let_run_is_refused(enforced: SlurmLab) -> None:
+def test_job_over_an_accounting_limit_is_refused(enforced: SlurmLab) -> None:
     assert refused(enforced) == [
         f"Slurm takes jobs only of users who have an account, and {USER} has none on the cluster "
         f"{enforced.name}; whoever runs it adds one with: sacctmgr add user {USER} account=ACCOUNT."

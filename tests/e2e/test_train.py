@@ -35,14 +35,14 @@ from tests.e2e.environments import (
     Environment,
     end,
     jobs,
-    nothing_left,
     pid,
     processes,
     progress,
     read,
-    restarted,
     start,
-    trains,
+    wait_for_restart,
+    wait_for_step,
+    wait_until_gone,
 )
 from tests.e2e.product import COMMAND_S, ROOT, Product, running_lab
 from tests.e2e.promises import Promises, Trained
@@ -118,11 +118,11 @@ print(torch.__version__)
     assert in_image(cluster, "python", "-c", script).strip().endswith("+cpu")
 
 
-def test_what_needs_no_launcher_runs_without_root(cluster: Containers) -> None:
+def test_commands_without_a_launcher_run_without_root(cluster: Containers) -> None:
     assert in_image(cluster, "rdm-trainer", "--version", user="trainer").split()[0] == "rdm-trainer"
 
 
-def test_the_image_holds_no_secret_and_nothing_of_this_machine(cluster: Containers) -> None:
+def test_image_has_no_secret_and_nothing_of_this_machine(cluster: Containers) -> None:
     script = "ls /etc/ssh/ssh_host_* /root/.config /build /etc/pip.conf 2>/dev/null || true"
     assert in_image(cluster, "sh", "-c", script) == ""
 
@@ -268,7 +268,7 @@ def test_every_launcher_and_layout_has_the_same_losses(curves: dict[str, list[li
         assert {int(step): loss for step, loss in losses} == pytest.approx(FIRST, abs=1e-4), launcher
 
 
-def test_what_a_job_leaves_is_where_it_says(
+def test_job_outputs_are_where_the_job_reports_them(
     cluster: Containers, curves: dict[str, list[list[float]]]
 ) -> None:
     shown = cluster.rdm("jobs", "e2e-curve-no-ssh").stdout
@@ -289,7 +289,7 @@ def test_what_a_job_leaves_is_where_it_says(
     assert re.search(r"^iteration \d+ : \d+\.\d{4} s$", shown, re.MULTILINE)
 
 
-def test_checkpoints_on_the_disks_of_two_nodes_come_to_both(
+def test_checkpoints_on_the_disks_of_two_nodes_are_copied_to_both(
     cluster: Containers, curves: dict[str, list[list[float]]]
 ) -> None:
     hashed = 'cd "$1" && find . -type f -exec sha256sum {} +'
@@ -367,7 +367,7 @@ def losses_in(log: str) -> dict[int, float]:
 @pytest.mark.parametrize(
     "command", [PRINT_RANK, pytest.param(("train", "/files/tiny.yaml"), marks=pytest.mark.long)]
 )
-def test_containers_that_know_only_the_launcher_and_a_secret_start_and_end_together(
+def test_containers_with_only_a_launcher_and_a_secret_run_one_job(
     cluster: Containers, command: tuple[str, ...]
 ) -> None:
     outputs = member_outputs(cluster, TINY, *command)
@@ -395,7 +395,7 @@ def test_every_problem_is_reported_at_once_and_nothing_starts(cluster: Container
     assert "e2e-refused" not in jobs(cluster, "--limit", "n1")
 
 
-def test_data_that_are_not_there_are_named(cluster: Containers, config: str) -> None:
+def test_missing_data_are_named(cluster: Containers, config: str) -> None:
     result = cluster.json("train", config, "data.mock=false", "data.blend=[/jobs/data/nothing]", expect=2)
     assert "/jobs/data/nothing" in " ".join(problem["reason"] for problem in result["problems"])
 
@@ -407,7 +407,7 @@ def test_a_configuration_can_be_checked_before(cluster: Containers, config: str)
     assert "did you mean model.layers?" in result["problems"][0]["reason"]
 
 
-def test_an_all_reduce_is_timed_and_rdma_is_missed_in_one_sentence(cluster: Containers) -> None:
+def test_all_reduce_is_timed_and_missing_rdma_is_one_sentence(cluster: Containers) -> None:
     # The two nodes share two processors, and a stall shall leave no size out.
     noise = ("-e", "verify_collective_slow_share=0.02", "-e", "verify_collective_seconds=3600")
     result = cluster.json("verify", "--collective", "--max-size", "4M", *noise)["collective"]
@@ -417,14 +417,14 @@ def test_an_all_reduce_is_timed_and_rdma_is_missed_in_one_sentence(cluster: Cont
         assert size["busbw"] == pytest.approx(size["algbw"] * 2 * (result["ranks"] - 1) / result["ranks"])
     assert [link[:2] for link in result["links_gbit"]] == [list(NODES)]
     assert jobs(cluster)[result["job"]]["state"] == "finished"
-    nothing_left(cluster, result["job"])
+    wait_until_gone(cluster, result["job"])
 
     (finding,) = cluster.json("verify", "--rdma", expect=1)["rdma"]["findings"]
     assert finding.startswith("n1, n2: it has no RDMA device")
 
 
 @pytest.mark.long
-def test_what_was_measured_finds_a_layout_and_trains_in_it(cluster: Containers, config: str) -> None:
+def test_measured_profile_gives_a_layout_that_trains(cluster: Containers, config: str) -> None:
     measured = cluster.json("profile", config, "--micro-batch", "1", "--blocks", "1", "2")
     assert measured["nodes"] == dict.fromkeys(NODES, "cpu")
     (profile,) = measured["profiles"]
@@ -455,7 +455,7 @@ def test_what_was_measured_finds_a_layout_and_trains_in_it(cluster: Containers, 
 # --- faults ---------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(
+def test_dead_process_ends_the_job_on_all_nodes_unless_it_may_restart(
     cluster: Containers, config: str
 ) -> None:
     """It resumes from its newest checkpoint twice; the third time it fails, and reports where and why."""
@@ -464,8 +464,8 @@ def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(
     kill = ["docker", "exec", "rdm", "kill", "-KILL"]
 
     def goes_on(times: int) -> None:
-        restarted(cluster, "e2e-killed", times)
-        trains(cluster, "e2e-killed", progress(cluster, "e2e-killed")["iteration"])
+        wait_for_restart(cluster, "e2e-killed", times)
+        wait_for_step(cluster, "e2e-killed", progress(cluster, "e2e-killed")["iteration"])
 
     first = pid(cluster, "e2e-killed", "n2")
     cluster.on("n2", *kill, first)
@@ -475,7 +475,7 @@ def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(
     cluster.on("n2", "docker", "restart", "--time", "1", "rdm")
     goes_on(2)
     cluster.on("n2", *kill, pid(cluster, "e2e-killed", "n2"))
-    nothing_left(cluster, "e2e-killed")
+    wait_until_gone(cluster, "e2e-killed")
     ended = end(cluster, "e2e-killed")
     assert ended["state"] == "failed"
     assert [(failure["node"], failure["rank"]) for failure in ended["failures"]] == [
@@ -521,7 +521,7 @@ def test_a_cut_cable_ends_the_job_on_both_sides(cluster: Containers, config: str
     start(cluster, config, "e2e-cut")
     cluster.lab("cut", "n2")
     try:
-        nothing_left(cluster, "e2e-cut")
+        wait_until_gone(cluster, "e2e-cut")
         ended = end(cluster, "e2e-cut")
     finally:
         cluster.lab("heal", "n2")
@@ -553,22 +553,22 @@ class TestContainers(Promises):
         "launcher",
         ["mpirun", *(pytest.param(one, marks=pytest.mark.long) for one in ("torchrun", "deepspeed"))],
     )
-    def test_a_rank_that_is_killed_ends_the_job_everywhere_unless_it_may_restart(
+    def test_killed_rank_ends_the_job_on_all_nodes_unless_it_may_restart(
         self, environment: Environment, launcher: str, config: str
     ) -> None:
-        super().test_a_rank_that_is_killed_ends_the_job_everywhere_unless_it_may_restart(
+        super().test_killed_rank_ends_the_job_on_all_nodes_unless_it_may_restart(
             environment, launcher, config
         )
 
     # For the other nodes, a node that is cut off is like one that is down.
     @pytest.mark.long
-    def test_a_node_that_goes_down_ends_the_job_on_the_others(
+    def test_lost_node_ends_the_job_on_the_others(
         self, environment: Environment, launcher: str, config: str
     ) -> None:
-        super().test_a_node_that_goes_down_ends_the_job_on_the_others(environment, launcher, config)
+        super().test_lost_node_ends_the_job_on_the_others(environment, launcher, config)
 
 
-def test_down_keeps_what_jobs_left_and_says_so(
+def test_down_keeps_job_directories_and_reports_them(
     cluster: Containers, curves: dict[str, list[list[float]]]
 ) -> None:
     output = cluster.rdm("down").stdout

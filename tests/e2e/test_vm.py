@@ -37,7 +37,7 @@ def assert_both_talk(lab: MachineLab) -> None:
     lab.all_reach()
 
 
-def test_from_empty_machines_to_containers_that_talk_over_vfs(machines: MachineLab) -> None:
+def test_up_on_empty_machines_connects_containers_over_vfs(machines: MachineLab) -> None:
     result = machines.json("up")
     assert result["ok"]
     assert [len(machines.vfs(node)) for node in NODES] == [VFS] * 2
@@ -45,7 +45,7 @@ def test_from_empty_machines_to_containers_that_talk_over_vfs(machines: MachineL
 
 
 @pytest.mark.long
-def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
+def test_cluster_is_restored_after_a_reboot(machines: MachineLab) -> None:
     machines.provisioned()
     before = machines.vf("n2")
     machines.reboot("n2")
@@ -59,7 +59,7 @@ def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
 
 
 @pytest.mark.long
-def test_the_vlan_is_the_cards_and_not_a_word_in_a_configuration(machines: MachineLab) -> None:
+def test_vlan_is_set_on_the_card(machines: MachineLab) -> None:
     machines.provisioned()
     number = str(machines.vf("n2")["vf"])
     machines.on("n2", "ip", "link", "set", "ib0", "vf", number, "vlan", "0")
@@ -77,7 +77,7 @@ def restarted(lab: MachineLab, node: str, before: str) -> bool:
 
 
 @pytest.mark.long
-def test_vfs_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: MachineLab) -> None:
+def test_vfs_survive_restarts_of_engine_and_plugin(machines: MachineLab) -> None:
     machines.provisioned()
     before = machines.vf("n2")["address"]
     machines.on("n2", "systemctl", "restart", "rdm-sriov")
@@ -116,7 +116,7 @@ def test_vfs_that_vanish_under_a_container_are_named_and_recreated(machines: Mac
 
 
 @pytest.mark.long
-def test_one_container_more_than_there_are_vfs_is_refused(machines: MachineLab) -> None:
+def test_more_containers_than_vfs_are_refused(machines: MachineLab) -> None:
     machines.provisioned()
     image, network = machines.container("n2", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
     others = [f"other-{number}" for number in range(VFS - 1)]
@@ -137,9 +137,7 @@ def test_one_container_more_than_there_are_vfs_is_refused(machines: MachineLab) 
 
 
 @pytest.mark.long
-def test_a_vf_that_loses_its_driver_is_named_hurts_no_other_and_is_repaired(
-    machines: MachineLab,
-) -> None:
+def test_vf_without_its_driver_is_named_and_repaired_without_affecting_others(machines: MachineLab) -> None:
     """A single VF cannot be unplugged: only its driver can be removed."""
     machines.provisioned()
     before = machines.vf("n2")

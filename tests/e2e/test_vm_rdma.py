@@ -122,7 +122,7 @@ def test_a_container_without_its_device_is_named(rdma: MachineLab) -> None:
 
 SHOWN = "/run/rdm-test-infiniband"
 DROP_IN = "/run/systemd/system/rdm-sriov.service.d"
-APART = "apart"
+EXTRA = "extra"
 # Modules that hold the devices, in the order of unloading.
 MODULES = (
     *("rdma_rxe", "rdma_ucm", "rdma_cm", "iw_cm", "ib_cm", "ib_umad", "ib_ipoib"),
@@ -148,10 +148,10 @@ def devices(lab: MachineLab, node: str, *inside: str) -> list[str]:
 
 def moved(lab: MachineLab, before: str = "") -> bool:
     """Whether the container, in another process than before, has rxe0, and the node has it no more."""
-    pid = lab.on("n1", "docker", "inspect", "--format", "{{.State.Pid}}", APART).strip()
+    pid = lab.on("n1", "docker", "inspect", "--format", "{{.State.Pid}}", EXTRA).strip()
     if pid in ("0", before) or devices(lab, "n1"):
         return False
-    shown = lab.inside("n1", "ls", "/sys/class/infiniband", name=APART, check=False).split()
+    shown = lab.inside("n1", "ls", "/sys/class/infiniband", name=EXTRA, check=False).split()
     return shown == devices(lab, "n1", "nsenter", "-n", "-t", pid) == ["rxe0"]
 
 
@@ -181,7 +181,7 @@ def exclusive(machines: MachineLab) -> Iterator[str]:
         yield str(vf["address"])
     finally:
         # This returns the VF and the device while the plugin still knows them.
-        machines.on("n1", "docker", "rm", "-f", APART, check=False)
+        machines.on("n1", "docker", "rm", "-f", EXTRA, check=False)
         script(
             machines,
             "n1",
@@ -193,20 +193,23 @@ def exclusive(machines: MachineLab) -> Iterator[str]:
         )
 
 
-def test_in_the_mode_exclusive_a_device_follows_its_container_and_comes_back(
+def test_device_follows_its_container_and_returns_in_exclusive_mode(
     machines: MachineLab, exclusive: str
 ) -> None:
     assert "exclusive" in machines.on("n1", "rdma", "system")
     image, network = machines.container("n1", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
     options = ("--restart", "always", "--network", network, "--mac-address", exclusive)
-    machines.on("n1", "docker", "run", "-d", "--name", APART, *options, image, "sleep", "infinity")
+    machines.on("n1", "docker", "run", "-d", "--name", EXTRA, *options, image, "sleep", "infinity")
     in_container = partial(moved, machines)
     wait_until("the container has the device", in_container, timeout=BOOT_S)
-    for restart in (("docker", "restart", "--time", "1", APART), ("systemctl", "restart", "docker")):
-        before = machines.pid("n1", APART)
+    for restart in (
+        ("docker", "restart", "--time", "1", EXTRA),
+        ("systemctl", "restart", "docker"),
+    ):
+        before = machines.pid("n1", EXTRA)
         machines.on("n1", *restart)
         wait_until(f"it has it again after {restart[0]}", partial(moved, machines, before), timeout=BOOT_S)
-    machines.on("n1", "docker", "rm", "-f", APART)
+    machines.on("n1", "docker", "rm", "-f", EXTRA)
     wait_until("the device is the node's again", lambda: devices(machines, "n1") == ["rxe0"], timeout=BOOT_S)
     output = machines.on("n1", "journalctl", "--unit", "rdm-sriov", "--output", "cat")
     assert "the RDMA device" not in output

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.environments import ENDLESS, NODES, OTHER_VERSION, TINY, Containers, read, trains
+from tests.e2e.environments import ENDLESS, NODES, OTHER_VERSION, TINY, Containers, read, wait_for_step
 from tests.e2e.product import ROOT, Product, running_lab
 from tests.labs import lab_name
 from trainer.tests.waiting import wait_until
@@ -47,10 +47,10 @@ def cluster(product: Product) -> Iterator[Containers]:
         lab.on("n2", "mkdir", "-p", jobs)
         lab.on("n2", "mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", jobs)
         lab.json("up")
-        planted = (ROOT / "trainer/tests/distributed/planted/sitecustomize.py").read_text()
+        fault = (ROOT / "trainer/tests/distributed/planted/sitecustomize.py").read_text()
         for node in NODES:
             lab.on(node, "mkdir", f"{jobs}/planted")
-            plant(lab, node, "sitecustomize.py", planted)
+            plant(lab, node, "sitecustomize.py", fault)
         lab.on("n2", "docker", "update", "--memory", "3g", "--memory-swap", "3g", "rdm")
         yield lab
 
@@ -114,7 +114,7 @@ def failed(cluster: Containers) -> None:
     """Make the job fail, unless a previous test has."""
     if not cluster.there("n1", f"/var/lib/rdm/{cluster.name}/{JOB}"):
         cluster.json("train", *arguments(cluster))
-        trains(cluster, JOB)
+        wait_for_step(cluster, JOB)
 
     def state() -> str:
         found: str = read(cluster, JOB, "state.json")["state"]
@@ -134,17 +134,17 @@ def test_each_planted_fault_is_named(cluster: Containers) -> None:
     assert refused == ["n2", "deepspeed 0.0.1", f"is not {before}, as on n1"]
     in_container(cluster, "n2", "python", "-c", OTHER_VERSION, before)
     cluster.json("train", *train)
-    trains(cluster, JOB)
+    wait_for_step(cluster, JOB)
 
     def verdict() -> dict[str, Any]:
         found: dict[str, Any] = read(cluster, JOB, "state.json").get("verdict") or {}
         return found
 
-    def names(kind: str, node: str, rank: int | None, planted: Callable[[], object]) -> None:
+    def inject(kind: str, node: str, rank: int | None, fault: Callable[[], object]) -> None:
         culprit = {"kind": kind, "node": node, "rank": rank}
         assert culprit not in verdict().get("culprits", [])
         before = delays(cluster)
-        planted()
+        fault()
         began = queried = time.monotonic()
 
         def culprits() -> list[dict[str, Any]]:
@@ -163,16 +163,16 @@ def test_each_planted_fault_is_named(cluster: Containers) -> None:
         print(f"{output}: {verdict()['evidence']}")
         assert took <= PROMISED_S + delayed, output
 
-    def forgets(kind: str) -> None:
+    def wait_until_cleared(kind: str) -> None:
         wait_until(
             f"{kind} is no longer reported",
             verdict,
             lambda found: kind not in [one["kind"] for one in found.get("culprits", [])],
         )
 
-    names("slow", "n2", 1, lambda: plant(cluster, "n2", "slow.1", "0.4"))
+    inject("slow", "n2", 1, lambda: plant(cluster, "n2", "slow.1", "0.4"))
     cluster.on("n2", "rm", f"{jobs}/planted/slow.1")
-    forgets("slow")
+    wait_until_cleared("slow")
 
     def processors(node: str, count: float) -> None:
         cluster.on(node, "docker", "update", "--cpus", str(count), "rdm")
@@ -185,35 +185,35 @@ def test_each_planted_fault_is_named(cluster: Containers) -> None:
     until = time.monotonic() + EQUAL_S
     while time.monotonic() < until:
         assert held_back() == []
-    names("processors", "n2", 1, lambda: processors("n2", QUOTA / 2))
+    inject("processors", "n2", 1, lambda: processors("n2", QUOTA / 2))
     assert held_back() == ["n2"]
     for node in NODES:
         processors(node, 2)
-    forgets("processors")
+    wait_until_cleared("processors")
 
-    names("memory", "n2", 1, lambda: plant(cluster, "n2", "grow.1", str(1.3 * GIB)))
+    inject("memory", "n2", 1, lambda: plant(cluster, "n2", "grow.1", str(1.3 * GIB)))
     cluster.on("n2", "rm", f"{jobs}/planted/grow.1")
 
-    names(
+    inject(
         "disk",
         "n2",
         None,
         lambda: cluster.on("n2", "sh", "-c", f"cat /dev/zero >{jobs}/filler || true", check=False),
     )
     cluster.on("n2", "rm", f"{jobs}/filler")
-    forgets("disk")
+    wait_until_cleared("disk")
 
-    names("nan", "n1", 0, lambda: plant(cluster, "n1", "nan.0", "1"))
+    inject("nan", "n1", 0, lambda: plant(cluster, "n1", "nan.0", "1"))
     output = cluster.rdm("jobs", JOB, "--verdict", expect=4).stdout
     assert output.startswith("suspect: ")
     assert "The loss of rank 0 on n1 was not a number first" in output
 
-    names("failure", "n2", None, lambda: lose_agent(cluster))
+    inject("failure", "n2", None, lambda: lose_agent(cluster))
     assert cluster.rdm("jobs", JOB, "--verdict", expect=1).stdout.startswith("failed: ")
 
 
 @pytest.mark.usefixtures("failed")
-def test_a_job_that_has_ended_is_reported_and_goes_when_that_is_wanted(cluster: Containers) -> None:
+def test_ended_job_is_reported_and_pruned_on_request(cluster: Containers) -> None:
     cluster.rdm("report", JOB)
     page = (cluster.product.directory / f"{JOB}.html").read_text()
     assert "has not been heard for 12 s" in page

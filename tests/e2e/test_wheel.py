@@ -30,7 +30,7 @@ def two(product: Product) -> str:
     return "two.yml"
 
 
-def test_the_collection_comes_with_the_wheel(product: Product) -> None:
+def test_wheel_has_the_collection(product: Product) -> None:
     listed = product.run("ansible-galaxy", "collection", "list", "rdm.provision").stdout
     assert f"rdm.provision {VERSION}" in listed
     listing = ("ansible-doc", "--type", "role", "--list", "--json", "rdm.provision")
@@ -64,7 +64,7 @@ def test_the_command_knows_its_version_and_its_verbs(product: Product) -> None:
     assert [verb for verb in VERBS if f"  {verb} " not in shown] == []
 
 
-def test_a_typing_error_gets_the_nearest_verb(product: Product) -> None:
+def test_misspelt_verb_gets_the_nearest_one(product: Product) -> None:
     assert "did you mean check?" in product.rdm("chek", expect=3).stderr
 
 

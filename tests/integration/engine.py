@@ -195,7 +195,7 @@ def _is_own(path: Path) -> bool:
 
 
 def remove_left() -> None:
-    """Remove the engines of this checkout whose directories nobody locks any more: their runs were killed."""
+    """Remove the engines of this checkout whose directories are unlocked: their runs were killed."""
     for root in Path("/tmp").glob(f"rdm-t-*/{PREFIX}*"):  # each run has a directory there
         try:
             if not (_is_own(root.parent) and _is_own(root)):

@@ -1,7 +1,7 @@
 """Docker Engines of other releases of the distribution, and a stand-in for a newer one.
 
 An engine of another release runs in the machine's own network namespace, from a directory with that release's
-packages. They come from the machine's own package sources, and are kept in .artifacts. The release's docker
+packages. They come from the machine's own package sources, and are cached in .artifacts. The release's docker
 command comes with it, for an engine refuses one that is much older.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.rdm_lab.recipe import apt_sources
 
-KEPT = Path(__file__).parents[2] / ".artifacts/engines"
+CACHE = Path(__file__).parents[2] / ".artifacts/engines"
 ENGINES = {"20.10": "", "26.1": "trixie", "28.5+": "sid"}
 """Version or minimum version -> the release that has it. The machine's own engine is used as installed."""
 _CLIENT = "usr/bin/docker"
@@ -48,9 +48,9 @@ def engine_directory(release: str) -> Path:
     Args:
         release: code name.
     """
-    where = KEPT / release
-    KEPT.mkdir(parents=True, exist_ok=True)
-    with (KEPT / f"{release}.lock").open("w") as lock:
+    where = CACHE / release
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{release}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (where / _CLIENT).exists():
             _fetch(release, where)

@@ -30,7 +30,7 @@ print(json.dumps([in_use(100, 0), in_use(100, arp.LIMIT_S), in_use(101, 0)]))
 """
 
 
-def test_who_has_an_address_is_found_and_nobody_where_it_is_free() -> None:
+def test_owner_of_an_address_is_found_and_none_where_it_is_free() -> None:
     """Also on a machine that stands still after the probe for longer than answers are waited for."""
     done = subprocess.run(
         ["unshare", "--net", "--mount", sys.executable, "-c", QUERY, str(COLLECTIONS)],

@@ -79,7 +79,7 @@ def names(api: DockerAPI) -> list[str]:
     return sorted(one["Names"][0] for one in api.get("/containers/json", all=True))
 
 
-def test_it_is_created_once_as_requested(api: DockerAPI, options: Options) -> None:
+def test_container_is_created_once_as_requested(api: DockerAPI, options: Options) -> None:
     assert up(options, check=True)["actions"] == ["make"]
     assert names(api) == []
     result = up(options)
@@ -141,7 +141,7 @@ def test_a_container_of_another_directory_leaves_none_of_its_keys(
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_another_setting_is_another_container(api: DockerAPI, options: Options, other: Options) -> None:
+def test_changed_setting_recreates_the_container(api: DockerAPI, options: Options, other: Options) -> None:
     up(options)
     before = found(api)["Id"]
     predicted = up(options, check=True, **other)
@@ -255,9 +255,7 @@ def test_the_old_container_stays_until_its_successor_works(
     assert not up(options)["changed"]
 
 
-def test_one_that_did_not_run_is_there_again_when_its_successor_fails(
-    api: DockerAPI, options: Options
-) -> None:
+def test_stopped_container_is_restored_when_its_successor_fails(api: DockerAPI, options: Options) -> None:
     up(options)
     before = found(api)["Id"]
     api.post("/containers/rdm/stop", t=0)
@@ -325,7 +323,7 @@ def test_the_next_run_repairs_one_that_was_killed_between_two_steps(
     assert (again["changed"], again["actions"]) == (False, [])
 
 
-def test_its_leftovers_are_removed_with_the_others(api: DockerAPI, options: Options) -> None:
+def test_leftover_containers_are_removed_with_the_others(api: DockerAPI, options: Options) -> None:
     up(options)
     for name in ("rdm.next", "rdm.old"):
         spec = {"Image": options["image"], "Labels": labels("c", "container")}
@@ -335,7 +333,7 @@ def test_its_leftovers_are_removed_with_the_others(api: DockerAPI, options: Opti
     assert result["removed"] == ["rdm", "rdm.next", "rdm.old"]
 
 
-def test_others_containers_stay(api: DockerAPI, options: Options) -> None:
+def test_foreign_containers_stay(api: DockerAPI, options: Options) -> None:
     api.post("/containers/create", {"Image": options["image"]}, name="rdm")
     for check in (True, False):
         with pytest.raises(Failed, match="container rdm is not ours"):
@@ -403,7 +401,7 @@ def test_no_state_file_is_kept_of_a_container_that_does_not_come_up(options: Opt
     assert not (tmp_path / "state.json").exists()
 
 
-def test_it_knows_all_nodes_by_name_whatever_comes_and_restarts(
+def test_container_resolves_all_node_names_after_changes_and_restarts(
     api: DockerAPI, options: Options, tmp_path: Path
 ) -> None:
     role = Path(__file__).parents[2] / "roles" / "container" / "files"

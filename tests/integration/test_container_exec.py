@@ -54,7 +54,7 @@ def test_the_container_is_found_by_its_labels(container: str) -> None:
     assert result["changed"]
 
 
-def test_words_reach_the_command_as_they_are(container: str) -> None:
+def test_arguments_reach_the_command_unchanged(container: str) -> None:
     words = ["a 'b' \"c\"", "$(id) `id`", "two\nlines", "", "é"]
     assert run("printf", "%s|", *words)["stdout"] == "".join(f"{word}|" for word in words)
 
@@ -64,7 +64,7 @@ def test_output_is_kept_apart_and_need_not_be_text(container: str) -> None:
     assert (result["stdout"], result["stderr"]) == ("\ufffdx", "oops\n")
 
 
-def test_standard_input_is_what_it_was_and_else_empty(container: str) -> None:
+def test_standard_input_is_passed_on_or_empty(container: str) -> None:
     given = b"two\nlines\xff\0"
     result = run("md5sum", stdin=base64.b64encode(given).decode())["stdout"]
     assert result.split()[0] == hashlib.md5(given).hexdigest()

@@ -63,7 +63,7 @@ def play(
     )
 
 
-def test_a_training_container_that_never_came_up_is_a_failure_each_time(
+def test_training_container_that_never_started_fails_each_run(
     bare: Engine, busybox_image: str, tmp_path: Path
 ) -> None:
     for _ in range(2):
@@ -79,7 +79,7 @@ def test_a_training_container_that_never_came_up_is_a_failure_each_time(
         wait_until("it restarts", lambda: bare.api.get("/containers/rdm/json")["State"]["Restarting"])
 
 
-def test_what_a_training_container_may_do(bare: Engine, busybox_image: str, tmp_path: Path) -> None:
+def test_training_container_capabilities(bare: Engine, busybox_image: str, tmp_path: Path) -> None:
     """By default, with new privileges, for debugging, and with the user's settings: four containers."""
     debug = {"container_debug": True}
     own = {**debug, "container_security_opts": ["no-new-privileges:false"]}
@@ -109,9 +109,7 @@ def test_what_a_training_container_may_do(bare: Engine, busybox_image: str, tmp_
         assert [one for one in host["SecurityOpt"] or [] if one != "label=disable"] == options, given
 
 
-def test_a_plugin_that_never_came_up_is_a_failure_each_time(
-    bare: Engine, busybox_image: str, tmp_path: Path
-) -> None:
+def test_plugin_that_never_started_fails_each_run(bare: Engine, busybox_image: str, tmp_path: Path) -> None:
     spec = {"Image": busybox_image, "Cmd": ["sh", "-c", "echo no such device; exit 3"]}
 
     def restarting() -> bool:

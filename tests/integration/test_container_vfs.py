@@ -162,7 +162,7 @@ def has(fabric: Fabric, name: str = "rdm") -> int:
     return int(key.rpartition(".")[2]) - 1
 
 
-def test_it_gets_its_vf_and_that_ones_devices_and_no_others(fabric: Fabric, api: DockerAPI) -> None:
+def test_container_gets_its_vf_and_only_its_devices(fabric: Fabric, api: DockerAPI) -> None:
     assert up(fabric, check=True)["actions"] == ["make"]
     assert fabric.kept["reserved"] == []
     assert up(fabric)["actions"] == ["make"]
@@ -179,7 +179,7 @@ def test_it_gets_its_vf_and_that_ones_devices_and_no_others(fabric: Fabric, api:
     assert not up(fabric)["changed"]
 
 
-def test_it_gets_no_devices_where_the_user_gives_them(fabric: Fabric, api: DockerAPI) -> None:
+def test_container_gets_no_devices_where_the_user_sets_them(fabric: Fabric, api: DockerAPI) -> None:
     up(fabric, rdma=False, devices=["/dev/zero"])
     assert [one["PathOnHost"] for one in found(api)["HostConfig"]["Devices"]] == ["/dev/zero"]
     assert not up(fabric, rdma=False, devices=["/dev/zero"])["changed"]
@@ -268,7 +268,7 @@ def test_a_device_that_its_move_renamed_recreates_the_container(
     assert not up(fabric)["changed"]
 
 
-def test_a_successor_without_its_rdma_device_makes_room_for_the_old_one_again(
+def test_old_container_is_restored_if_its_successor_lacks_its_rdma_device(
     fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     up(fabric)
@@ -310,7 +310,7 @@ def test_a_container_whose_device_stayed_on_the_node_is_started_again(
     assert not up(fabric)["changed"]
 
 
-def test_one_that_did_not_come_back_is_started_with_its_devices(fabric: Fabric, api: DockerAPI) -> None:
+def test_stopped_container_is_started_with_its_devices(fabric: Fabric, api: DockerAPI) -> None:
     up(fabric)
     mine = has(fabric)
     fabric.docker("stop", "-t", "0", "rdm")
@@ -323,7 +323,7 @@ def test_one_that_did_not_come_back_is_started_with_its_devices(fabric: Fabric, 
     assert (has(fabric), uverbs(api)) == (mine, [VFS - 1 - mine])
 
 
-def test_a_vf_that_others_took_is_reported_and_the_next_run_repairs_it(
+def test_foreign_use_of_a_vf_is_reported_and_the_next_run_repairs_it(
     fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     up(fabric)
@@ -346,9 +346,7 @@ def test_a_vf_that_others_took_is_reported_and_the_next_run_repairs_it(
     assert not up(fabric, env={"A": "1"})["changed"]
 
 
-def test_one_that_was_stopped_does_not_start_with_the_devices_of_another(
-    fabric: Fabric, api: DockerAPI
-) -> None:
+def test_stopped_container_does_not_start_with_the_devices_of_another(fabric: Fabric, api: DockerAPI) -> None:
     up(fabric)
     mine = has(fabric)
     fabric.docker("stop", "-t", "0", "rdm")
@@ -383,13 +381,13 @@ def test_unknown_devices_fail_before_anything_is_created(
     assert api.get("/containers/json", all=True) == []
 
 
-def test_without_the_plugin_nothing_is_made(fabric: Fabric, api: DockerAPI) -> None:
+def test_no_container_is_created_without_the_plugin(fabric: Fabric, api: DockerAPI) -> None:
     with pytest.raises(Failed, match=r"nowhere\.sock does not answer: No such file or directory"):
         up(fabric, plugin_socket="/run/docker/plugins/nowhere.sock")
     assert api.get("/containers/json", all=True) == []
 
 
-def test_taking_it_down_frees_its_vf(fabric: Fabric, api: DockerAPI) -> None:
+def test_removing_the_container_frees_its_vf(fabric: Fabric, api: DockerAPI) -> None:
     up(fabric)
     run_module(docker_owned, {"cluster": "c", "role": "container", "stop_timeout": 0})
     assert (fabric.promised(), fabric.kept["reserved"]) == ({}, [])

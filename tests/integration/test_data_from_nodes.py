@@ -60,7 +60,7 @@ class Nodes:
             "job_data_to": "gpt",
             "images_cache_dir": str(here / "cache"),
             "images_bandwidth": megabits,
-            # Without a Docker Engine nobody knows where jobs have their files.
+            # Without a Docker Engine the directory of the jobs is unknown.
             "__job_listed": {"directory": str(here / "jobs")},
         }
         first = f"--start-at-task={TRANSFER.partition(' : ')[2]}"
@@ -108,7 +108,7 @@ def part_of(nodes: Nodes, name: str) -> dict[str, bytes]:
     return {f"gpt/{path}": (top / path).read_bytes() for path in (SHARDS[name], MANIFEST)}
 
 
-def test_a_killed_run_is_continued_and_later_ones_bring_only_what_is_missing(nodes: Nodes) -> None:
+def test_killed_run_is_continued_and_later_ones_copy_only_missing_files(nodes: Nodes) -> None:
     run = nodes.start("--limit", "n3", megabits=8)
     peers = nodes.disk("n3") / "cache" / "peers"
 

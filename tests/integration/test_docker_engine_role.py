@@ -18,7 +18,7 @@ BARE_MACHINE = [
 ]
 
 
-def test_an_engine_that_works_is_left_alone(engine: Engine, tmp_path: Path) -> None:
+def test_working_engine_is_not_changed(engine: Engine, tmp_path: Path) -> None:
     for flags in ([], ["--check"]):
         played = run_plays(tmp_path, [{"roles": [ROLE]}], *flags, docker_host=f"unix://{engine.socket}")
         assert (played.status, played.changes) == (0, [0]), played.output
@@ -39,7 +39,7 @@ def test_a_missing_engine_is_not_installed_unasked(tmp_path: Path) -> None:
     assert "install and start it, or set docker_engine_install to true." in played.output
 
 
-def test_a_check_says_what_a_run_would_do_and_ends(tmp_path: Path) -> None:
+def test_check_mode_reports_the_installation_and_ends(tmp_path: Path) -> None:
     needs_an_engine = {"name": "Needs an engine", "ansible.builtin.fail": {}}
     played = run_plays(
         tmp_path,

@@ -122,7 +122,7 @@ def test_each_rail_is_measured_and_the_verdict_names_the_one_that_is_cut(
     assert evaluated["findings"] == [f"rail ib1: n2: {failed['n2'].removeprefix('rail ib1: ')}"]
 
 
-def test_who_else_has_an_address_is_named(cluster: Cluster) -> None:
+def test_duplicate_address_is_named(cluster: Cluster) -> None:
     assert cluster.measure("n1")["duplicate"] == ""
     mac = json.loads(cluster.inside("n2", "ip", "-json", "link", "show", "eth0"))[0]["address"]
     second = [f"{ADDRESSES['n1']}/24", "dev", "eth0"]

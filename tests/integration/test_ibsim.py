@@ -1,4 +1,4 @@
-"""Our readers of ports and subnet managers beside the real InfiniBand tools, on a subnet that ibsim makes up.
+"""Our readers of ports and subnet managers, compared with the real InfiniBand tools on ibsim's subnet.
 
 ibsim's library stands in for the kernel under ibstat, sminfo and opensm: it gives each of their processes a
 /sys of its own, in a directory, which our readers get as their root.

@@ -197,7 +197,7 @@ def test_an_image_without_a_name_is_given_one(engine: Engine, tmp_path: Path, im
     assert run(engine, tmp_path, path=path, name=NAME)["changed"] is False
 
 
-def test_it_goes_only_where_it_is_this_image(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
+def test_absent_removes_only_this_image(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
     other = MadeImage([layer("other")], [NAME])
     path, other_path = put(tmp_path, gzip.compress(saved(image))), put(tmp_path, saved(other), "other.tar")
     run(engine, tmp_path, path=path)
@@ -384,7 +384,7 @@ def test_an_archive_that_is_swapped_is_not_loaded(
     assert [image_id(engine, name) for name in (NAME, "rdm-test/evil:1", other.id)] == ["", "", ""]
 
 
-def test_what_turns_out_to_be_another_image_is_removed(
+def test_loaded_image_that_is_another_one_is_removed(
     engine: Engine, tmp_path: Path, image: MadeImage
 ) -> None:
     before = MadeImage([layer("before")], [NAME])

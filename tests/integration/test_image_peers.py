@@ -197,7 +197,7 @@ def nodes(engine: Engine, tmp_path: Path) -> Iterator[Nodes]:
         yield nodes
 
 
-def the_run_is_killed_at_half(nodes: Nodes) -> Iterator[None]:
+def run_is_killed_at_half(nodes: Nodes) -> Iterator[None]:
     run = nodes.start(20)
     nodes.wait_half()
     run.kill()
@@ -210,7 +210,7 @@ def the_run_is_killed_at_half(nodes: Nodes) -> Iterator[None]:
     assert nodes.provision() < EACH_ONCE
 
 
-LIMITS = (the_run_is_killed_at_half,)
+LIMITS = (run_is_killed_at_half,)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -278,7 +278,7 @@ def test_layers_of_a_compressed_archive_that_nodes_have_are_not_sent(engine: Eng
         assert sent < 0.8
 
 
-def test_a_node_whose_disk_is_too_small_does_not_begin(nodes: Nodes, disk: Callable[[int], Path]) -> None:
+def test_node_with_too_small_a_disk_does_not_start(nodes: Nodes, disk: Callable[[int], Path]) -> None:
     small = disk(SIZE // 2)
     output = nodes.end(nodes.start(0, ansible_ssh_executable=str(nodes.small_disk)), expect=2)
     assert f"image.tar did not reach n3, which stopped at 0%: no space left for {nodes.peers}/" in output

@@ -77,7 +77,7 @@ def test_three_sources(engine: Engine, busybox_image: str, registry: str, tmp_pa
     built = engine.api.get("/images/rdm-test/built:1/json")["Config"]["Env"]
     assert "GREETING=a b $(id)'" in built
     assert LOAD not in played.by_play[1], "what the inspection finds there is not loaded again"
-    assert wanted <= names(engine), "images go only when asked"
+    assert wanted <= names(engine), "images are removed only on request"
     played = play(engine, tmp_path, images_state="absent", images_remove=True, **variables)
     assert (played.status, played.changes) == (0, [2]), played.output  # two tasks: archives, and the rest
     assert not wanted & names(engine)
@@ -223,7 +223,7 @@ def test_two_images_of_one_archive_that_came_from_other_nodes(engine: Engine, tm
     assert not copy.exists()
 
 
-def test_an_image_that_goes_and_comes_in_one_run(engine: Engine, tmp_path: Path) -> None:
+def test_image_removed_and_loaded_again_in_one_run(engine: Engine, tmp_path: Path) -> None:
     path = put(tmp_path, "image.tar", MadeImage([layer("again")], ["rdm-test/again:1"]))
     goes = {"images_state": "absent", "images_remove": True}
     played = plays(
@@ -239,9 +239,9 @@ def test_an_image_that_goes_and_comes_in_one_run(engine: Engine, tmp_path: Path)
 
 
 def test_a_registry_that_does_not_answer(engine: Engine, tmp_path: Path) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        registry = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        registry = f"127.0.0.1:{unused.getsockname()[1]}"
         played = play(
             engine, tmp_path, images_list=[{"name": f"{registry}/rdm-test/x:1", "source": "registry"}]
         )
@@ -333,7 +333,7 @@ def test_a_disk_without_room_is_refused_by_the_plan(tmp_path: Path) -> None:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-def test_what_preflight_has_inspected_is_not_inspected_again(engine: Engine, tmp_path: Path) -> None:
+def test_archives_inspected_by_preflight_are_not_inspected_again(engine: Engine, tmp_path: Path) -> None:
     path = put(tmp_path, "image.tar", MadeImage([layer("planned")], ["rdm-test/planned:1"]))
     variables = {"images_list": [{"name": "rdm-test/planned:1", "source": "archive", "path": path}]}
     plan = "rdm.provision.preflight : Check the nodes and write the plan"
@@ -403,7 +403,7 @@ def test_no_archives_and_an_image_that_the_node_has(
     assert "container_image rdm-test/none:1 is not on the node, and images_list is empty" in played.output
 
 
-def test_what_preflight_has_not_found_may_come_from_other_nodes(
+def test_archives_missing_at_preflight_may_come_from_other_nodes(
     engine: Engine, busybox_image: str, tmp_path: Path
 ) -> None:
     images = [{"name": name, "source": "registry"} for name in (busybox_image, "rdm-test/none:1")]

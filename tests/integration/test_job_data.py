@@ -29,7 +29,7 @@ def bring(
     return run_plays(directory, [{"tasks": [task]}] * times, *flags)
 
 
-def test_data_is_copied_once_and_when_it_is_another(tmp_path: Path) -> None:
+def test_data_is_copied_once_and_when_changed(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     (tmp_path / "tokens" / "sets").mkdir(parents=True)
     (tmp_path / "tokens" / "a.bin").write_bytes(b"one")

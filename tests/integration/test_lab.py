@@ -164,7 +164,7 @@ def test_a_second_start_changes_nothing(lab: Lab) -> None:
     assert "Nothing was changed" in lab.run("up", "--nodes", "2").stdout
 
 
-def test_check_says_what_would_change_and_changes_nothing(lab: Lab) -> None:
+def test_lab_check_reports_changes_without_making_them(lab: Lab) -> None:
     assert "would make n3" in lab.run("up", "--nodes", "3", "--check").stdout
     assert list(lab.nodes()) == ["n1", "n2"]
     assert "would remove container n1" in lab.run("down", "--check").stdout
@@ -254,7 +254,7 @@ def test_a_stopped_node_comes_back_with_the_same_address_key_and_cable(lab: Lab)
     assert lab.ssh("n2", "sudo ls /etc/kept /var/lib/docker/kept").returncode == 0
 
 
-def test_a_node_whose_engine_dies_gets_it_back(lab: Lab) -> None:
+def test_dead_engine_of_a_node_is_restarted(lab: Lab) -> None:
     before = lab.on("n1", "pidof", "dockerd").stdout
     lab.on("n1", "kill", "-9", *before.split())
     engine = partial(lab.on, "n1", "pidof", "dockerd")
@@ -262,13 +262,13 @@ def test_a_node_whose_engine_dies_gets_it_back(lab: Lab) -> None:
     assert lab.on("n1", "rdm-lab", "wait", f"{HANGS_S / 2:g}").returncode == 0
 
 
-def test_a_command_that_hangs_in_a_node_holds_nobody(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_command_in_a_node_does_not_block_the_lab(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_engine, "EXEC_TIMEOUT_S", 0.5)
     with pytest.raises(LabProblem, match=r"sleep in \S+-n1 failed: it did not end within 0\.5 s"):
         lab_engine.LabEngine(connect(), lab.name)._exec("n1", ["sleep", "600"])
 
 
-def test_it_grows_is_repaired_and_shrinks(lab: Lab) -> None:
+def test_lab_grows_is_repaired_and_shrinks(lab: Lab) -> None:
     first = ids_of(lab)
     lab.run("stop", "n2")
     result = lab.json("up", "--nodes", "3")
@@ -374,14 +374,14 @@ def test_nothing_is_left_of_a_killed_build_of_the_images(tmp_path: Path) -> None
     assert str(tmp_path) not in Path("/proc/mounts").read_text(encoding="utf-8")
 
 
-def test_a_node_that_is_not_there_is_named_with_those_that_are(lab: Lab) -> None:
+def test_unknown_node_is_named_with_the_existing_ones(lab: Lab) -> None:
     output = lab.run("stop", "n1", "n9", expect=3).stderr
     assert "has no node 'n9': it has n1, n2" in output
     assert len(output.strip().splitlines()) <= 2
     assert "n1: ran already" in lab.run("start", "n1").stdout
 
 
-def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_directory_is_not_changed(tmp_path: Path) -> None:
     other = Lab(tmp_path, f"{NAME}-d")
     other.files.mkdir(parents=True)
     (other.files / "hosts.yml").write_text("mine\n", encoding="utf-8")
@@ -400,7 +400,7 @@ def made_image(api: DockerAPI, version: str) -> str:
     return f"{lab_recipe.NODE_REPOSITORY}:{version}"
 
 
-def test_superseded_images_go_unless_a_lab_uses_them(engine: Engine, tmp_path: Path) -> None:
+def test_superseded_images_are_removed_unless_a_lab_uses_them(engine: Engine, tmp_path: Path) -> None:
     api = engine.api
     client = connect(engine.socket)
     made_here = images.Images(client, ROOT / "roles/lab/files", tmp_path, "debian:none")
@@ -424,7 +424,7 @@ def test_superseded_images_go_unless_a_lab_uses_them(engine: Engine, tmp_path: P
             api.delete(f"/images/{name}")
 
 
-def test_images_that_a_lab_uses_go_after_it(engine: Engine, tmp_path: Path) -> None:
+def test_images_of_a_lab_are_removed_after_it(engine: Engine, tmp_path: Path) -> None:
     """On a private engine, since it concerns the images of all labs."""
     api, client = engine.api, connect(engine.socket)
     lab = Lab(tmp_path, f"{NAME}-u", {"DOCKER_HOST": f"unix://{engine.socket}"})

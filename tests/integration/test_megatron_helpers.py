@@ -80,7 +80,7 @@ def test_the_role_checks_a_branch_out_and_builds_for_the_environments_python(
     assert sorted(path.name for path in data.iterdir()) == ["Makefile", "helpers.cpp"]
 
 
-def test_what_does_not_compile_is_the_compilers_last_lines_and_leaves_nothing(checkout: Path) -> None:
+def test_failed_build_shows_the_compilers_last_lines_and_leaves_nothing(checkout: Path) -> None:
     what = megatron_helpers.plan(str(checkout), ENVIRONMENT)
     Path(what.source).write_text("#error no such thing\n")
     with pytest.raises(NodeError, match=r"could not build .*helpers.cpp: .*no such thing"):
@@ -88,7 +88,7 @@ def test_what_does_not_compile_is_the_compilers_last_lines_and_leaves_nothing(ch
     assert sorted(path.name for path in Path(what.source).parent.iterdir()) == ["Makefile", "helpers.cpp"]
 
 
-def test_what_is_no_megatron_or_no_environment_is_one_sentence(checkout: Path) -> None:
+def test_missing_megatron_or_environment_is_one_sentence(checkout: Path) -> None:
     with pytest.raises(NodeError, match=r"has neither megatron/data/helpers.cpp nor .*: give"):
         megatron_helpers.plan(str(checkout / "megatron"), ENVIRONMENT)
     with pytest.raises(NodeError, match="there is no environment at /nowhere to build for"):

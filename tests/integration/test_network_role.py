@@ -53,7 +53,7 @@ def test_networks_of_further_rails_are_created_and_compared(engine: Engine, tmp_
     assert (gone.status, gone.changes) == (0, [1]), gone.output
 
 
-def test_a_network_of_others_is_never_replaced(engine: Engine, tmp_path: Path) -> None:
+def test_foreign_network_is_never_replaced(engine: Engine, tmp_path: Path) -> None:
     engine.api.post("/networks/create", {"Name": "theirs", "IPAM": {"Config": [{"Subnet": f"{NET}.0/24"}]}})
     try:
         refused = play(tmp_path, engine, network_name="theirs", network_replace=True)

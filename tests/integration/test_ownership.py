@@ -72,7 +72,7 @@ def owned(role: str, *, check: bool = False, **params: Any) -> list[str]:
     return removed
 
 
-def test_only_what_carries_the_labels_goes(node: Node) -> None:
+def test_only_labelled_objects_are_removed(node: Node) -> None:
     node.network("net", labels("c", "network"))
     node.network("foreign-net")
     node.network("neighbour-net", labels("d", "network"))
@@ -90,7 +90,7 @@ def test_only_what_carries_the_labels_goes(node: Node) -> None:
     assert owned("container") == owned("network") == owned("plugin") == []
 
 
-def test_files_of_a_host_name_of_before_go_with_the_container(node: Node, tmp_path: Path) -> None:
+def test_files_under_a_former_host_name_are_removed_with_the_container(node: Node, tmp_path: Path) -> None:
     """Without root the directory has the host's name; `down` knows only the new one."""
     old, other = tmp_path / ".rdm" / "old", tmp_path / ".rdm" / "other"
     for directory in (old, other):  # the other's node shares the home
@@ -123,7 +123,7 @@ def test_a_container_may_take_longer_to_end_than_the_engine_may_be_silent(
 
 @pytest.mark.parametrize("disconnect", [True, False])
 @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
-def test_a_network_with_a_foreign_container_stays_and_so_do_ours(
+def test_network_with_a_foreign_container_and_our_containers_stay(
     node: Node, running: bool, disconnect: bool
 ) -> None:
     node.network("net", labels("c", "network"))
@@ -138,7 +138,7 @@ def test_a_network_with_a_foreign_container_stays_and_so_do_ours(
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
-def test_a_network_to_be_replaced_goes_and_ours_wait_for_their_successors(node: Node, running: bool) -> None:
+def test_replaced_network_is_removed_and_our_containers_stay_stopped(node: Node, running: bool) -> None:
     node.network("net", labels("c", "network"))
     node.network("other", labels("c", "network"))
     mine = node.run("rdm", SLEEP, labels("c", "container"), "net")
@@ -234,7 +234,7 @@ def plugin_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
         server.server_close()
 
 
-def test_waits_for_the_line_and_for_the_plugin(
+def test_container_ready_waits_for_the_line_and_the_plugin(
     node: Node, plugin_socket: Callable[[bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = []
@@ -274,7 +274,7 @@ def test_logs_before_a_containers_last_start_do_not_count(node: Node) -> None:
         ready("our", ready_line="Ready", timeout=1)
 
 
-def test_one_that_is_up_for_long_needs_no_line(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_up_for_long_needs_no_ready_line(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run("our", SLEEP)
     with monkeypatch.context() as patch:
         patch.setattr(readiness, "up_for", lambda _container: 0.0)
@@ -285,7 +285,7 @@ def test_one_that_is_up_for_long_needs_no_line(node: Node, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("policy", ["no", "unless-stopped"])
-def test_one_that_ends_is_reported_with_its_last_words(
+def test_container_that_ends_is_reported_with_its_last_log_lines(
     node: Node, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.run(
@@ -306,7 +306,7 @@ def test_one_that_ends_is_reported_with_its_last_words(
         (b"[]", "not as a plugin does"),
     ],
 )
-def test_a_socket_that_answers_otherwise_is_not_ready(
+def test_socket_with_another_answer_is_not_ready(
     node: Node, plugin_socket: Callable[[bytes], str], answer: bytes, why: str
 ) -> None:
     node.run("our", SLEEP)
@@ -414,7 +414,7 @@ def test_a_session_has_the_containers_environment_and_no_value_reaches_a_shell(
     assert rest[4:] == ["755 /run/sshd", "700 /run/rdm", "600 /run/rdm/sshd_config"]
 
 
-def test_an_image_without_sshd_says_so(node: Node, tmp_path: Path) -> None:
+def test_image_without_sshd_is_reported(node: Node, tmp_path: Path) -> None:
     status, logs = started(node, tmp_path, {}, sshd=False)
     assert status == 78
     assert logs == "this image has no sshd: install openssh-server in it, or set container_sshd: false\n"
@@ -425,7 +425,7 @@ REVIVED = "until [ ! -e /etc/rdm/trainer ] || [ -e /revived ]; do sleep 0.1; don
 
 @pytest.mark.parametrize("command", [(), ("sh", "-c", f"{REVIVED}; echo in place of an sshd")])
 @pytest.mark.parametrize("end", ["exec sleep 1000", "exit 3"])
-def test_jobs_get_their_agents_back_and_nothing_hangs_on_that(
+def test_agents_are_restarted_without_delaying_the_container(
     node: Node, tmp_path: Path, command: tuple[str, ...], end: str
 ) -> None:
     (tmp_path / "trainer").mkdir()

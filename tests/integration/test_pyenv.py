@@ -39,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / f"python3.13_{VERSION}.orig.tar.xz"
 
 
-def test_pyenv_builds_a_python_or_says_why_not(source: Path, tmp_path: Path) -> None:
+def test_pyenv_builds_a_python_or_reports_the_error(source: Path, tmp_path: Path) -> None:
     pyenv = base_python.pyenv_program(str(Path.home() / ".pyenv"))
     mirror, root = tmp_path / "mirror", tmp_path / "pyenv"
     mirror.mkdir()

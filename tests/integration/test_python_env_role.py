@@ -100,7 +100,7 @@ def play(
     return done.returncode, stats, done.stdout
 
 
-def test_the_role_makes_and_activates_an_environment_and_takes_it_away(tmp_path: Path) -> None:
+def test_role_creates_activates_and_removes_an_environment(tmp_path: Path) -> None:
     """The whole role on this machine, with the trainer's wheel and a lock file of one package."""
     node = Node(tmp_path)
     first = python_lock.first_line(python_lock.requirements_of(ROOT / "trainer", ""), PYTHON, "")
@@ -173,7 +173,7 @@ def test_a_node_that_does_not_see_it_fails_with_a_hint(tmp_path: Path, flags: tu
     assert not (tmp_path / "n2").exists()
 
 
-def test_while_a_job_of_one_node_runs_no_node_loses_anything(tmp_path: Path) -> None:
+def test_environment_is_kept_on_all_nodes_while_a_job_runs(tmp_path: Path) -> None:
     node, directory = Node(tmp_path), f"{tmp_path}{{{{ mine }}}}"
     code, _, output = play(node, directory, python_env_shared=False)
     assert code == 0, output

@@ -94,7 +94,7 @@ def networks(engine: Engine) -> dict[str, str]:
     return {one["Name"]: one["Options"]["parent"] for one in found}
 
 
-def test_a_container_is_on_both_rails_and_both_go_with_it(
+def test_container_is_on_both_rails_and_networks_are_removed_with_it(
     bare: Engine, busybox_image: str, parents: list[str], tmp_path: Path
 ) -> None:
     def run(*roles: tuple[str, str], **more: Any) -> Played:
@@ -137,7 +137,7 @@ def test_a_container_is_on_both_rails_and_both_go_with_it(
     assert bare.api.get("/containers/json", all=True) == []
 
 
-def test_a_rail_whose_network_is_another_is_replaced_on_request(
+def test_changed_network_of_a_rail_is_replaced_on_request(
     bare: Engine, busybox_image: str, parents: list[str], tmp_path: Path
 ) -> None:
     given = {"container_rails": parents, "container_rail_subnets": [f"{ANOTHER}.0/24"]}

@@ -85,7 +85,7 @@ def cluster(engine: Engine, python_image: str, cable: str, tmp_path: Path) -> It
         yield cluster
 
 
-def test_the_slow_node_and_the_one_without_a_device_are_named_and_nothing_is_left(cluster: Cluster) -> None:
+def test_slow_node_and_node_without_a_device_are_named(cluster: Cluster) -> None:
     code, rdma, failed = cluster.verify()
     assert code == 2
     assert failed == {

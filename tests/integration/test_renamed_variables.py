@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.integration.plays import run_plays
 
 
-def test_a_role_alone_understands_a_former_name_and_gives_the_new_one(tmp_path: Path) -> None:
+def test_role_used_alone_accepts_a_former_name_with_a_notice(tmp_path: Path) -> None:
     role = {"name": "Export", "ansible.builtin.include_role": {"name": "rdm.provision.my_ip"}}
     played = run_plays(
         tmp_path,

@@ -197,7 +197,7 @@ def test_two_users_have_jobs_of_one_name_on_one_node_at_the_same_time(host: Host
         assert host.run("find", user.home, "!", "-user", user.name) == ""
 
 
-def test_a_host_that_boots_has_them_enabled_and_down_takes_them_away(host: Host) -> None:
+def test_daemons_start_at_boot_and_are_removed_by_down(host: Host) -> None:
     assert set(host.run("systemctl", "is-enabled", *DAEMONS).split()) == {"enabled"}
     # Its key is removed with slurmrestd.
     assert "failed=0" in play(host, "slurm_up", slurm_rest=False)

@@ -109,7 +109,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_settings_wait_for_a_reboot_that_somebody_allows(machine: Machine) -> None:
+def test_settings_take_effect_after_an_allowed_reboot(machine: Machine) -> None:
     checked = machine.run("--check", sriov_reboot_ok=True)
     assert checked.status == 0, checked.output
     assert (checked.changes, machine.reboots) == ([3], 0), (
@@ -132,7 +132,7 @@ def test_settings_wait_for_a_reboot_that_somebody_allows(machine: Machine) -> No
     assert (again.status, again.changes, machine.reboots) == (0, [0], 1), again.output
 
 
-def test_what_a_reboot_does_not_repair_is_the_bios(machine: Machine) -> None:
+def test_bios_is_suspected_if_a_reboot_does_not_help(machine: Machine) -> None:
     (machine.here / "bios").touch()
     failed = machine.run(sriov_reboot_ok=True)
     assert (failed.status, machine.reboots) == (2, 1)

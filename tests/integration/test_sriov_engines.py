@@ -25,7 +25,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
         yield node
 
 
-def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
+def test_container_runs_and_restarts_under_a_newer_engine(node: Node) -> None:
     node.run("na", "--ip", "192.169.16.100", "--restart", "always")
     node.run("nb", "--ip", "192.169.16.101")
     before = node.address("na")

@@ -31,7 +31,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
         yield node
 
 
-def test_containers_reach_each_other_and_no_gateway_that_is_not_there(node: Node) -> None:
+def test_containers_reach_each_other_without_a_gateway(node: Node) -> None:
     node.run("na", "--ip", "192.169.16.100")
     node.run("nb", "--ip", "192.169.16.101")
     node.docker("exec", "na", "ping", "-c", "1", "-w", "60", "192.169.16.101")
@@ -94,7 +94,7 @@ def test_containers_that_start_at_once_get_what_was_reserved_for_each(node: Node
     assert node.promised() == {}
 
 
-def test_a_plugin_that_died_knows_everything_again(node: Node) -> None:
+def test_restarted_plugin_restores_its_state(node: Node) -> None:
     node.run("na", "--ip", "192.169.16.100")
     node.stop_plugin(signal.SIGKILL)
     node.start_plugin()
@@ -105,7 +105,7 @@ def test_a_plugin_that_died_knows_everything_again(node: Node) -> None:
     assert node.promised() == {}
 
 
-def test_without_its_plugin_an_engine_says_so_and_all_is_right_when_it_is_back(node: Node) -> None:
+def test_engine_reports_a_missing_plugin_and_recovers_with_it(node: Node) -> None:
     node.run("na", "--ip", "192.169.16.100")
     node.run("nb", "--ip", "192.169.16.101")
     before = node.address("na")
@@ -134,7 +134,7 @@ def test_without_its_plugin_an_engine_says_so_and_all_is_right_when_it_is_back(n
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_a_plugin_without_its_state_gives_nobody_what_another_has(node: Node, left: str) -> None:
+def test_plugin_without_its_state_reassigns_no_vf_in_use(node: Node, left: str) -> None:
     node.run("na")
     node.stop_plugin()
     (node.state / "state.json").unlink()
@@ -178,7 +178,7 @@ def test_a_plugin_without_state_and_engine_socket_is_sent_its_networks(
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_after_its_engine_a_container_has_the_same_vf(node: Node, how: signal.Signals) -> None:
+def test_container_keeps_its_vf_after_an_engine_restart(node: Node, how: signal.Signals) -> None:
     node.run("na", "--ip", "192.169.16.100", "--restart", "always")
     node.run("nb", "--ip", "192.169.16.101")
     before = node.address("na")

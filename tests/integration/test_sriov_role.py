@@ -118,7 +118,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
             subprocess.run(["ip", "link", "del", f"{node.parent}x"], check=False)
 
 
-def test_it_is_installed_once_and_predicted(node: Node) -> None:
+def test_plugin_is_installed_once_as_predicted(node: Node) -> None:
     checked = node.role("--check", "--diff")
     assert (checked.status, checked.changes) == (0, [1]), checked.output
     assert "Before=docker.service" in checked.output
@@ -129,7 +129,7 @@ def test_it_is_installed_once_and_predicted(node: Node) -> None:
     assert installation.running(str(node.socket))
 
 
-def test_a_new_program_takes_over_under_a_living_container(node: Node) -> None:
+def test_new_program_takes_over_under_a_running_container(node: Node) -> None:
     node.make_network()
     node.docker("run", "-d", "--init", "--name", "ctr", "--ip", "192.169.18.5", "--network", NETWORK, BUSYBOX)
     before = installation.running(str(node.socket))
@@ -159,7 +159,7 @@ def test_a_plugin_that_died_or_is_not_enabled_is_repaired(node: Node) -> None:
     assert installation.observe(watch) == right
 
 
-def test_it_stays_while_a_network_needs_it_and_goes_without_a_trace(node: Node) -> None:
+def test_plugin_stays_while_a_network_needs_it_and_is_removed_completely(node: Node) -> None:
     refused = node.role(sriov_state="absent")
     assert refused.status != 0
     assert f"a network with driver {node.socket.stem} need it: {NETWORK}" in refused.output

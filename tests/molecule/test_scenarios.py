@@ -50,7 +50,7 @@ def no_lab() -> Iterator[None]:
     molecule("destroy")
 
 
-def test_no_scenario_is_forgotten() -> None:
+def test_every_scenario_is_listed() -> None:
     assert sorted(SCENARIOS) == sorted(
         path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml")
     )

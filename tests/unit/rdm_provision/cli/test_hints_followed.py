@@ -493,11 +493,11 @@ ON_NODES = {
     "tests/e2e/test_cycle.py::test_up_provisions_every_node_and_shows_the_fabric": (
         "plugins/module_utils/jobs/execution_environment.py: up",
     ),
-    "tests/e2e/test_bare_hosts.py::test_env_up_makes_hosts_ready_that_only_a_jump_host_reaches": (
+    "tests/e2e/test_bare_hosts.py::test_env_up_prepares_hosts_behind_a_jump_host": (
         "plugins/module_utils/jobs/execution_environment.py: env up",
     ),
     # It lacks a package, or nodes have different versions of one.
-    "tests/e2e/test_bare_hosts.py::test_an_environment_that_does_not_do_is_refused_with_what_makes_one": (
+    "tests/e2e/test_bare_hosts.py::test_unusable_environment_is_refused_with_the_command_that_makes_one": (
         "plugins/plugin_utils/jobs/job_plan.py: env up",
         "trainer/rdm_job/check.py: env up",
     ),
@@ -514,7 +514,7 @@ ON_NODES = {
     "tests/e2e/test_bare_hosts.py::protects": (
         "plugins/module_utils/python_env/environment.py: jobs lists them",
     ),
-    "tests/e2e/promises.py::test_nobody_has_to_watch_and_two_jobs_do_not_meet": (
+    "tests/e2e/promises.py::test_unwatched_jobs_run_side_by_side": (
         "plugins/module_utils/python_env/environment.py: stop JOB",
         "plugins/plugin_utils/checks/running_jobs.py: stop VALUE saves a checkpoint",
     ),
@@ -523,7 +523,7 @@ ON_NODES = {
         "plugins/plugin_utils/inventory/container_options.py: exec",
     ),
     # Something of the cluster's has another name.
-    "tests/e2e/test_down.py::test_down_removes_what_is_ours_and_a_second_down_nothing": (
+    "tests/e2e/test_down.py::test_down_removes_only_our_objects_and_a_second_down_nothing": (
         "plugins/plugin_utils/checks/existing.py: down",
     ),
     # The network plugin has lost its state, or a container's VF is gone, or its device has another name.
@@ -532,7 +532,7 @@ ON_NODES = {
         "rdm_sriov/driver.py: up restores it",
     ),
     "tests/integration/test_container_vfs.py"
-    "::test_one_that_was_stopped_does_not_start_with_the_devices_of_another": (
+    "::test_stopped_container_does_not_start_with_the_devices_of_another": (
         "rdm_sriov/driver.py: up recreates the container",
     ),
     "tests/integration/test_container_vfs.py::test_a_device_that_its_move_renamed_recreates_the_container": (
@@ -552,7 +552,7 @@ ON_NODES = {
         "plugins/plugin_utils/addresses/address_plan.py: plan VALUE",
     ),
     # Slurm is not installed.
-    "tests/e2e/test_slurm.py::test_down_takes_away_what_up_made": (
+    "tests/e2e/test_slurm.py::test_slurm_down_removes_what_up_made": (
         "plugins/modules/slurm_nodes.py: slurm up makes a cluster",
     ),
     # A lab, or a node of it, does not run; or a lab runs.
@@ -562,7 +562,7 @@ ON_NODES = {
     "tests/integration/test_lab.py::test_two_labs_side_by_side": (
         "rdm_lab/engine.py: lab up --name VALUE makes it",
     ),
-    "tests/integration/test_lab.py::test_images_that_a_lab_uses_go_after_it": (
+    "tests/integration/test_lab.py::test_images_of_a_lab_are_removed_after_it": (
         "rdm_lab/images.py: lab down --name VALUE",
     ),
 }
