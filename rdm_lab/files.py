@@ -48,7 +48,8 @@ class Files:
         self.own.mkdir(parents=True, exist_ok=True)
         for path in (self.own.parent, self.own):
             path.chmod(0o700)
-        self.write(self.own.parent / ".gitignore", "*\n")
+        # The lab's inventory does not belong in commits, and its keys even less.
+        self.write(self.directory / ".gitignore", "*\n")
         with (self.own / "lock").open("a+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
