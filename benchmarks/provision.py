@@ -201,7 +201,7 @@ def cost(work: Callable[[], object]) -> Cost:
     return Cost(time.perf_counter() - begin, used() - before)
 
 
-def middle(costs: Sequence[Cost]) -> Cost:
+def median_cost(costs: Sequence[Cost]) -> Cost:
     """Return the cost with the median wall time."""
     ordered = sorted(costs, key=lambda one: one.wall)
     return ordered[len(ordered) // 2]
@@ -228,7 +228,7 @@ def measure(cluster: Cluster, repeats: int) -> tuple[dict[str, Cost], float]:
         take("our first run", lambda: cluster.playbook("site"))
         take("our second run", lambda: cluster.playbook("site"))
         take("our check", lambda: cluster.playbook("site", "--check", "--diff"))
-    return {way: middle(costs) for way, costs in found.items()}, cluster.module_executions()
+    return {way: median_cost(costs) for way, costs in found.items()}, cluster.module_executions()
 
 
 def report(results: dict[int, tuple[dict[str, Cost], float]]) -> str:

@@ -52,7 +52,7 @@ def step(number: int) -> str:
     )
 
 
-def talk(number: int) -> str:
+def other_output(number: int) -> str:
     """Return lines as NCCL and libraries write them."""
     return "".join(
         f"n{number % 8:03d}:{3000 + rank}:{4000 + rank} [{rank % 4}] NCCL INFO Channel {rank:02d}/0 :"
@@ -139,9 +139,9 @@ def with_a_bar(number: int) -> str:
 
 
 KINDS: dict[str, Callable[[int], str]] = {
-    "a step in 100 lines": lambda number: step(number) + talk(number) * 3,
+    "a step in 100 lines": lambda number: step(number) + other_output(number) * 3,
     "timers of 32 ranks": lambda number: step(number) + timers(number),
-    "nothing to read": talk,
+    "nothing to read": other_output,
     "training lines alone": step,
     "times of 32 ranks alone": lambda number: step(number) + ranks_alone(number),
     "times of 512 ranks alone": lambda number: step(number) + ranks_alone(number, 512),

@@ -40,14 +40,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver  # noqa: E402
 from ansible_collections.rdm.provision.rdm_sriov.server import Server  # noqa: E402
 from ansible_collections.rdm.provision.rdm_sriov.state import State  # noqa: E402
-from ansible_collections.rdm.provision.rdm_sriov.vfs import (  # noqa: E402
-    ETHERNET,
-    INFINIBAND,
-    NodeVfs,
-)
+from ansible_collections.rdm.provision.rdm_sriov.vfs import ETHERNET, NodeVfs  # noqa: E402
 
 from benchmarks.tables import markdown  # noqa: E402
 
+INFINIBAND = 32  # of /sys/class/net/*/type
 PARENT = "ib0"
 MOST_CPU_MS = 50.0
 
@@ -167,7 +164,7 @@ def leaks(rounds: int, containers: int) -> tuple[list[int], float]:
     """
     from tests.integration.sriov_node import VFS, sriov_node
 
-    def live(number: int) -> None:
+    def start_and_stop(number: int) -> None:
         node.run(f"bench{number}")
         node.remove(f"bench{number}")
 
@@ -176,7 +173,7 @@ def leaks(rounds: int, containers: int) -> tuple[list[int], float]:
         began = time.monotonic()
         for _ in range(rounds):
             with ThreadPoolExecutor(VFS) as pool:
-                list(pool.map(live, range(containers)))
+                list(pool.map(start_and_stop, range(containers)))
             held.append(len(node.promised()))
         seconds = time.monotonic() - began
         started = []

@@ -92,7 +92,7 @@ def stand_in(port: int, reports: Mapping[str, dict[str, Any]]) -> None:
         time.sleep(0.1)
 
 
-def hear(server: ControlServer) -> dict[str, dict[str, Any]]:
+def receive_all(server: ControlServer) -> dict[str, dict[str, Any]]:
     """Receive a report of every node, as the master's agent does."""
     server.send({"go": True})
     reports_by_node: dict[str, dict[str, Any]] = {}
@@ -113,7 +113,7 @@ def connected(reports: Mapping[str, dict[str, Any]]) -> tuple[ControlServer, mul
     return server, nodes
 
 
-def spent() -> float:
+def cpu_seconds() -> float:
     """Return the CPU seconds of this process and of its ended children."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
@@ -123,9 +123,9 @@ def best(work: Callable[[], object]) -> float:
     """Return the least CPU seconds of some rounds."""
     times = []
     for _ in range(ROUNDS):
-        began = spent()
+        began = cpu_seconds()
         work()
-        times.append(spent() - began)
+        times.append(cpu_seconds() - began)
     return min(times)
 
 
@@ -146,14 +146,14 @@ def main() -> None:
     """Print the table."""
     made = {node.name: report(n) for n, node in enumerate(REQUEST.nodes)}
     server, others = connected(made)
-    reports = hear(server)
+    reports = receive_all(server)
     health = Health(REQUEST, CONFIG)
     state = State(job="gpt", state="running", started=1.0, nodes=dict.fromkeys(made, "running"))
     state.gpu = {name: one["gpu"] for name, one in reports.items()}
     state.verdict = health.verdict(state, reports)
     text = json.dumps(state.to_json())
     rows = [
-        ("the master's agent hears all nodes", best(lambda: hear(server))),
+        ("the master's agent hears all nodes", best(lambda: receive_all(server))),
         ("and evaluates", best(lambda: health.verdict(state, reports))),
         ("and writes the state", best(lambda: json.dumps(state.to_json()))),
     ]

@@ -202,10 +202,7 @@ def test_device_follows_its_container_and_returns_in_exclusive_mode(
     machines.on("n1", "docker", "run", "-d", "--name", EXTRA, *options, image, "sleep", "infinity")
     in_container = partial(moved, machines)
     wait_until("the container has the device", in_container, timeout=BOOT_S)
-    for restart in (
-        ("docker", "restart", "--time", "1", EXTRA),
-        ("systemctl", "restart", "docker"),
-    ):
+    for restart in (("docker", "restart", "--time", "1", EXTRA), ("systemctl", "restart", "docker")):
         before = machines.pid("n1", EXTRA)
         machines.on("n1", *restart)
         wait_until(f"it has it again after {restart[0]}", partial(moved, machines, before), timeout=BOOT_S)

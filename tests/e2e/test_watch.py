@@ -47,10 +47,10 @@ def cluster(product: Product) -> Iterator[Containers]:
         lab.on("n2", "mkdir", "-p", jobs)
         lab.on("n2", "mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", jobs)
         lab.json("up")
-        fault = (ROOT / "trainer/tests/distributed/planted/sitecustomize.py").read_text()
+        program = (ROOT / "trainer/tests/distributed/planted/sitecustomize.py").read_text()
         for node in NODES:
             lab.on(node, "mkdir", f"{jobs}/planted")
-            plant(lab, node, "sitecustomize.py", fault)
+            plant(lab, node, "sitecustomize.py", program)
         lab.on("n2", "docker", "update", "--memory", "3g", "--memory-swap", "3g", "rdm")
         yield lab
 
