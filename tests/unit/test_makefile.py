@@ -58,8 +58,8 @@ case "$2" in *"trap "*) exec bash "$@";; esac
 SUITE = """#!/usr/bin/env python3
 import pathlib, signal, sys
 here = pathlib.Path(sys.argv[0]).parent
-(here / "started").touch()
 try:
+    (here / "started").touch()
     signal.pause()
 finally:
     (here / "cleaned").touch()
