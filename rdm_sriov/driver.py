@@ -58,7 +58,9 @@ RESERVED_S = 600.0
 RETURN_S = 10.0
 """How long a container waits for the VF that it had, in seconds."""
 _POLL_S = 0.1
-_CREATE_ENDPOINT = "NetworkDriver.CreateEndpoint"
+ACTIVATE = "Plugin.Activate"
+IMPLEMENTS = {"Implements": ["NetworkDriver"]}
+CREATE_ENDPOINT = "NetworkDriver.CreateEndpoint"
 # These calls succeed even if the state cannot be written: after a restart the kernel shows the same.
 _RELEASES = ("NetworkDriver.DeleteEndpoint", "NetworkDriver.DeleteNetwork")
 
@@ -99,11 +101,11 @@ class Driver:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._calls: Dict[str, Callable[[Answer], Answer]] = {
-            "Plugin.Activate": self._activate,
+            ACTIVATE: self._activate,
             "NetworkDriver.GetCapabilities": lambda _: {"Scope": "local", "ConnectivityScope": "local"},
             CREATE_NETWORK: self._create_network,
             "NetworkDriver.DeleteNetwork": self._delete_network,
-            _CREATE_ENDPOINT: self._create_endpoint,
+            CREATE_ENDPOINT: self._create_endpoint,
             "NetworkDriver.DeleteEndpoint": self._delete_endpoint,
             "NetworkDriver.EndpointOperInfo": self._info,
             "NetworkDriver.Join": self._join,
@@ -130,7 +132,7 @@ class Driver:
         Raises:
             VfProblem: it failed; the state is unchanged.
         """
-        if call == _CREATE_ENDPOINT:
+        if call == CREATE_ENDPOINT:
             self._wait_for_return(request)
         with self._lock, self._state.change(written=call not in _RELEASES):
             return self._calls[call](request)
@@ -154,7 +156,7 @@ class Driver:
 
     def _activate(self, _request: Answer) -> Answer:
         self._state.confirmed.clear()
-        return {"Implements": ["NetworkDriver"]}
+        return dict(IMPLEMENTS)
 
     def _create_network(self, request: Answer) -> Answer:
         name = _text(request, "NetworkID")

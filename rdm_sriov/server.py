@@ -14,13 +14,15 @@ import os
 import socket
 import socketserver
 import stat
+import struct
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
-from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
+from ansible_collections.rdm.provision.rdm_sriov.driver import ACTIVATE, CREATE_ENDPOINT, IMPLEMENTS, Driver
 from ansible_collections.rdm.provision.rdm_sriov.vfs import VfProblem
 
 LARGEST = 1024 * 1024
@@ -102,6 +104,13 @@ class _Handler(BaseHTTPRequestHandler):
             request = {}
         if not isinstance(request, dict):
             raise _Refused(400, "the request is no JSON object")
+        engine, peer = self.server.engine, _peer(self.connection)
+        if call == CREATE_ENDPOINT:
+            self.server.engine = _process(peer)
+        # Every engine that sees the socket activates the plugin, as for `docker volume ls`. While the one
+        # with our networks runs, this is no restart.
+        elif call == ACTIVATE and engine[0] not in (0, peer) and _process(engine[0]) == engine:
+            return dict(IMPLEMENTS)
         return self.server.driver.answer(call, request)
 
     def _body(self) -> bytes:
@@ -152,6 +161,9 @@ class _Handler(BaseHTTPRequestHandler):
 class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     """Serves a driver; Docker keeps connections open, so each has a thread.
 
+    Attributes:
+        engine: the process that last created an endpoint, see `_process`.
+
     Raises:
         VfProblem: another plugin answers there, or the socket cannot be created.
     """
@@ -161,6 +173,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     def __init__(self, path: str, driver: Driver) -> None:
         self.driver = driver
+        self.engine = (0, "")
         self._path = path
         _make_way(path)
         try:
@@ -185,6 +198,19 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         """Log in one line why a connection broke off."""
         say("a connection broke off: {0}".format(sys.exc_info()[1]))
+
+
+def _peer(connection: socket.socket) -> int:
+    """Return the process at the other end; 0 if it is not visible from this container."""
+    size = struct.calcsize("3i")
+    pid: int = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
+    return pid
+
+
+def _process(pid: int) -> Tuple[int, str]:
+    """Return a process with its start time, since ids are reused; (0, "") if it has ended."""
+    fields = read_text("/proc/{0}/stat".format(pid)).rpartition(")")[2].split()
+    return (pid, fields[19]) if fields and fields[0] not in "ZX" else (0, "")
 
 
 def _make_way(path: str) -> None:

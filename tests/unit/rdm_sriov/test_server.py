@@ -6,6 +6,8 @@ import http.client
 import json
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -148,6 +150,32 @@ def client(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]
     plugin.shutdown()
     plugin.server_close()
     assert not (directory / "p.sock").exists()
+
+
+ENGINE = """
+import sys
+from tests.unit.rdm_sriov.test_server import Client
+print(Client(sys.argv[1]).call("CreateEndpoint", NetworkID="n", EndpointID="a"), flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_another_engine_that_looks_for_plugins_is_no_restart_of_one_that_runs(
+    client: Client, directory: Path, runs: bool
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = [sys.executable, "-c", ENGINE, client.path]
+    with subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+        assert engine.stdout
+        assert b"Interface" in engine.stdout.readline()
+        if not runs:
+            engine.kill()
+            engine.wait()
+        assert client.post("Plugin.Activate", b"{}") == (200, {"Implements": ["NetworkDriver"]})
+        client.call("CreateEndpoint", NetworkID="n", EndpointID="b")
+        assert set(State(str(directory)).endpoints) == ({"a", "b"} if runs else {"b"})
+        engine.kill()
 
 
 @pytest.mark.parametrize(
