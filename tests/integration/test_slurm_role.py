@@ -40,8 +40,8 @@ except urllib.error.URLError:
 """
 PROGRAM = """
 import getpass, os, pathlib, signal, sys, time
-print("of", getpass.getuser(), flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("of", getpass.getuser(), flush=True)
 while not (pathlib.Path(os.environ["RDM_JOB_DIR"]) / "end").exists():
     time.sleep(0.05)
 """
