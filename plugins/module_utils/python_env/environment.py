@@ -217,7 +217,7 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
     roomy: Dict[int, int] = {}
     for path, wants, what, option in file_systems if space else ():
         there = _there(path)
-        disk = os.stat(there).st_dev
+        disk = file_system(there)
         if wants <= roomy.get(disk, 0):
             continue
         free = shutil.disk_usage(there).free
@@ -229,6 +229,11 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
                 )
             )
         roomy[disk] = wants
+
+
+def file_system(path: str) -> int:
+    """Return the device number of a path's file system."""
+    return os.stat(path).st_dev
 
 
 def _there(path: str) -> str:
@@ -370,12 +375,12 @@ def versions(directory: str) -> List[str]:
     )
 
 
-def in_use(path: str, proc: str = "/proc") -> Optional[int]:
+def in_use(path: str) -> Optional[int]:
     """Return the id of a process that uses an environment; None if there is none."""
     programs = os.path.join(os.path.realpath(path), "bin", "").encode()
-    for name in filter(str.isdigit, os.listdir(proc)):
+    for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(os.path.join(proc, name, "cmdline"), "rb") as file:
+            with open(os.path.join("/proc", name, "cmdline"), "rb") as file:
                 words = file.read().split(b"\0")
         except OSError:
             continue
