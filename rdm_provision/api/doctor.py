@@ -54,7 +54,7 @@ def examine(inventory: Path | None = None) -> Iterator[Check]:
         ("collection rdm.provision", "runs", _own_collection),
         *((f"collection {name}", "runs", _collection(name)) for name in _NEEDED_COLLECTIONS),
         ("ssh", "runs", _ssh),
-        ("ssh-keygen", "lab", lambda: _on_path("ssh-keygen", "openssh-client")),
+        ("ssh-keygen", "lab", _ssh_keygen),
         ("disk", "runs", _disk),
         ("temporary folder", "runs", lambda: _writable(Path(tempfile.gettempdir()))),
         ("current folder", "runs", lambda: _writable(Path.cwd())),
@@ -120,9 +120,9 @@ def _ssh() -> tuple[bool, str]:
     return True, f"{output.split(',')[0].strip() or 'found'} at {path}"
 
 
-def _on_path(program: str, package: str) -> tuple[bool, str]:
-    path = shutil.which(program)
-    return (True, path) if path else (False, f"not installed: install the package {package}")
+def _ssh_keygen() -> tuple[bool, str]:
+    path = shutil.which("ssh-keygen")
+    return (True, path) if path else (False, "not installed: install the package openssh-client")
 
 
 def _disk() -> tuple[bool, str]:

@@ -433,12 +433,12 @@ def measure_links(device: torch.device) -> dict[str, dict[str, Link]]:
     if local > 1:
         groups = [dist.new_group(range(first, first + local)) for first in range(0, world, local)]
         found["within"] = {
-            "point_to_point": _link(device, lambda data: _send(data, 1, 0, 1)),
+            "point_to_point": _link(device, lambda data: _send(data, 1, 1)),
             "all_reduce": _ring(device, groups[dist.get_rank() // local], local),
         }
     if world > local:
         # All ranks of a node send at once, and share its links.
-        one = _link(device, lambda data: _send(data, local, 0, local))
+        one = _link(device, lambda data: _send(data, local, local))
         found["across"] = {
             "point_to_point": Link(one.latency, one.bandwidth * local),
             "all_reduce": _ring(device, None, world),
@@ -446,13 +446,13 @@ def measure_links(device: torch.device) -> dict[str, dict[str, Link]]:
     return found
 
 
-def _send(data: torch.Tensor, count: int, first: int, distance: int) -> None:
-    """Let ``count`` ranks from ``first`` on each send to the rank ``distance`` further on."""
-    index = dist.get_rank() - first
-    if 0 <= index < count:
-        dist.send(data, first + index + distance)
-    elif distance <= index < distance + count:
-        dist.recv(data, first + index - distance)
+def _send(data: torch.Tensor, count: int, distance: int) -> None:
+    """Let the first ``count`` ranks each send to the rank ``distance`` further on."""
+    rank = dist.get_rank()
+    if rank < count:
+        dist.send(data, rank + distance)
+    elif distance <= rank < distance + count:
+        dist.recv(data, rank - distance)
 
 
 def _ring(device: torch.device, group: Any, ranks: int) -> Link:

@@ -143,9 +143,9 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
             f"which are {job.batches.steps(0, ramp.samples):,} steps",
         )
     yield "rates", _rates(job)
-    compute = f"{_scaled(report.flops_per_step, 'FLOP')} per step"
+    compute = f"{_flop(report.flops_per_step)} per step"
     if report.recomputed_flops_per_step:
-        compute += f" and {_scaled(report.recomputed_flops_per_step, 'FLOP')} of recomputation"
+        compute += f" and {_flop(report.recomputed_flops_per_step)} of recomputation"
     bubble = f", pipeline bubble {report.bubble:.1%}" if report.pipeline > 1 else ""
     yield "compute", f"{compute}, {report.iterations:,} steps{bubble}"
     if (budget := parallel.activation_memory_budget) < 1:
@@ -337,11 +337,11 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _scaled(number: float, unit: str) -> str:
+def _flop(number: float) -> str:
     for size, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if number >= size:
-            return f"{number / size:.1f} {letter}{unit}"
-    return f"{number:.0f} {unit}"
+            return f"{number / size:.1f} {letter}FLOP"
+    return f"{number:.0f} FLOP"
 
 
 def _gib(size: int) -> str:
