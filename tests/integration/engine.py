@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import shutil
 import stat
@@ -196,7 +197,8 @@ def _is_own(path: Path) -> bool:
 
 def remove_left() -> None:
     """Remove the engines of this checkout whose directories are unlocked: their runs were killed."""
-    for root in Path("/tmp").glob(f"rdm-t-*/{PREFIX}*"):  # each run has a directory there
+    # Each run has a directory there; Path.glob would fail where one ends meanwhile.
+    for root in map(Path, glob.glob(f"/tmp/rdm-t-*/{PREFIX}*")):  # noqa: PTH207
         try:
             if not (_is_own(root.parent) and _is_own(root)):
                 continue
