@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -46,7 +47,8 @@ def train(
     from rdm_core import config as configuration
 
     if init_from is not None:
-        overrides = (*overrides, f"checkpoint.init_from={init_from}")
+        # Quoted, because YAML reads an empty text as none, and 1 as a number.
+        overrides = (*overrides, f"checkpoint.init_from={json.dumps(init_from)}")
     job = configuration.load(config, overrides)
     if print_config:
         configuration.require(job)

@@ -195,6 +195,7 @@ def test_problems_are_sentences_and_the_code_is_3(program: Program) -> None:
             "b/ is a directory, not the prefix of a data set",
         ),
         (("preprocess", "a", "--output-prefix", "b/"), "b/ is a directory, not the prefix of a data set"),
+        (("train", XL, "--init-from", ""), "checkpoint.init_from must be a path, not ''"),
         (("profile", XL, "--blocks", "4"), "See: rdm-trainer profile --help"),
         (("profile", XL, "model.attention_heads=7"), "1600 is not divisible by model.attention_heads 7"),
         (("data", "info", "a", "--merges", "b"), "`--vocab` of `rdm-trainer preprocess` or `data info`"),
