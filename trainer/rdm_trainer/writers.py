@@ -157,7 +157,9 @@ class Writers:
         except Exception as error:  # each library has errors of its own
             self._open.pop(name, None)
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            print(f"Nothing more is written to {name}: {lines[0]}", file=sys.stderr, flush=True)
+            # Standard error may be a file on the same full disk.
+            with contextlib.suppress(OSError):
+                print(f"Nothing more is written to {name}: {lines[0]}", file=sys.stderr, flush=True)
 
 
 def _kept(record: Path) -> str | None:

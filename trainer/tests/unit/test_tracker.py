@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib.machinery
+import io
 import os
 import sys
 import types
@@ -72,6 +73,10 @@ def test_event_files_that_cannot_be_written_are_given_up(
     tracker.close()
     assert len(written) == 1
     assert "Nothing more is written to tensorboard: [Errno 28]" in capsys.readouterr().err
+    # The log's disk is full, too.
+    with io.TextIOWrapper(Path("/dev/full").open("wb", buffering=0), write_through=True) as log:
+        monkeypatch.setattr("sys.stderr", log)
+        Tracker(job(), tmp_path, world_size=1).step(STEP)
 
 
 @pytest.fixture
