@@ -85,7 +85,7 @@ def test_address_plan_is_saved_next_to_the_inventory(lab: Lab) -> None:
     }
 
 
-def test_status_shows_what_runs_where(lab: Lab) -> None:
+def test_status_shows_containers_by_node(lab: Lab) -> None:
     shown = [line.split() for line in lab.rdm("status").stdout.splitlines()]
     for node, address in ADDRESSES.items():
         (line,) = [line for line in shown if line[:1] == [node]]

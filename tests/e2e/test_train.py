@@ -100,7 +100,7 @@ def in_image(cluster: Containers, *argv: str, user: str = "root") -> str:
     return cluster.on("n1", *run, *argv)
 
 
-def test_the_image_has_what_launchers_and_the_fabric_need(cluster: Containers) -> None:
+def test_image_has_the_programs_of_launchers_and_fabric(cluster: Containers) -> None:
     programs = ("rdm-trainer", "sshd", "ssh", "pdsh", "mpirun", "ibv_devinfo", "rping", "ip", "ps")
     script = 'for program; do command -v "$program" >/dev/null || echo "$program"; done'
     assert in_image(cluster, "sh", "-c", script, "sh", *programs) == ""

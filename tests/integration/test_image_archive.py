@@ -232,7 +232,7 @@ def inspect(engine: Engine, directory: Path, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("packing", [bytes, gzip.compress])
-def test_an_inspection_reports_what_is_needed_and_changes_nothing(
+def test_inspection_reports_needed_images_and_changes_nothing(
     engine: Engine, tmp_path: Path, image: MadeImage, packing: Any
 ) -> None:
     path = put(tmp_path, packing(saved(image)))
@@ -257,7 +257,7 @@ def test_an_inspection_reports_what_is_needed_and_changes_nothing(
     assert found["new_layers"] == {more.diff_ids[-1]: len(more.layers[-1])}
 
 
-def test_an_inspection_reports_what_is_wrong_and_does_not_fail(
+def test_inspection_reports_problems_without_failing(
     engine: Engine, tmp_path: Path, image: MadeImage
 ) -> None:
     data = saved(image)

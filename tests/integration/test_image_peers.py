@@ -210,14 +210,16 @@ def run_is_killed_at_half(nodes: Nodes) -> Iterator[None]:
     assert nodes.provision() < EACH_ONCE
 
 
-LIMITS = (run_is_killed_at_half,)
+TIMEOUT_TESTS = (run_is_killed_at_half,)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def begun(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
-    """The tests of limits, which begin before all others."""
+    """The tests of timeouts, which begin before all others."""
     with contextlib.ExitStack() as stack:
-        yield begin(LIMITS, lambda: stack.enter_context(whole(engine, tmp_path_factory.mktemp("limit"))))
+        yield begin(
+            TIMEOUT_TESTS, lambda: stack.enter_context(whole(engine, tmp_path_factory.mktemp("limit")))
+        )
 
 
 def test_the_source_dies_at_half(nodes: Nodes) -> None:
@@ -323,6 +325,6 @@ def test_a_later_run_takes_over_from_an_earlier_one(nodes: Nodes) -> None:
     nodes.require_loaded()
 
 
-@pytest.mark.parametrize("test", LIMITS, ids=lambda test: test.__name__)
-def test_limits(begun: Begun, test: Test) -> None:
+@pytest.mark.parametrize("test", TIMEOUT_TESTS, ids=lambda test: test.__name__)
+def test_timeouts(begun: Begun, test: Test) -> None:
     next(begun[test], None)

@@ -61,7 +61,7 @@ def test_data_is_copied_once_and_when_changed(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tar*")), "what was brought is left"
 
 
-def test_a_node_stores_what_nodes_have_sent_before_it_fails_for_the_rest(tmp_path: Path) -> None:
+def test_node_stores_received_files_before_it_fails_for_missing_ones(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     copy = tmp_path / "n1.tar"
     copy.write_bytes(b"onetwo")

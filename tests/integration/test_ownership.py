@@ -358,9 +358,7 @@ def started(
     return status, logs.stdout
 
 
-def test_ssh_takes_the_images_configuration_whoever_owns_it(
-    engine: Engine, node: Node, tmp_path: Path
-) -> None:
+def test_ssh_uses_the_images_configuration_of_any_owner(engine: Engine, node: Node, tmp_path: Path) -> None:
     """In a container without userns-remap, the image's files belong to a remapped user."""
     settings = {
         "ssh_config": b"Include /etc/ssh/ssh_config.d/*.conf\n",

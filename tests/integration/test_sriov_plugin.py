@@ -77,7 +77,7 @@ def test_more_containers_than_vfs_at_once(node: Node) -> None:
     assert node.promised() == {}
 
 
-def test_containers_that_start_at_once_get_what_was_reserved_for_each(node: Node) -> None:
+def test_concurrent_containers_get_their_reserved_vfs(node: Node) -> None:
     def start(number: int) -> tuple[str, str]:
         reserved = node.reserve(f"192.169.16.{number}")
         node.run(f"c{number}", "--ip", f"192.169.16.{number}")

@@ -293,7 +293,7 @@ def missing(source: str, sources: dict[str, str]) -> list[str]:
     ]
 
 
-def test_benchmarks_import_what_the_trainer_has() -> None:
+def test_benchmarks_import_existing_names_of_the_trainer() -> None:
     # mypy skips the trainer there, and no test runs most of them.
     sources = {name: path.read_text(encoding="utf-8") for name, path in modules(TRAINER).items()}
     files = sorted((ROOT / "benchmarks").rglob("*.py"))

@@ -176,7 +176,7 @@ def test_the_playbook_that_shows_jobs_refuses_the_verb_of_a_single_host(inventor
         ("exec", "set exec_argv to a list: a program and its arguments"),
     ],
 )
-def test_a_playbook_that_needs_a_variable_says_so(inventory: Path, playbook: str, needs: str) -> None:
+def test_playbook_reports_a_missing_variable(inventory: Path, playbook: str, needs: str) -> None:
     words = ["--inventory", inventory, PLAYBOOKS / f"{playbook}.yml"]
     run = ansible_playbook(*words, environment={**os.environ, **environment.ansible_environment()})
     assert run.returncode == 2

@@ -47,7 +47,9 @@ def test_a_resume_may_round_differently() -> None:
         ("a tenth of the rate", [10.3485, 10.2242, 10.1067], "9.2%"),
     ],
 )
-def test_a_resume_shows_what_was_not_restored(lost: str, losses: list[float], share: str) -> None:
+def test_resume_benchmark_shows_state_that_was_not_restored(
+    lost: str, losses: list[float], share: str
+) -> None:
     problem = resume.difference(SAVED, SAVED | {"losses": losses})
     assert problem is not None, lost
     assert f"up to {share} of their change" in problem

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from ansible_collections.rdm.provision.rdm_sriov.vfs import ETHERNET
 
-from benchmarks.sriov_plugin import ETHERNET, INFINIBAND, MOST_CPU_MS, latency
+from benchmarks.sriov_plugin import INFINIBAND, MOST_CPU_MS, latency
 
 
 @pytest.mark.parametrize("kind", [INFINIBAND, ETHERNET])

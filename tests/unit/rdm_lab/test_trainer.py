@@ -55,7 +55,7 @@ def test_a_change_of_the_sources_rebuilds_only_their_layer(trainer: Path, file: 
     "file",
     ["requirements/runtime.txt", "images/install.sh", "images/python.sh", "images/packages/debian-12.txt"],
 )
-def test_a_change_of_what_is_installed_installs_again(trainer: Path, file: str) -> None:
+def test_change_of_requirements_reinstalls(trainer: Path, file: str) -> None:
     before = versions(trainer)
     with (trainer / file).open("a") as text:
         text.write("# changed\n")
@@ -196,7 +196,7 @@ WARNING: something
 """
 
 
-def test_only_pips_settings_about_packages_are_handed_in() -> None:
+def test_only_pip_settings_about_packages_are_passed_on() -> None:
     assert lab_trainer.pip_settings(LISTING) == {
         "cert": "/env/ca.pem",
         "index-url": "https://user:word@pip.example.org/simple",
@@ -205,7 +205,7 @@ def test_only_pips_settings_about_packages_are_handed_in() -> None:
     }
 
 
-def test_a_pip_conf_says_the_same_as_what_it_was_made_from(tmp_path: Path) -> None:
+def test_pip_conf_equals_its_source_settings(tmp_path: Path) -> None:
     import configparser
 
     settings = {

@@ -18,7 +18,7 @@ def test_defaults_are_safe_and_fast() -> None:
     assert env["ANSIBLE_INJECT_FACT_VARS"] == "False"
 
 
-def test_host_keys_are_checked_whatever_the_user_says() -> None:
+def test_host_keys_are_checked_with_any_user_settings() -> None:
     env = environment.ansible_environment({"ANSIBLE_HOST_KEY_CHECKING": "False"})
     assert env["ANSIBLE_HOST_KEY_CHECKING"] == "True"
 

@@ -178,7 +178,7 @@ def test_bf16_losses_are_the_same_in_every_layout(results: Results, job: str, la
 
 
 @pytest.mark.parametrize("job", ["bf16", "bf16 t5", "bf16 clip 0.1", "bf16 clip 0.0"])
-def test_zero_1_and_zero_2_steps_are_the_same(results: Results, job: str) -> None:
+def test_losses_and_norms_equal_those_with_zero_2(results: Results, job: str) -> None:
     short, long = results[job], results[f"{job} zero 2"]
     # Sums in another order round some bf16 weights differently: 1.3e-4 on some processors, 0 on others.
     assert curve(short) == pytest.approx(curve(long), abs=1e-3)

@@ -430,7 +430,7 @@ TIMEOUT_TESTS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
-    """The tests of limits, which begin before all others."""
+    """The tests of timeouts, which begin before all others."""
     with ExitStack() as stack:
         yield begin(TIMEOUT_TESTS, lambda: stack.enter_context(Members(tmp_path_factory.mktemp("limit"))))
 

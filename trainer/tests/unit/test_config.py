@@ -365,7 +365,7 @@ def test_a_sound_configuration_has_no_problems() -> None:
     assert check(with_changes(parallel__pipeline=2, parallel__tensor=2), 8, 8) == []
 
 
-def test_graphs_combine_with_what_shares_the_work_of_one_stage() -> None:
+def test_cuda_graphs_combine_with_layouts_of_one_stage() -> None:
     documents = {"data__reset_attention_mask": "true", "data__reset_position_ids": "true"}
     split = {"parallel__tensor": 2, "parallel__sequence_parallel": "true", "model__attention_dropout": 0.1}
     recomputed = {"parallel__activation_checkpointing": "full", "model__hidden_dropout": 0.1}
@@ -623,7 +623,7 @@ def test_keys_with_an_unknown_value_are_not_checked(
     assert not any(hidden in problem for problem in found), found
 
 
-def test_override_without_a_key_is_reported_for_any(tmp_path: Path) -> None:
+def test_override_without_a_key_prevents_further_checks(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, "{seed: x}"), ["data.mock true"])
     assert len(caught.value.problems) == 2

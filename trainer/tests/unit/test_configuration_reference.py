@@ -76,7 +76,7 @@ def test_megatrons_flags_are_mapped_to_existing_keys() -> None:
         assert {name for where, name in named if where == section} == sections[section]
 
 
-def test_every_flag_of_megatron_s_has_a_key_or_what_to_do_instead() -> None:
+def test_every_megatron_flag_has_a_key_or_an_alternative() -> None:
     module = generator("megatron_flags")
     page = (DOCS / "megatron-flags.md").read_text(encoding="utf-8")
     assert page == module.page(page), "run `make docs`"

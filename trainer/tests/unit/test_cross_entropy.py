@@ -51,7 +51,7 @@ def reference(
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=60, deadline=None)
-def test_loss_and_gradients_are_torchs_whatever_the_chunks(
+def test_loss_and_gradients_are_torchs_for_any_chunks(
     tokens: int, rows: int, padding: int, chunk: int, seed: int
 ) -> None:
     states, weight, labels, mask = case(tokens, 6, rows + padding, rows, seed)

@@ -31,7 +31,7 @@ def test_16_bits_share_their_fp32_copies_and_fp32_need_not() -> None:
         assert found["zero_optimization"]["stage"] == stage
 
 
-def test_deepspeed_clips_only_what_the_engine_does_not() -> None:
+def test_deepspeed_clips_only_where_the_engine_does_not() -> None:
     assert settings("optimisation.clip_grad=0.5")["gradient_clipping"] == 0.5
     assert settings("optimisation.clip_grad=0.5", clips=False)["gradient_clipping"] == 0.0
 

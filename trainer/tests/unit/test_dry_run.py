@@ -224,7 +224,7 @@ def test_chunks_make_the_bubble_smaller_and_keep_more_activations() -> None:
     assert sum(stage.parameters for stage in one.stages) == sum(stage.parameters for stage in two.stages)
 
 
-def test_chunks_of_unequal_sizes_keep_what_their_own_passes_need() -> None:
+def test_chunks_of_unequal_sizes_save_their_own_activations() -> None:
     changes = ["engine=native", "parallel.tensor=1"]
 
     def kept(partition: str, *more: str) -> list[int]:

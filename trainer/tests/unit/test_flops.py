@@ -100,7 +100,7 @@ def test_models_with_experts_are_counted_to_the_parameter(name: str, total: int,
     assert flops.active_parameters(spec) / 1e9 == pytest.approx(active, rel=0.005)
 
 
-def test_the_passes_of_all_layers_are_a_sample_s_whatever_the_model_s_kind() -> None:
+def test_flops_of_all_layers_add_up_to_a_samples_for_each_model() -> None:
     forward = sum(flops.forward_flops(QWEN3, layer) for layer in flops.layer_sizes(QWEN3))
     assert 3 * forward == pytest.approx(flops.flops_per_sample(QWEN3))
     window = dataclasses.replace(QWEN3, window=QWEN3.seq_length // 4)

@@ -61,7 +61,7 @@ def test_padding_a_vocabulary_further_leaves_its_tokens_alone(rows: int, more: i
 
 
 @pytest.mark.parametrize("threads", [1, 5])
-def test_any_number_of_threads_draws_what_earlier_releases_drew(
+def test_initial_weights_are_those_of_earlier_releases_with_any_threads(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subject, "_BLOCK_ELEMENTS", 100)

@@ -170,9 +170,7 @@ def test_a_slower_first_stage_waits_less_the_further_it_runs_ahead(eager: int, w
 
 
 @given(st.integers(2, 6), st.integers(1, 12), st.integers(1, 50))
-def test_the_planner_counts_what_stages_wait_for_their_receives(
-    stages: int, micro_batches: int, message: int
-) -> None:
+def test_planner_includes_waiting_for_receives(stages: int, micro_batches: int, message: int) -> None:
     """A stage receives once per micro-batch at each of its borders, and sends as often."""
     shape = stages, 1, micro_batches, 0
     hidden = engine_step(Config(engine="native")).hidden_sends

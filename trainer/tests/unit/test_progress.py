@@ -36,7 +36,7 @@ def test_the_file_stays_small_and_has_the_last_point(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "job").iterdir()] == ["progress.json"]
 
 
-def test_resuming_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+def test_resuming_drops_progress_after_the_checkpoint(tmp_path: Path) -> None:
     progress = Progress(tmp_path / "progress.json", 10)
     progress.begin(4, [[2, 5.0], [4, 4.0], [6, 3.0]])
     progress.write()

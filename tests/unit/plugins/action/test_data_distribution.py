@@ -238,7 +238,7 @@ def test_check_mode_only_compares(shards: Nodes) -> None:
     assert not [one for _name, one in shards.calls if "state" in one]
 
 
-def test_a_node_that_did_not_get_a_shard_fails_and_keeps_what_has_arrived(shards: Nodes) -> None:
+def test_node_without_a_shard_fails_and_keeps_received_files(shards: Nodes) -> None:
     whole = shards.answers["stopped"]
     shards.answers["joined"] = lambda name: (
         {"port": 7077, "stored": 0} | ({"problem": "its port is taken"} if name == "n3" else {})
@@ -260,7 +260,7 @@ def test_a_node_that_did_not_get_a_shard_fails_and_keeps_what_has_arrived(shards
     assert not [name for name, one in shards.calls if one.get("state") == "absent"], "of an earlier run, too"
 
 
-def test_a_source_that_cannot_send_is_named_and_the_other_sends_what_it_has(shards: Nodes) -> None:
+def test_source_that_cannot_send_is_named_and_the_other_sends_its_files(shards: Nodes) -> None:
     source = shards.answers["source"]
     shards.answers["source"] = lambda name: {"problem": "a cannot be read"} if name == "n1" else source(name)
     result = decide(shards, SOURCE, **FROM)["nodes"]

@@ -203,7 +203,7 @@ def test_grubby_changes_the_entries_that_lack_something(tools: Tools, tree: Path
     assert (again["changed"], again["reboot_required"]) == (False, True)
 
 
-def test_another_boot_loader_is_refused_with_what_to_add(tools: Tools, tree: Path) -> None:
+def test_unknown_boot_loader_is_refused_with_the_parameters_to_add(tools: Tools, tree: Path) -> None:
     booted(tree, "quiet")
     with pytest.raises(
         Failed, match="neither update-grub nor grubby is installed: add intel_iommu=on iommu=pt"

@@ -403,7 +403,7 @@ def test_options_that_make_no_sense(agent: Any, verb: str, options: dict[str, An
     assert agent.argv == []
 
 
-def test_a_configuration_comes_back_with_every_key_or_with_what_is_wrong(agent: Any) -> None:
+def test_check_returns_the_full_configuration_or_its_problems(agent: Any) -> None:
     agent.answer = ExecResult(0, b"name: tiny\nmodel: {}\n", b"")
     assert run("config", agent, plan=PLAN)["config"] == "name: tiny\nmodel: {}\n"
     assert agent.argv == ["rdm-trainer", "config", "/dev/stdin", "a.b=1"]

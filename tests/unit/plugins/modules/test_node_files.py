@@ -103,9 +103,7 @@ def test_an_ssh_config_that_cannot_be_made_leaves_everything_untouched(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_a_long_file_the_difference_has_what_changes_and_no_more_than_a_hundred_lines(
-    tmp_path: Path,
-) -> None:
+def test_diff_of_a_long_file_has_at_most_a_hundred_changed_lines(tmp_path: Path) -> None:
     path = str(tmp_path / "nodes")
     lines = [f"node{number} 10.0.{number // 250}.{number % 250}\n" for number in range(5000)]
 
@@ -149,7 +147,7 @@ def taken_away(root: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("before", [None, "", "old", "old\n"])
-def test_absent_leaves_what_was_there_before(tmp_path: Path, before: str | None) -> None:
+def test_absent_leaves_earlier_files(tmp_path: Path, before: str | None) -> None:
     bashrc = tmp_path / "bashrc"
     if before is not None:
         bashrc.write_text(before)
@@ -184,7 +182,7 @@ def test_a_directory_that_was_there_before_keeps_its_mode_and_stays(tmp_path: Pa
     assert list((tmp_path / "etc").iterdir()) == []
 
 
-def test_a_mode_that_is_given_holds_whoever_made_the_directory(tmp_path: Path) -> None:
+def test_configured_mode_applies_to_existing_directories_too(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir(mode=0o755)
     assert run(directories=[{"path": str(tmp_path / "a"), "mode": "0700"}])["changed"]
     assert mode(tmp_path / "a") == 0o700

@@ -109,7 +109,7 @@ def test_check_mode_ignores_users_that_would_have_ended(node: Node) -> None:
     assert node.number == 2
 
 
-def test_check_mode_changes_nothing_and_the_difference_says_what_would(node: Node) -> None:
+def test_check_mode_changes_nothing_and_shows_the_diff(node: Node) -> None:
     result = node.run(check=True, diff=True)
     assert result["changed"] is True
     assert node.kernel.log == []
@@ -349,7 +349,7 @@ def test_systemd_starts_the_program_before_the_engine_and_the_plugin(node: Node)
     assert Path(kept_vfs.enabled_link()).is_symlink()
 
 
-def test_without_systemd_the_files_are_there_and_the_answer_says_what_to_do(node: Node) -> None:
+def test_files_are_written_without_systemd_with_a_hint(node: Node) -> None:
     node.systemd.rmdir()
     result = node.run()
     assert node.calls == []

@@ -123,7 +123,7 @@ def test_a_machine_has_few_rights_on_the_machine_below() -> None:
     assert [device["PathOnHost"] for device in without["Devices"]] == ["/dev/net/tun"]
 
 
-def test_a_machine_weighs_as_a_process_whatever_else_the_engine_runs() -> None:
+def test_machine_has_the_cpu_weight_of_a_process() -> None:
     assert machine.machine_body(node(cgroup_driver="cgroupfs"))["HostConfig"]["CgroupParent"] == "/"
     assert "CgroupParent" not in machine.machine_body(node(cgroup_driver="systemd"))["HostConfig"]
 

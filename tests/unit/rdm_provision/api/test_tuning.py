@@ -98,7 +98,7 @@ def test_profile_is_used_for_its_own_job_alone(call: Call, job: Path, make_inven
     assert f"rdm-provision profile -i {inventory} {job}" in err
 
 
-def test_a_guess_names_what_was_measured_and_left_out(
+def test_estimate_names_measured_and_skipped_layouts(
     call: Call, job: Path, make_inventory: MakeInventory, tmp_path: Path
 ) -> None:
     from rdm_core import config as configuration
@@ -398,7 +398,7 @@ def test_nothing_is_kept_of_a_job_that_has_measured_nothing(
 
 
 @pytest.mark.parametrize("verb", [("profile",), ("tune", "--validate", "1")])
-def test_a_job_that_is_no_longer_watched_is_left_with_what_stops_it(
+def test_detached_job_is_shown_with_the_command_that_stops_it(
     call: Call,
     job: Path,
     make_inventory: MakeInventory,
@@ -437,7 +437,7 @@ def pruned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_layouts_are_run_and_what_they_took_is_kept(
+def test_layouts_are_run_and_their_times_recorded(
     call: Call, job: Path, make_inventory: MakeInventory, nodes: Nodes, pruned: list[str]
 ) -> None:
     inventory = make_inventory("node1", "node2", rdm_gpu="A10", rdm_slots=2)

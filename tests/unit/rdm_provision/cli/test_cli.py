@@ -553,7 +553,7 @@ def test_nodes_that_have_data_may_be_written_with_spaces(call: Call, make_invent
     assert "--from names no node" in call(*words, ",").err
 
 
-def test_a_check_of_data_says_what_nodes_lack(
+def test_check_of_data_lists_missing_files(
     call: Call, make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [f"f{number}" for number in range(10)]

@@ -52,7 +52,7 @@ def test_a_loss_that_overflowed_is_left_out() -> None:
     st.integers(1, 30),
     st.booleans(),
 )
-def test_whatever_the_points_the_picture_has_its_size(
+def test_picture_has_its_size_for_any_points(
     values: list[float], width: int, height: int, braille: bool
 ) -> None:
     lines = curve(list(enumerate(values)), width, height, braille=braille)

@@ -540,7 +540,7 @@ ON_NODES = {
     ),
     # Addresses of removed nodes are needed.
     "tests/unit/plugins/plugin_utils/addresses/test_address_plan.py"
-    "::test_release_names_what_it_cannot_release": (
+    "::test_release_names_addresses_that_it_cannot_release": (
         "plugins/plugin_utils/addresses/address_plan.py: plan --release NODE does that",
     ),
     "tests/unit/plugins/plugin_utils/addresses/test_address_plan.py"

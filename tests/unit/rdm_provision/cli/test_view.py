@@ -172,17 +172,17 @@ def test_the_recap_has_a_line_per_node_with_the_reason() -> None:
     assert "- careful" in shown
 
 
-def test_a_recap_without_changes_says_so() -> None:
+def test_recap_without_changes_is_explicit() -> None:
     assert "nothing to change" in recap({"a": NodeRecap(ok=3)})
 
 
-def test_a_recap_of_a_check_speaks_of_what_would_be() -> None:
+def test_recap_of_a_check_is_conditional() -> None:
     shown = recap({"a": NodeRecap(ok=3, changed=1)}, check=True)
     assert "1 node would change" in shown
     assert "✱ would change" in shown
 
 
-def test_a_large_recap_lists_only_what_went_wrong() -> None:
+def test_large_recap_lists_only_failures() -> None:
     nodes = {f"n{number}": NodeRecap(ok=1) for number in range(99)} | {
         "bad": NodeRecap(unreachable=True, why="gone")
     }

@@ -39,7 +39,7 @@ def test_a_verb_of_two_words_makes_a_folder_without_a_space(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("nodes", "whole"), [(FEW_NODES, FEW_NODES), (FEW_NODES + 1, 1)])
-def test_events_of_many_nodes_show_once_what_changed_on_all(tmp_path: Path, nodes: int, whole: int) -> None:
+def test_change_on_all_nodes_is_shown_once(tmp_path: Path, nodes: int, whole: int) -> None:
     names = tuple(f"n{number}" for number in range(nodes))
     lines = "".join(f"+{name} 10.0.0.1\n" for name in names)
     diff = f"--- /etc/rdm/nodes\n+++ /etc/rdm/nodes\n{lines}"

@@ -54,7 +54,7 @@ def records(home: Path) -> list[Path]:
     return sorted((home / ".rdm" / "runs").iterdir())
 
 
-def test_events_show_what_happens_in_order(play: Play) -> None:
+def test_events_are_in_order(play: Play) -> None:
     run = play([task("Say hello", "debug", {"msg": "hello"})])
     events = list(run)
     assert isinstance(events[0], RunStarted)
@@ -393,7 +393,7 @@ def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("little_grace")
-def test_cancel_stops_ansible_and_says_what_was_in_progress(play: Play) -> None:
+def test_cancel_stops_ansible_and_reports_the_running_task(play: Play) -> None:
     run = play(sleeping())
     began = 0.0
     for event in run:

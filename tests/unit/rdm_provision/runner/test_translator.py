@@ -66,7 +66,7 @@ def test_roles_are_phases_by_their_short_name() -> None:
     assert [phase.phase for phase in end(made).phases] == ["images", "network"]
 
 
-def test_that_a_task_takes_long_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_task_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("rdm_provision.runner.translator.time.monotonic", lambda: now)
     made = translator()
@@ -303,7 +303,7 @@ def test_a_group_of_workers_that_is_empty_is_no_reason_to_warn() -> None:
     assert end(made).warnings == ()
 
 
-def test_ansible_has_the_last_word_on_what_failed() -> None:
+def test_ansibles_statistics_decide_which_nodes_failed() -> None:
     made = translator()
     feed(
         made,
@@ -522,7 +522,7 @@ def test_sshs_banner_about_a_changed_host_key_is_one_line() -> None:
         "Host key verification failed.",
     ],
 )
-def test_an_unknown_host_key_says_what_to_do(message: str) -> None:
+def test_unknown_host_key_has_a_hint(message: str) -> None:
     assert why_unreachable(message).startswith("ssh knows no key of this host: log in once by hand")
 
 

@@ -59,7 +59,7 @@ def test_bytes_are_those_of_the_description(
     assert prefix.with_suffix(".idx").read_bytes() == expected
 
 
-def test_reads_what_the_description_gives(tmp_path: Path) -> None:
+def test_data_set_of_the_description_is_read(tmp_path: Path) -> None:
     (tmp_path / "d.bin").write_bytes(struct.pack("<6H", 1, 2, 3, 4, 5, 65499))
     (tmp_path / "d.idx").write_bytes(described([3, 1, 2], [0, 2, 2, 3], 8, 2))
     data = IndexedDataset(tmp_path / "d")

@@ -392,7 +392,7 @@ def test_too_few_sentinels_or_labels_are_named(two: list[str], small_vocabulary:
         assert words in problems[0]
 
 
-def test_info_shows_what_is_there(two: list[str], small_vocabulary: TokenizerConfig) -> None:
+def test_info_shows_the_data_sets(two: list[str], small_vocabulary: TokenizerConfig) -> None:
     tokenizer = ["--vocab", str(small_vocabulary.vocab), "--merges", str(small_vocabulary.merges)]
     done = CliRunner().invoke(
         data_verb, ["info", f"{two[0]}.bin", "--json", *tokenizer], catch_exceptions=False

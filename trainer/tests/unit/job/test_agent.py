@@ -119,7 +119,7 @@ def test_restarted_master_ends_processes_of_the_last_attempt_alone(
     assert ordered[:2] == [("kill", 0), ("run", 1)]
 
 
-def test_a_node_that_begins_an_attempt_late_reports_its_processes_and_what_they_wrote(tmp_path: Path) -> None:
+def test_node_that_starts_an_attempt_late_reports_its_processes_and_output(tmp_path: Path) -> None:
     """The master's launcher may have begun them before a busy node obeys the order; some may have ended."""
     job = JobDirectory(tmp_path / "gpt", "n2")
     request = replace(REQUEST, node="n2")

@@ -184,7 +184,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("how", ["fine", "fails", "hangs"])
-def test_a_rank_ends_with_its_agent_whatever_the_file_system_does(job: JobDirectory, how: str) -> None:
+def test_rank_ends_with_its_agent_on_any_file_system(job: JobDirectory, how: str) -> None:
     with subprocess.Popen(["sleep", "600"]) as agent:
         named = processes.identity(agent.pid)
         assert named is not None

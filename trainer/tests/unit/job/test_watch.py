@@ -265,7 +265,7 @@ def test_the_records_of_gpus_are_lines_and_json(tmp_path: Path, job: JobDirector
     assert record["devices"][0]["name"].endswith("CPU cores")
 
 
-def test_the_time_to_the_next_checkpoint_counts_what_a_rank_waits(
+def test_time_to_the_next_checkpoint_includes_waiting(
     tmp_path: Path, job: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node logs no steps; the next checkpoint is 25 of 40 steps of 1.1 s away."""

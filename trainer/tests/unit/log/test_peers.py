@@ -232,7 +232,7 @@ def test_of_stages_with_the_same_layers_one_that_was_slow_from_its_start_is_name
     assert (sign.node, sign.rank) == ("n2", 2)
 
 
-def test_rank_that_never_waits_delays_the_others() -> None:
+def test_rank_that_does_not_wait_holds_up_the_others() -> None:
     ranks = [RankHeartbeat(n, f"n{n}", iteration=41, waits=n != 2) for n in range(4)]
     assert [one.rank for one in holding(ranks)] == [2]
     assert holding([replace(one, waits=True) for one in ranks]) == []

@@ -48,7 +48,7 @@ def test_timers_that_most_ranks_do_not_use_compare_no_ranks() -> None:
     assert slow({0: 0.0, 1: 0.0, 2: 0.0, 3: 900.0}, 1, 1, {}) == []
 
 
-def test_the_layout_is_what_the_program_or_its_script_logged() -> None:
+def test_layout_is_read_from_the_log_of_program_or_script() -> None:
     arguments = {"pipeline_model_parallel_size": "8", "PIPELINE_MP_SIZE": "4", "TENSOR_MP_SIZE": "2"}
     assert layout(arguments) == (8, 2)
     assert layout({"PIPELINE_MP_SIZE": "4"}) is None

@@ -17,7 +17,7 @@ NODES = [f"n{number:03d}" for number in range(60, 68)]
 TIMES = (4541.6, 1401.5, 1423.8, 1373.9, 1409.8)
 
 
-def shown_of(title: str) -> list[str]:
+def section_lines(title: str) -> list[str]:
     """Return the lines of a section of the document's sample."""
     rule = "*" * 19
     return SAMPLE.split(f"{rule} {title} {rule}\n")[1].split(rule)[0].rstrip("\n").split("\n")
@@ -28,7 +28,7 @@ def job(tmp_path: Path) -> Path:
     """A directory as the document's job left it: its lines, and as many others as it had."""
     directory = tmp_path / "log2" / "10932251"
     directory.mkdir(parents=True)
-    info = [line for line in shown_of("job info 10932251") if not line.startswith("items")]
+    info = [line for line in section_lines("job info 10932251") if not line.startswith("items")]
     steps = [line for line in SAMPLE.splitlines() if line.startswith(" iteration ")]
     first = [
         steps[0].replace("      30/", f"      {n}/").replace("1423.8", f"{time}")
@@ -82,7 +82,7 @@ def test_the_documents_directory_gives_the_documents_output(job: Path) -> None:
     )
     # Every line of these sections is the document's.
     for title in ("job info 10932251", "iteration time"):
-        assert list(found[title].lines) == shown_of(title)
+        assert list(found[title].lines) == section_lines(title)
 
 
 def test_the_command(job: Path, program: Program, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_timers_that_are_being_written_are_not_the_last_ones(tmp_path: Path) -> 
     assert read_timers(log).spans == {}
 
 
-def test_a_log_that_ends_within_a_line_is_read_up_to_what_may_be_cut(tmp_path: Path) -> None:
+def test_log_that_ends_within_a_line_is_read_up_to_that_line(tmp_path: Path) -> None:
     """As one does whose process was killed."""
     text = timers(2, 100.0)
     times = re.sub(r"(?m)^ \w.*\n", "", text)

@@ -71,7 +71,7 @@ def test_parts_of_a_step_are_upstreams(
     assert {name: estimate.parts[name] for name in parts} == pytest.approx(parts, rel=1e-4)
 
 
-def test_the_documents_partition_takes_what_upstream_says() -> None:
+def test_documents_partition_has_upstreams_time() -> None:
     estimate = FasopModel(SHAPES["gpt2XL"], (A10,) * 8).estimate(
         Layout(1, 4, 8, 1), (1, 11, 8, 8, 8, 8, 5, 1)
     )

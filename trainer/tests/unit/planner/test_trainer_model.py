@@ -27,7 +27,7 @@ from rdm_trainer.engine_step import engine_step
 from tests.unit.planner.models import A10, H100, LONG, cuts, moe_model, trainer_model
 
 
-def _stating(model: TrainerModel, layout: Layout, **changes: Any) -> TrainerModel:
+def _with_statements(model: TrainerModel, layout: Layout, **changes: Any) -> TrainerModel:
     """Return the model of an engine that states other things of its step."""
     stated = dataclasses.replace(engine_step(with_layout(model.job.config, layout)), **changes)
     return TrainerModel(Job(model.job.space, model.job.times, lambda _: stated), model.nodes)
@@ -100,7 +100,7 @@ def test_model_follows_the_engines_statements() -> None:
         "half a gradient": {"gradient_bytes": 2, "weight_bytes": 1, "tied_bytes": 2},
     }
     for name, changed in changes.items():
-        parts[name] = _stating(model, layout, **changed).estimate(layout, cut).parts
+        parts[name] = _with_statements(model, layout, **changed).estimate(layout, cut).parts
     assert parts["now"]["pipeline sends"] > 0
     assert parts["half of sends hidden"]["pipeline sends"] == pytest.approx(
         parts["now"]["pipeline sends"] / 2
@@ -177,7 +177,7 @@ def test_each_engine_reduces_experts_and_shared_weights_in_its_way() -> None:
         model = moe_model(engine, H100, H100)
         others, own = model.job.shaped(layout).own(0, 5)
         assert own == experts
-        model = _stating(model, layout, hidden_reduction=0.0, hidden_gathers=0.0)
+        model = _with_statements(model, layout, hidden_reduction=0.0, hidden_gathers=0.0)
         parts = model.estimate(layout, (5,)).parts
         seconds[engine] = parts["data reduction"], parts["expert exchange"]
     # fp32 gradients and bf16 weights, of experts over two replicas in four rings that share a node's link.

@@ -51,7 +51,7 @@ def made(wanted: dict[str, Any], **host: Any) -> dict[str, Any]:
     }
 
 
-def test_texts_become_what_the_engine_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_as_text_become_engine_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ops")
     host = request(WANTED)["HostConfig"]
     assert host["Binds"] == ["/data:/data:ro", "cache:/cache", "/home/ops/x:/x"]

@@ -62,7 +62,7 @@ def test_changed_settings_are_found() -> None:
     assert differs.before == {"address": "192.169.16.7", "restart_policy": "unless-stopped"}
 
 
-def test_a_container_has_what_docker_would_give_it() -> None:
+def test_podman_container_has_dockers_defaults() -> None:
     host = podman.to_podman("/containers/create", request(wanted(capabilities=["IPC_LOCK"])))["HostConfig"]
     assert host["CapAdd"] == ["IPC_LOCK", "AUDIT_WRITE", "MKNOD", "NET_RAW"]
     assert host["PidsLimit"] == -1, "Podman's own limit is 2048 processes"

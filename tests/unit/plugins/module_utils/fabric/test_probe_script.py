@@ -286,7 +286,7 @@ def test_no_login_is_tried_where_no_sshd_greets(ssh: Path) -> None:
     assert not ssh.exists()
 
 
-def test_a_container_without_ssh_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_without_ssh_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     found = measure(login=["127.0.0.2"])
     assert (found["login"], found["note"]) == ({}, "there is no ssh in the container, so no login was tried")

@@ -176,7 +176,7 @@ def absent_or_frozen_node_fails_only_its_pairs(
     assert nodes.collect("n3", appears=0.1) == {"problem": script.GONE}
 
 
-LIMITS = (
+TIMEOUT_TESTS = (
     hung_pair_is_ended_without_affecting_others,
     absent_or_frozen_node_fails_only_its_pairs,
 )
@@ -184,9 +184,9 @@ LIMITS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
-    """The tests of limits, which begin before all others."""
+    """The tests of timeouts, which begin before all others."""
     with contextlib.ExitStack() as stack:
-        yield begin(LIMITS, lambda: stack.enter_context(clusters(tmp_path_factory.mktemp("limit"))))
+        yield begin(TIMEOUT_TESTS, lambda: stack.enter_context(clusters(tmp_path_factory.mktemp("limit"))))
 
 
 def test_every_pair_is_measured_in_both_directions_and_reported_by_both(cluster: Any) -> None:
@@ -335,6 +335,6 @@ def test_invalid_output_is_no_result() -> None:
         assert script.bandwidth(text) is None
 
 
-@pytest.mark.parametrize("test", LIMITS, ids=lambda test: test.__name__)
-def test_limits(begun: Begun, test: Test) -> None:
+@pytest.mark.parametrize("test", TIMEOUT_TESTS, ids=lambda test: test.__name__)
+def test_timeouts(begun: Begun, test: Test) -> None:
     next(begun[test], None)

@@ -166,7 +166,7 @@ def test_what_is_missing_is_named(node: Path, name: str) -> None:
         find(node, name)
 
 
-def test_the_module_changes_nothing_and_says_what_it_found() -> None:
+def test_rdma_module_reports_without_changing_anything() -> None:
     for check in (True, False):
         found = run_module(rdma_devices, {"function": "lo"}, check=check)
         assert (found["changed"], found["device"], found["interfaces"]) == (False, "", ["lo"])

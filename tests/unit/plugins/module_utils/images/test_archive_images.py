@@ -79,7 +79,7 @@ def test_layers_that_an_engine_shares_need_no_room(tmp_path: Path) -> None:
     }
 
 
-def test_room_is_for_the_largest_archive_on_top_of_what_is_stored() -> None:
+def test_room_is_needed_for_all_images_and_the_largest_archive() -> None:
     archives = [
         {"unpacked": 100, "new_layers": {"base": 80, "one": 20}},
         {"unpacked": 0, "new_layers": {}},

@@ -193,7 +193,7 @@ def killed_or_paused_peer_delays_no_other_and_is_named(start: Callable[..., Swar
     assert all(swarm.has(name) for name in ("a", "b", "paused"))
 
 
-LIMITS = (
+TIMEOUT_TESTS = (
     killed_or_paused_peer_delays_no_other_and_is_named,
     next_run_continues_with_the_pieces_of_a_dead_source,
     all_peers_end_when_the_controller_is_gone,
@@ -202,14 +202,14 @@ LIMITS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def begun(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
-    """The tests of limits, which begin before all others."""
+    """The tests of timeouts, which begin before all others."""
     swarms: list[Swarm] = []
 
     def start(directory: Path, **how: Any) -> Swarm:
         swarms.append(Swarm(directory, archive, **how))
         return swarms[-1]
 
-    yield begin(LIMITS, lambda: functools.partial(start, tmp_path_factory.mktemp("limit")))
+    yield begin(TIMEOUT_TESTS, lambda: functools.partial(start, tmp_path_factory.mktemp("limit")))
     # Also where these tests were not selected: a paused process would keep pytest from ending.
     for swarm in swarms:
         swarm.kill()
@@ -518,6 +518,6 @@ def test_layers_are_not_copied_to_a_disk_without_room(
     assert (node.file.have, node.file.allocated()) == (0, 0)
 
 
-@pytest.mark.parametrize("test", LIMITS, ids=lambda test: test.__name__)
-def test_limits(begun: Begun, test: Test) -> None:
+@pytest.mark.parametrize("test", TIMEOUT_TESTS, ids=lambda test: test.__name__)
+def test_timeouts(begun: Begun, test: Test) -> None:
     next(begun[test], None)

@@ -160,7 +160,7 @@ def test_invalid_network_of_ours_is_refused_and_a_foreign_one_reported(
         restore(engine, plugin)
 
 
-def test_gathering_finds_what_the_plugin_lacks_and_that_it_is_dead(plugin: Plugin, engine: Engine) -> None:
+def test_gathering_finds_missing_networks_and_a_dead_plugin(plugin: Plugin, engine: Engine) -> None:
     watch: dict[str, Any] = {
         "cluster": "rdm",
         "vfs": [],

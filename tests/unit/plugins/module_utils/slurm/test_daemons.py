@@ -89,7 +89,7 @@ def test_last_message_of_a_daemon_comes_from_its_log_or_the_journal(
         ({"n1": "drained", "n2": "down*"}, "see /var/log/slurm/slurmd.log there"),
     ],
 )
-def test_a_node_that_somebody_drained_is_brought_back_by_hand(
+def test_drained_node_is_resumed_by_hand(
     states: dict[str, str], hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [{"node": node, "state": state, "reason": "none"} for node, state in states.items()]

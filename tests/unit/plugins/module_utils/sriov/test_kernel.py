@@ -65,7 +65,7 @@ def test_infiniband_vfs_get_policy_and_guids_and_are_bound_again(kernel: FakeKer
 
 
 @pytest.mark.parametrize("pf", ETHERNET)
-def test_ethernet_vfs_get_what_is_desired(kernel: FakeKernel, pf: str) -> None:
+def test_ethernet_vfs_get_the_desired_settings(kernel: FakeKernel, pf: str) -> None:
     assert bring(kernel, wanted(pf, vlan=100, trust=True, spoof_check=False)) is True
     for number, vf in enumerate(kernel.read(pf).vfs):
         assert (vf.vlan, vf.trust, vf.spoof_check) == (100, True, False)

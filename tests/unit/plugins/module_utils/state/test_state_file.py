@@ -209,9 +209,7 @@ def test_values_that_differ_in_each_start_are_no_change(watch: dict[str, Any]) -
     assert state_file.drift(before, see(watch, engine)) == {}
 
 
-def test_a_container_that_does_not_run_is_never_right_whatever_the_state_file_says(
-    watch: dict[str, Any],
-) -> None:
+def test_stopped_container_is_work_despite_a_valid_state_file(watch: dict[str, Any]) -> None:
     engine = Engine()
     engine.container["State"].update(Status="exited")
     before = see(watch, engine)
@@ -400,7 +398,7 @@ Meddle = Callable[[FakeKernel], object]
         (lambda kernel: kernel.hold("ib0", 1), ""),  # what a container has is as it was
     ],
 )
-def test_vfs_that_somebody_changes_are_work(
+def test_foreign_changes_of_vfs_are_work(
     watch: dict[str, Any], tmp_path: Path, meddle: Meddle, message: str
 ) -> None:
     kernel = FakeKernel(tmp_path / "node")

@@ -228,7 +228,7 @@ def test_suggested_release_makes_room_and_useless_ones_are_not_suggested(new: in
         assert len(released.removed) == len(before.removed) - new
 
 
-def test_release_names_what_it_cannot_release() -> None:
+def test_release_names_addresses_that_it_cannot_release() -> None:
     plan = make_plan(["node0"], previous=make_plan(nodes(2)))
     # As the file itself says.
     assert follow(format_plan(plan), "plan --release", releasing(plan), NODE="node1").removed == {}

@@ -75,9 +75,7 @@ def of_another(path: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [link, open_to_all, file, of_another])
-def test_foreign_files_in_the_upload_directory_are_not_used(
-    tmp_path: Path, plant: Callable[[Path], None]
-) -> None:
+def test_upload_directory_open_to_others_is_refused(tmp_path: Path, plant: Callable[[Path], None]) -> None:
     plant(tmp_path / f"rdm-uploads-{os.geteuid()}")
     with pytest.raises(AnsibleError, match="must be a directory that only its user can enter: remove it"):
         upload_directory(action(tmp_path))

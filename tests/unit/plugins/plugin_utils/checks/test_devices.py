@@ -165,7 +165,7 @@ def test_rdma_devices_that_stay_out_of_every_container_are_refused() -> None:
     assert problems(report(infiniband=devices, rdma={**exclusive, "netns_mode": "shared"})) == []
 
 
-def test_in_the_mode_exclusive_what_the_plugin_can_move_is_not_refused() -> None:
+def test_devices_that_the_plugin_can_move_are_accepted_in_exclusive_mode() -> None:
     def refused(infiniband: bool = False, systemd: bool = True, run_as: str = "auto", **more: Any) -> str:
         found = report(
             infiniband=[{"name": "mlx5_0", "netdevs": ["ib0"], "char_devices": ["/dev/infiniband/uverbs0"]}],

@@ -135,7 +135,7 @@ def test_jobs_under_another_clusters_name_are_named(jobs: list[str], words: str)
 
 
 @pytest.mark.parametrize("kind", ["container", "network"])
-def test_another_name_than_what_the_cluster_has_is_refused(kind: str) -> None:
+def test_container_name_that_differs_from_the_clusters_is_refused(kind: str) -> None:
     labels = {**OURS, "rdm.provision.role": kind}
     if kind == "container":
         found = report(docker_containers=[{**container("old"), "labels": labels}])

@@ -78,7 +78,7 @@ def test_equal_nodes_give_no_warning(ready: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_outlier_is_named_with_what_the_others_have(ready: dict[str, Any], fault: Any) -> None:
+def test_outlier_is_named_with_the_others_value(ready: dict[str, Any], fault: Any) -> None:
     nodes = fleet(ready, 7)
     fault(nodes["n3"])
     (line,) = sentences(differences(nodes))
@@ -125,9 +125,7 @@ def renamed(facts: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault is not exclusive])
-def test_nodes_are_compared_by_rail_whatever_they_name_its_interface(
-    ready: dict[str, Any], fault: Any
-) -> None:
+def test_nodes_are_compared_by_rail_with_any_interface_names(ready: dict[str, Any], fault: Any) -> None:
     nodes: Fleet = {name: renamed(facts, f"ibp{name}") for name, facts in fleet(ready, 7).items()}
     assert differences(nodes) == []
     fault(nodes["n3"])

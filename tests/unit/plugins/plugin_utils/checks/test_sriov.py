@@ -238,7 +238,7 @@ def test_one_pf_under_two_names_is_refused() -> None:
     ]
 
 
-def test_vfs_of_what_is_no_pci_device_are_refused() -> None:
+def test_vfs_of_a_device_without_pci_are_refused() -> None:
     one = {"name": "ib0", "pci": "", "bond": "", "virtual": False, "driver": "", "vendor": "", "iommu": ""}
     found = report(fabric_interfaces=[{**one, "total_vfs": 0, "num_vfs": 0, "infiniband": False}])
     more: dict[str, Any] = {"network_driver": "sriov", "plugin": "rdm-sriov"}

@@ -272,7 +272,7 @@ def test_archive_listed_by_a_node_is_verified_as_a_whole(
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_the_source_loads_what_it_has_decompressed(nodes: Nodes, archive: Path, lost: bool) -> None:
+def test_source_loads_the_decompressed_archive(nodes: Nodes, archive: Path, lost: bool) -> None:
     nodes.answers["source"] = lambda _name: {**SOURCE, "path": "/cache/n1.tar"}
     if lost:
         nodes.answers["reported"] = lambda _name: {"problem": "it has ended"}

@@ -27,7 +27,7 @@ def test_users_of_the_engine() -> None:
     }
 
 
-def test_a_list_of_images_has_what_is_set_of_each() -> None:
+def test_images_of_a_list_have_their_settings() -> None:
     part = made("images", images_list=[ARCHIVE, {**PULLED, "pull": "always"}], images_cache_dir="/c")
     assert part["images"] == [ARCHIVE, {**PULLED, "pull": "always"}]
     assert (part["plugin"], part["cache_dir"]) == ([], "/c")
@@ -108,5 +108,5 @@ def test_vfs_lie_on_the_interfaces_of_the_networks_and_have_the_plans_addresses(
     ("given", "enabled"),
     [({}, True), ({"network_driver": "macvlan"}, False), ({"sriov_enabled": "no"}, False)],
 )
-def test_the_plugin_is_for_its_own_driver_unless_said(given: dict[str, Any], enabled: bool) -> None:
+def test_plugin_serves_its_own_driver_by_default(given: dict[str, Any], enabled: bool) -> None:
     assert made("sriov", **given)["enabled"] is enabled

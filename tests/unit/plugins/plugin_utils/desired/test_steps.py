@@ -161,7 +161,7 @@ def test_the_facts_after_an_installation_count() -> None:
     assert steps("docker_engine", before, **gathered)["ready"] is True
 
 
-def test_podmans_service_is_what_starts_it() -> None:
+def test_podman_is_started_by_its_service() -> None:
     podman: dict[str, Any] = {"rdm_docker_socket": "/run/podman/podman.sock"}
     found = steps("docker_engine", **podman, __docker_engine_systemd={"stat": {"exists": True}})
     assert found["start"][-5:] == [
@@ -452,7 +452,7 @@ def ssh_config(entry: PlanEntry, **given: Any) -> dict[str, Any]:
     return desired("ssh_config", variables(given), entry, observed=Observed(entry.node, given))
 
 
-def test_ssh_files_have_what_the_plan_of_them_returned() -> None:
+def test_ssh_files_have_the_planned_content() -> None:
     planned = {"config": "a", "known_hosts": "b", "controller_config": "c"}
     entry = PlanEntry.of(PLANNED, "n1")._replace(keys={"authorized_keys": "ssh-ed25519 AAAA us\n"})
     found = ssh_config(entry, __ssh_config_plan=planned, rdm_cluster="blue")

@@ -104,7 +104,7 @@ def test_a_thousand_nodes_carry_out_a_sample_and_start_in_their_time() -> None:
     assert sample_of(128, 16, 128) is None
 
 
-def test_whoever_cannot_measure_is_left_out_of_the_rounds() -> None:
+def test_nodes_that_cannot_measure_are_left_out_of_the_rounds() -> None:
     addresses = dict.fromkeys(names(4), "10.0.0.1")
     gathered = {"n1": of_node(), "n2": of_node(reason="it has no RDMA device"), "n3": of_node()}
     assert measuring(addresses, gathered) == ["n1", "n3"]

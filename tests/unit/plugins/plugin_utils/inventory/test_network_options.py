@@ -38,7 +38,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.network_op
         ({"driver": "sriov", "parent": "a", "extra": {"netdevice": "b"}}, {"netdevice": "b"}),
     ],
 )
-def test_options_are_what_docker_takes(settings: dict[str, Any], options: dict[str, str]) -> None:
+def test_network_options_are_dockers(settings: dict[str, Any], options: dict[str, str]) -> None:
     assert driver_options(**settings) == options
 
 

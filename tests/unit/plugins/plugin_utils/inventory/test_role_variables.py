@@ -97,7 +97,7 @@ def test_secret_value_is_not_shown() -> None:
     )
 
 
-def test_only_what_is_set_counts() -> None:
+def test_only_set_variables_are_validated() -> None:
     assert sentences() == []
     assert sentences(images_list=None) == []
 

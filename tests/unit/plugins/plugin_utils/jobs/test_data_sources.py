@@ -83,7 +83,7 @@ def test_each_part_of_a_file_is_hashed_in_a_call_of_bounded_size() -> None:
     assert len(calls) == 5
 
 
-def test_each_node_fetches_what_it_lacks_and_does_not_have_itself() -> None:
+def test_each_node_fetches_only_missing_files() -> None:
     needed = {"n1": ["a", "b", "manifest"], "n2": ["a"], "n3": ["b", "manifest"], "old": []}
     assert fetched(holders(LISTED), needed) == {
         "n1": {"n2": {"a"}, "n3": {"manifest"}},

@@ -72,7 +72,7 @@ def test_image_that_slurms_nodes_cannot_read_is_refused(image: str, message: str
     assert (overrides, message in sentences(problems)[0]) == ([], True), problems
 
 
-def test_an_inventory_without_a_list_says_so() -> None:
+def test_inventory_without_an_image_list_is_reported() -> None:
     (problem,) = from_list("lab/train:1", [])[1]
     message = "give a path or docker://NAME; that is empty, and images_profiles is for containers alone"
     assert message in problem.sentence

@@ -103,7 +103,7 @@ def test_job_name_is_valid_for_any_configuration_name(name: str, now: float) -> 
         (["n1", "n2"], [], ["n0", "n1", "n3"], ["n0", "n1", "n3"]),
     ],
 )
-def test_a_job_goes_on_on_the_nodes_that_it_had(
+def test_resumed_job_keeps_its_nodes(
     before: list[str], overrides: list[str], in_run: list[str], expected: list[str]
 ) -> None:
     request = Wanted("", "", overrides, resume="tiny-1")
@@ -121,7 +121,7 @@ def test_launch_of_a_job_comes_from_its_latest_participant() -> None:
     assert past({"n3": {"unreachable": True}}) == Past()
 
 
-def test_a_job_goes_on_with_its_own_configuration() -> None:
+def test_resumed_job_keeps_its_configuration() -> None:
     plan = plan_job(Wanted("", "", ("parallel.tensor=2",), resume="tiny-1"), NODES, NAMES, NOW)
     assert (plan.name, plan.resume, plan.config, plan.overrides) == (
         "tiny-1",
@@ -290,7 +290,7 @@ def test_with_nodes_a_job_goes_through_slurm_only_when_it_is_its_launcher() -> N
 
 
 @pytest.mark.parametrize("here", [False, True])
-def test_without_a_login_host_slurm_is_refused_with_what_to_add(here: bool) -> None:
+def test_slurm_without_a_login_host_is_refused_with_a_hint(here: bool) -> None:
     with pytest.raises(PreconditionFailed) as refused:
         plan_job(wanted("launcher: {kind: slurm}"), NODES, NAMES, NOW, Slurm(here=here))
     (problem,) = sentences(refused.value.problems)

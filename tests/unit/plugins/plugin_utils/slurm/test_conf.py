@@ -102,7 +102,9 @@ def test_cgroup_conf_holds_jobs_to_nothing_where_there_are_no_control_groups() -
         ({"partitions": (Partition("all", tuple(NODES)),)}, True),
     ],
 )
-def test_daemons_restart_only_for_what_they_cannot_read_again(changed: dict[str, Any], same: bool) -> None:
+def test_daemons_restart_only_for_settings_that_they_cannot_reload(
+    changed: dict[str, Any], same: bool
+) -> None:
     before, after = slurm_conf.digests(cluster()), slurm_conf.digests(cluster(**changed))
     assert (before["restart"] == after["restart"]) is same
     assert before["reload"] != after["reload"] or "cgroups" in changed

@@ -46,9 +46,7 @@ def test_the_keys_are_their_owners_alone_and_never_committed(tmp_path: Path, key
     assert (directory / ".gitignore").read_text() == "*\n"
 
 
-def test_keys_that_are_there_stay_and_what_is_missing_is_made(
-    tmp_path: Path, keys: cluster_keys.Keys
-) -> None:
+def test_existing_keys_stay_and_missing_ones_are_made(tmp_path: Path, keys: cluster_keys.Keys) -> None:
     directory = tmp_path / "keys"
     assert cluster_keys.make(str(directory), "mine").fingerprints == keys.fingerprints
     (directory / cluster_keys.AUTHORITY).unlink()
@@ -62,7 +60,7 @@ def test_keys_that_are_there_stay_and_what_is_missing_is_made(
     assert not set(renew.values()) & set(now.values())
 
 
-def test_openssh_reads_what_a_node_gets(tmp_path: Path, keys: cluster_keys.Keys) -> None:
+def test_openssh_reads_a_nodes_key_files(tmp_path: Path, keys: cluster_keys.Keys) -> None:
     files = cluster_keys.of_node(keys, *NODE)
     assert tuple(files) == cluster_keys.FILES
     for name, text in files.items():
@@ -109,7 +107,7 @@ def test_keys_are_derived_reproducibly_and_differ_per_node(tmp_path: Path, keys:
         ),
     ],
 )
-def test_a_key_that_cannot_be_used_is_refused_with_what_to_do(
+def test_unusable_key_is_refused_with_a_hint(
     tmp_path: Path, keys: cluster_keys.Keys, mode: int, text: str | None, message: str
 ) -> None:
     path = tmp_path / "keys" / cluster_keys.AUTHORITY

@@ -357,7 +357,7 @@ def messages_of_the_first(task: JobDirectory, run: str) -> list[tuple[str, str]]
     return [(message["type"], message.get("reason", "")) for message in map(json.loads, lines)]
 
 
-def test_nodes_whose_environments_differ_are_named_with_what_they_have(
+def test_nodes_whose_environments_differ_are_named_with_their_versions(
     task: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "3")
