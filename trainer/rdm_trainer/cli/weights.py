@@ -37,7 +37,9 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 @click.argument("directory", type=_path)
 @_iteration
 @click.option(
-    "--dtype", type=click.Choice(list(_DTYPES)), help="Of the tensors.  [default: the training's precision]"
+    "--dtype",
+    type=click.Choice(list(_DTYPES)),
+    help="Of the tensors.  [default: the training's precision, or the model's files']",
 )
 @click.option(
     "--shard-size",
