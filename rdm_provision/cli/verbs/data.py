@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import click
 
@@ -22,7 +22,7 @@ Examples:
                                                checkpoints, to resume on other nodes
 """
 )
-@click.argument("directory", type=click.Path(path_type=Path), metavar="DIRECTORY")
+@click.argument("directory", type=click.Path(), metavar="DIRECTORY")
 @click.option(
     "--from",
     "from_nodes",
@@ -32,7 +32,7 @@ Examples:
 @click.option("--to", default="", metavar="PATH", help="A directory below /jobs/data for the files.")
 @click.option("--check", is_flag=True, help="List files that nodes lack (all with --json); copy nothing.")
 @limited_run_options
-def data(options: Options, directory: Path, from_nodes: str | None, to: str, check: bool) -> int:
+def data(options: Options, directory: str, from_nodes: str | None, to: str, check: bool) -> int:
     """Copy DIRECTORY to every node, where it is /jobs/data in the container. What is there already stays.
 
     It is for nodes without a shared file system. Where there is one, mount it with `container_volumes`.

@@ -36,7 +36,7 @@ Examples:
 @click.option(
     "--name", default="", metavar="NAME", help="Name of the job.  [default: CONFIG's, and the time]"
 )
-@click.option("--resume", default="", metavar="JOB", help="Go on with this job from its newest checkpoint.")
+@click.option("--resume", metavar="JOB", help="Go on with this job from its newest checkpoint.")
 @click.option("--launcher", type=click.Choice(LAUNCHERS), help="How the processes are started.")
 @click.option(
     "--layout",
@@ -58,7 +58,7 @@ def train(
     config: str | None,
     overrides: tuple[str, ...],
     name: str,
-    resume: str,
+    resume: str | None,
     launcher: str | None,
     layout: str | None,
     max_restarts: int | None,
@@ -75,6 +75,8 @@ def train(
     if config is not None and "=" in config and not Path(config).is_file():
         # With --resume, values may come without a configuration before them.
         overrides, config = (config, *overrides), None
+    if resume == "":
+        raise click.UsageError("--resume is empty; name a job, or leave it out to start a new one.")
     words = [*overrides]
     if launcher is not None:
         words.append(f"launcher.kind={launcher}")
@@ -94,7 +96,7 @@ def train(
         config,
         words,
         name=name,
-        resume=resume,
+        resume=resume or "",
         watch=not detach,
         check=check,
         **options.run,

@@ -143,6 +143,7 @@ def test_train_releases_the_cluster_lock_when_it_watches(
         ("jobs", {"job": "x", "sections": True, "report": True}, "not both"),
         ("logs", {"job": "x", "stream": "stdout"}, "no log 'stdout'"),
         ("logs", {"job": "x", "grep": "("}, "no regular expression"),
+        ("bring_data", {"directory": ""}, "no directory '' on this machine"),
         ("bring_data", {"directory": "/nowhere"}, "no directory /nowhere on this machine"),
         (
             "bring_data",

@@ -86,6 +86,7 @@ def test_no_arguments_show_the_help(call: Call) -> None:
         (["up", "stray"], ["stray"]),
         (["up", "--check"], ["--check", "rdm-provision check"]),
         (["up", "--diff", "--check"], ["See: rdm-provision check, which"]),
+        (["train", "x.yaml", "--resume", ""], ["--resume is empty"]),
         (["jobs", "--prune"], ["--prune", "rdm-provision jobs --help"]),
         (["jobs", "--yes"], ["--yes is for --prune."]),
         (["jobs", "log2/123"], ["log2/123", "--verdict or --sections", "rdm-provision jobs lists"]),
