@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _VALUE = re.compile(r'[^\0-\x20#"]+|"[^\0-\x1f#"]+"')
 _TIME = re.compile(r"UNLIMITED|\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}", re.IGNORECASE)
-_BASE = 60
+_BASE = 60  # of the numbers that YAML makes of 12:00:00
 _LISTEN = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):([1-9]\d{0,4})")
 _LAST_PORT = 65535
 _DEVICE = re.compile(r"/dev/[A-Za-z0-9_/.-]+")
@@ -188,10 +188,13 @@ def partitions_of(
             problems.append(Problem(None, what, f"has hosts that are no nodes: {names(outside)}", hint))
         limit = value.get("max_time") or "UNLIMITED"
         max_time = str(limit)
-        # A number of 60 or more may be YAML's reading of 12:00:00, which it takes as base 60.
-        if not _TIME.fullmatch(max_time) or (isinstance(limit, int) and limit >= _BASE):
+        if not _TIME.fullmatch(max_time):
             hint = "write minutes, hours:minutes:seconds, or days-hours:minutes:seconds, in quotes"
             problems.append(Problem(None, what, f"has the max_time {limit!r}, which is no time", hint))
+        elif isinstance(limit, int) and limit >= _BASE:
+            hint = f"put the time in quotes: '{limit}' for minutes, or as '12:00:00'"
+            reason = f"has the max_time {limit}, which YAML may have read from a time such as 12:00:00"
+            problems.append(Problem(None, what, reason, hint))
         options = value.get("options") or {}
         _check_options(
             f"{what}: options", options, problems, {"nodes", "default", "maxtime", "partitionname"}

@@ -72,7 +72,7 @@ def test_partitions_are_made_of_groups_in_the_order_of_the_nodes() -> None:
         ({"hgx": {"groups": ["hgx", ["gpu2"]]}}, "names no groups of hosts: write hgx: {groups: [GROUP]}"),
         ({"a b": {"groups": ["hgx"]}}, "is no name for a partition"),
         ({"DEFAULT": {"groups": ["hgx"]}}, "is no name for a partition"),
-        ({"hgx": {"groups": ["hgx", "gpu2"], "max_time": 43200}}, "max_time 43200, which is no time"),
+        ({"hgx": {"groups": ["hgx", "gpu2"], "max_time": 43200}}, "max_time 43200, which YAML may have read"),
         ({"hgx": {"groups": ["hgx", "gpu2"], "default": "maybe"}}, "has the default 'maybe', which is not"),
         ({"hgx": {"groups": ["hgx"]}}, "n2: is in no partition, so no job could ever run there"),
         ({"hgx": {"groups": ["hgx", "gpu2"], "max_time": "soon"}}, "has the max_time 'soon'"),
