@@ -192,14 +192,15 @@ class JobVerbs:
         ('n1', 'n2')
         """
         from_nodes = words("from_nodes", from_nodes)
+        shown = directory or "''"
         extra: dict[str, Any] = {"job_data": str(directory if from_nodes else Path(directory).resolve())}
         if from_nodes:
             extra["job_data_from"] = from_nodes
             if not Path(directory).is_absolute() or ".." in Path(directory).parts:
-                raise InputError(f"{directory} is a directory on nodes: give its absolute path, without ..")
+                raise InputError(f"{shown} is a directory on nodes: give its absolute path, without ..")
         elif not directory or not Path(directory).is_dir():  # Path("") is the working directory
             hint = "correct its path, or name the nodes that have it, with --from"
-            raise InputError(f"there is no directory {directory or repr('')} on this machine", hint=hint)
+            raise InputError(f"there is no directory {shown} on this machine", hint=hint)
         if to:
             extra["job_data_to"] = to
             if Path(to).is_absolute() or ".." in Path(to).parts:

@@ -151,6 +151,7 @@ def test_train_releases_the_cluster_lock_when_it_watches(
             "ckpt is a directory on nodes: give its absolute path",
         ),
         ("bring_data", {"directory": "/tmp/..", "from_nodes": ["n1"]}, "without .."),
+        ("bring_data", {"directory": "", "from_nodes": ["n1"]}, "'' is a directory on nodes"),
         ("bring_data", {"directory": "/", "from_nodes": "n1"}, "from_nodes 'n1' is a string, not a list"),
         ("train", {"config": __file__, "overrides": "a=1"}, "overrides 'a=1' is a string"),
         ("job_config", {"config": __file__, "overrides": "a=1"}, "overrides 'a=1' is a string"),
