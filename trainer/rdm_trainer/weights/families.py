@@ -161,8 +161,11 @@ def _rope(found: Mapping[str, Any], source: str) -> dict[str, Any]:
     if now and not before.items() <= now.items():
         raise TrainerError(f"{source} has rope_scaling beside other rope_parameters; leave one of them out.")
     rope = {"rope_theta": 1e6 if found["model_type"] == "mixtral" else 1e4}
-    outside = ("rope_theta", "original_max_position_embeddings")
-    return rope | {key: found[key] for key in outside if found.get(key)} | (now or before)
+    if found.get("rope_theta"):
+        rope["rope_theta"] = found["rope_theta"]
+    length = "original_max_position_embeddings"
+    # It takes the base inside first, and this length outside.
+    return rope | (now or before) | ({length: found[length]} if found.get(length) else {})
 
 
 def _scaling(rope: Mapping[str, Any], positions: int, source: str) -> dict[str, Any] | None:

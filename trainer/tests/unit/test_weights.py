@@ -84,6 +84,7 @@ MODELS = {
     "qwen3-moe": dataclasses.replace(MIXTRAL, qk_norm=True, moe_router_topk=3, moe_norm_topk_prob=False),
     "qwen3": dataclasses.replace(LLAMA, qk_norm=True, kv_channels=16, tied_embeddings=True),
 }
+YARN = {"rope_type": "yarn", "factor": 0.5, "original_max_position_embeddings": 6}
 
 
 class InMemory:
@@ -175,7 +176,13 @@ def test_export_and_import_keep_the_model(name: str, tmp_path: Path) -> None:
         {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
         {"rope_theta": 500.0, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
         {"original_max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-        {"rope_scaling": {"rope_type": "yarn", "factor": 0.5, "original_max_position_embeddings": 6}},
+        {"rope_scaling": YARN},
+        # Both are outside and inside.
+        {
+            "original_max_position_embeddings": 64,
+            "rope_theta": 7.0,
+            "rope_scaling": YARN | {"rope_theta": 500.0},
+        },
     ],
 )
 def test_rotary_positions_are_those_of_transformers(changes: dict[str, Any]) -> None:
