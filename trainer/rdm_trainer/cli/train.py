@@ -48,7 +48,7 @@ def train(
 
     if init_from is not None:
         # Quoted, because YAML reads an empty text as none, and 1 as a number.
-        overrides = (*overrides, f"checkpoint.init_from={json.dumps(init_from)}")
+        overrides = (*overrides, f"checkpoint.init_from={json.dumps(init_from, ensure_ascii=False)}")
     job = configuration.load(config, overrides)
     if print_config:
         configuration.require(job)

@@ -157,9 +157,10 @@ def test_config_prints_json(program: Program) -> None:
 
 
 def test_train_prints_the_configuration_and_stops(program: Program) -> None:
-    code, out, _ = program("train", XL, "optimisation.lr=1e-3", "--print-config")
+    code, out, _ = program("train", XL, "optimisation.lr=1e-3", "--init-from", "/a: 🤗", "--print-config")
     assert code == 0
-    assert yaml.safe_load(out)["optimisation"]["lr"] == 1e-3
+    printed = yaml.safe_load(out)
+    assert (printed["optimisation"]["lr"], printed["checkpoint"]["init_from"]) == (1e-3, "/a: 🤗")
 
 
 def test_problems_are_sentences_and_the_code_is_3(program: Program) -> None:
