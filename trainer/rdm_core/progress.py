@@ -30,7 +30,7 @@ def thin(curve: list[list[float]], most: int = POINTS) -> list[list[float]]:
 
 
 class Progress:
-    """The file and its contents. One rank writes it."""
+    """The file, whose directory is created, and its contents. One rank writes it."""
 
     def __init__(self, path: Path, train_iterations: int) -> None:
         self._path = path

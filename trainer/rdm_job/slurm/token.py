@@ -64,7 +64,7 @@ def read(path: str, environment: Mapping[str, str]) -> Token:
 
 
 def of(text: str, source: str, now: float) -> Token:
-    """Return the token in a text, bare or as ``scontrol token`` prints it.
+    """Return the token in a text, bare or as ``scontrol token`` prints it; ``now`` in seconds since 1970.
 
     Raises:
         SlurmError: It holds no token, an expired one, or one without a user while this process's user has no

@@ -126,7 +126,7 @@ class Checkpoints:
         return self._pending[0] if self._pending else None
 
     def save(self, iteration: int, state: Mapping[str, Any]) -> bool:
-        """Save a step, or begin to if saving is asynchronous.
+        """Save a step and its state, which JSON can hold; or begin to if saving is asynchronous.
 
         All ranks agree on a failure. It is logged, and earlier checkpoints stay as they were.
 
