@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Set, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
 from ansible_collections.rdm.provision.rdm_sriov.driver import ACTIVATE, CREATE_ENDPOINT, IMPLEMENTS, Driver
@@ -104,13 +104,15 @@ class _Handler(BaseHTTPRequestHandler):
             request = {}
         if not isinstance(request, dict):
             raise _Refused(400, "the request is no JSON object")
-        engine, peer = self.server.engine, _peer(self.connection)
+        engines, peer = self.server.engines, _peer(self.connection)
         if call == CREATE_ENDPOINT:
-            self.server.engine = _process(peer)
-        # Every engine that sees the socket activates the plugin, as for `docker volume ls`. While the one
-        # with our networks runs, this is no restart.
-        elif call == ACTIVATE and engine[0] not in (0, peer) and _process(engine[0]) == engine:
-            return dict(IMPLEMENTS)
+            engines.add(_process(peer))
+        # Every engine that sees the socket activates the plugin, as for `docker volume ls`. While all with
+        # our endpoints run, this is no restart.
+        elif call == ACTIVATE:
+            if engines and all(one[0] not in (0, peer) and _process(one[0]) == one for one in tuple(engines)):
+                return dict(IMPLEMENTS)
+            engines.clear()
         return self.server.driver.answer(call, request)
 
     def _body(self) -> bytes:
@@ -162,7 +164,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     """Serves a driver; Docker keeps connections open, so each has a thread.
 
     Attributes:
-        engine: the process that last created an endpoint, see `_process`.
+        engines: the processes that created endpoints since the last restart of one, see `_process`.
 
     Raises:
         VfProblem: another plugin answers there, or the socket cannot be created.
@@ -173,7 +175,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     def __init__(self, path: str, driver: Driver) -> None:
         self.driver = driver
-        self.engine = (0, "")
+        self.engines: Set[Tuple[int, str]] = set()
         self._path = path
         _make_way(path)
         try:

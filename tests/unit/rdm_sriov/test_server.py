@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -155,27 +156,30 @@ def client(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]
 ENGINE = """
 import sys
 from tests.unit.rdm_sriov.test_server import Client
-print(Client(sys.argv[1]).call("CreateEndpoint", NetworkID="n", EndpointID="a"), flush=True)
-input()
+print(Client(sys.argv[1]).call("CreateEndpoint", NetworkID="n", EndpointID=sys.argv[2]), flush=True)
+sys.stdin.read()
 """
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_another_engine_that_looks_for_plugins_is_no_restart_of_one_that_runs(
+def test_another_engine_that_looks_for_plugins_is_no_restart_of_those_that_run(
     client: Client, directory: Path, runs: bool
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    argv = [sys.executable, "-c", ENGINE, client.path]
-    with subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
-        assert engine.stdout
-        assert b"Interface" in engine.stdout.readline()
+    with contextlib.ExitStack() as stack:
+        engines = []
+        for name in ("a", "b"):
+            argv = [sys.executable, "-c", ENGINE, client.path, name]
+            pipes = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            engines.append(stack.enter_context(pipes))
+            assert engines[-1].stdout
+            assert b"Interface" in engines[-1].stdout.readline()
         if not runs:
-            engine.kill()
-            engine.wait()
+            engines[0].kill()
+            engines[0].wait()
         assert client.post("Plugin.Activate", b"{}") == (200, {"Implements": ["NetworkDriver"]})
-        client.call("CreateEndpoint", NetworkID="n", EndpointID="b")
-        assert set(State(str(directory)).endpoints) == ({"a", "b"} if runs else {"b"})
-        engine.kill()
+        client.call("CreateEndpoint", NetworkID="n", EndpointID="c")
+        assert set(State(str(directory)).endpoints) == ({"a", "b", "c"} if runs else {"c"})
 
 
 @pytest.mark.parametrize(
