@@ -125,9 +125,10 @@ def _everybody(options: Mapping[str, Any], variables: Mapping[str, Any]) -> dict
 
 
 def _given(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of this role that the inventory sets for a host."""
+    """Return the variables of this role that have a value for a host."""
     own = variables["hostvars"][name]
-    return {one: own[one] for one in role_specs.options() if one.startswith("slurm_") and one in own}
+    given = {one: own.get(one) for one in role_specs.options() if one.startswith("slurm_")}
+    return {one: value for one, value in given.items() if value is not None}
 
 
 def _host(name: str, facts: Mapping[str, Any], variables: Mapping[str, Any]) -> slurm_cluster.Host:

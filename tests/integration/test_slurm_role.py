@@ -59,6 +59,8 @@ def play(host: Host, name: str, **variables: object) -> str:
         "slurm_rest": True,
         "slurm_gpu_devices": list(GPUS),
         "slurm_accounts": {"physics": ["root"]},
+        # Without a value, a variable has its default.
+        **dict.fromkeys(("slurm_cpus", "slurm_node_options", "slurm_options", "slurm_partitions")),
         **variables,
     }
     hosts = {"cluster": {"children": {"master": {"hosts": {NAME: {}}}}, "vars": mine}}
