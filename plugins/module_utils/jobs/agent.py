@@ -27,7 +27,7 @@ class BadConfiguration(NodeError):  # noqa: N818  # a state of the node, not an 
 
 
 class Agent:
-    """The agent in one execution environment."""
+    """The agent in one execution environment, which must answer a call within `timeout` seconds."""
 
     def __init__(self, environment: ExecutionEnvironment, timeout: float) -> None:
         self._environment = environment

@@ -168,7 +168,7 @@ def last_words(name: str) -> str:
 
 
 def wait_for(name: str, services: Services, seconds: float, address: str = "") -> None:
-    """Wait until a service runs and answers.
+    """Wait until a service runs and answers, at an address as in `answers`.
 
     Raises:
         NodeError: it timed out; the text has the last line of its log.
