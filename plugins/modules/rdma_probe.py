@@ -158,7 +158,11 @@ _GATHER_S = 20.0
 
 
 def given(container: Dict[str, Any]) -> Tuple[List[str], bool]:
-    """Return the RDMA character devices that a container was given, and whether it has all of the node's."""
+    """Return the RDMA character devices that a container was given, and whether it has all of the node's.
+
+    Args:
+        container: the engine's description.
+    """
     host = container.get("HostConfig") or {}
     paths = [str(device.get("PathInContainer") or "") for device in host.get("Devices") or []]
     paths += [str(mount.get("Destination") or "") for mount in container.get("Mounts") or []]

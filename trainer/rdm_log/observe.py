@@ -262,7 +262,14 @@ def _head_of(log: Sequence[Path]) -> _Head:
 def _slow(
     run: Mapping[str, Any], logged: Mapping[str, str], heads: Sequence[_Head], logs: Sequence[Sequence[Path]]
 ) -> list[Sign]:
-    """Return the ranks that compute longer than their peers, if the timers of all ranks are logged."""
+    """Return the ranks that compute longer than their peers, if the timers of all ranks are logged.
+
+    Args:
+        run: The run.
+        logged: Its job info and arguments.
+        heads: The heads of the first logs.
+        logs: All logs, each as its pieces.
+    """
     compute = {int(rank): float(time) for rank, time in run["compute_ms"].items()}
     layout = rank_timers.layout(logged)
     if not compute or layout is None:

@@ -119,7 +119,13 @@ class Timer(NamedTuple):
 
 
 class RankTimes(NamedTuple):
-    """One of Megatron's timers on many ranks, with ``--timing-log-option all``."""
+    """One of Megatron's timers on many ranks, with ``--timing-log-option all``.
+
+    Attributes:
+        name: The timer.
+        ranks: The ranks.
+        milliseconds: The time of each rank.
+    """
 
     name: str
     ranks: array[int]

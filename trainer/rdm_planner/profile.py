@@ -163,6 +163,10 @@ class Profile:
     def of(cls, data: Any, source: str) -> Profile:
         """Return a profile from plain data.
 
+        Args:
+            data: The result of :meth:`plain`.
+            source: Where the data come from, for messages.
+
         Raises:
             TrainerError: The data are not a profile.
         """

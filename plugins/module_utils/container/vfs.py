@@ -62,6 +62,11 @@ def held(socket: str, found: Optional[Mapping[str, Any]], network: str) -> str:
     """Return the key of a running container's VF on a network.
 
     Empty if the container does not run, or the plugin does not answer or does not know it.
+
+    Args:
+        socket: the plugin's.
+        found: the container, as inspect() returns it.
+        network: the network's name.
     """
     end = ((found or {}).get("NetworkSettings") or {}).get("Networks", {}).get(network) or {}
     if not socket or not end.get("EndpointID") or not (found or {})["State"]["Running"]:
@@ -77,6 +82,11 @@ def held(socket: str, found: Optional[Mapping[str, Any]], network: str) -> str:
 
 def devices(given: Given, root: str = "/sys", dev_root: str = "/dev") -> Optional[List[str]]:
     """Return the RDMA character devices of a VF; None if they cannot be found out from here.
+
+    Args:
+        given: the VF.
+        root: where sysfs is.
+        dev_root: where the device nodes are.
 
     Raises:
         NodeError: they are missing or ambiguous, or no container could open them.
@@ -97,7 +107,12 @@ def devices(given: Given, root: str = "/sys", dev_root: str = "/dev") -> Optiona
 
 
 def stayed_behind(key: str, root: str = "/sys") -> str:
-    """Return why a running container cannot open its VF's RDMA device; empty if it can."""
+    """Return why a running container cannot open its VF's RDMA device; empty if it can.
+
+    Args:
+        key: of the container's VF.
+        root: where sysfs is.
+    """
     device = rdma.in_this_namespace(key, root) if _PCI.match(key) and _exclusive(root) else ""
     return device and (
         "RDMA devices are in the mode exclusive, and {0} of {1} did not move to its container: "
@@ -155,6 +170,11 @@ class ContainerVfs:
 
         A running container keeps its VF. Otherwise one is reserved; in check mode the previous settings
         count.
+
+        Args:
+            found: the existing container.
+            before: its settings.
+            check: whether nothing may be changed.
 
         Raises:
             PluginProblem: no VF can be reserved.

@@ -204,6 +204,9 @@ def lost_addresses(container: Mapping[str, Any]) -> list[str]:
 
     If an interface vanishes, such as that of a removed VF, the engine does not notice and still reports the
     address. So the kernel is queried.
+
+    Args:
+        container: as the engine shows it.
     """
     if not container["State"].get("Running"):
         return []

@@ -61,7 +61,11 @@ def serving(socket: str) -> tuple[str, ...]:
 
 
 def restarts_at_boot(systemd: str = "/etc/systemd/system") -> bool:
-    """Return whether Podman's containers start when the node boots: without a daemon, that needs a unit."""
+    """Return whether Podman's containers start when the node boots: without a daemon, that needs a unit.
+
+    Args:
+        systemd: the directory of the administrator's units.
+    """
     return bool(glob.glob(os.path.join(systemd, "*.wants", _RESTART_UNIT)))
 
 
@@ -94,7 +98,13 @@ def to_podman(path: str, body: Any) -> Any:
 
 
 def from_podman(path: str, found: Any, networks: Callable[[], list[dict[str, Any]]]) -> Any:
-    """Translate Podman's answer to a GET to Docker's form."""
+    """Translate Podman's answer to a GET to Docker's form.
+
+    Args:
+        path: of the request.
+        found: Podman's answer.
+        networks: queries Podman's own list of networks.
+    """
     if path == "/info":
         return _info(found)
     if path == "/networks":

@@ -45,6 +45,11 @@ class Container(NamedTuple):
     def run(self, words: List[str], stdin: Optional[bytes], timeout: float) -> ExecResult:
         """Run the agent's program to its end.
 
+        Args:
+            words: its arguments.
+            stdin: its standard input.
+            timeout: seconds.
+
         Raises:
             NodeError: there is no such program.
             DockerProblem: the engine failed, or the program timed out.
@@ -189,6 +194,11 @@ def find_host(options: Dict[str, Any]) -> Host:
 
 def find_running(options: Dict[str, Any], cluster: str, node: str) -> List[str]:
     """Return the names of the cluster's jobs that run on this node, without the agent.
+
+    Args:
+        options: as for `find`.
+        cluster: the cluster's name.
+        node: this node's name in the inventory.
 
     Raises:
         DockerProblem: the engine cannot be queried.

@@ -28,7 +28,12 @@ def other_images(inspections: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def refused(path: str, inspections: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
-    """Return why nodes cannot pass on an archive, as at most one problem."""
+    """Return why nodes cannot pass on an archive, as at most one problem.
+
+    Args:
+        path: of the archive.
+        inspections: as in `other_images`.
+    """
     why = other_images(inspections)
     reason = f"{why}, and with images_distribution peers all would get the file of one node"
     return [Problem(None, path, reason, _HINT)] if why else []

@@ -64,6 +64,9 @@ def on_file_server(inspections: Iterable[Mapping[str, Any]]) -> bool:
 
     Then each has room on a local disk for a copy and for what the engine makes of it, even if that is on the
     same disk.
+
+    Args:
+        inspections: results of the module image_archive.
     """
     found = list(inspections)
     for one in found:

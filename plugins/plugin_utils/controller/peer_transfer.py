@@ -344,6 +344,11 @@ class Transfer:
     ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         """Return the module's result on each host, and why it failed on the others.
 
+        Args:
+            arguments: host -> the module's arguments.
+            timeout: seconds for each call.
+            meanwhile: called repeatedly until all calls have ended.
+
         Raises:
             AnsibleActionFail: the run has been killed, and only this worker is left.
         """

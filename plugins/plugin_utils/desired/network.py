@@ -19,7 +19,14 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_varia
 
 
 class DockerNetwork(NamedTuple):
-    """One Docker network."""
+    """One Docker network.
+
+    Attributes:
+        name: its name.
+        subnet: in CIDR notation.
+        gateway: an address of the subnet.
+        options: the driver's options.
+    """
 
     name: str
     subnet: str

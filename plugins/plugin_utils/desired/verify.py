@@ -104,6 +104,9 @@ def _first(variables: NodeVariables, names: Iterable[str]) -> Any:
 def probe_arguments(part: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return the options of `fabric_probe` that differ from node to node, by node.
 
+    Args:
+        part: the role's part with its steps.
+
     Raises:
         ValueError: a node is to measure no other, or a line of the nodes is invalid.
     """

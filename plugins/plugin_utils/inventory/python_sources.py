@@ -20,7 +20,12 @@ OLDEST = (3, 11)
 
 
 def source_problems(host: str, given: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with a host's git repositories, without repeating a secret."""
+    """Return what is wrong with a host's git repositories, without repeating a secret.
+
+    Args:
+        host: its name.
+        given: its variables of the role python_env, evaluated.
+    """
     problems = []
     for name in (APEX, REPOSITORY):
         if has_credentials(str(given.get(name) or "")):
@@ -35,7 +40,12 @@ def source_problems(host: str, given: Mapping[str, Any]) -> list[Problem]:
 
 
 def version_problems(host: str, given: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with a host's Python version."""
+    """Return what is wrong with a host's Python version.
+
+    Args:
+        host: its name.
+        given: its variables of the role python_env, evaluated.
+    """
     version = str(given.get(VERSION, ""))
     numbers = re.fullmatch(r"([0-9]+)\.([0-9]+)(\.[0-9]+)?", version)
     if VERSION not in given or (numbers and (int(numbers[1]), int(numbers[2])) >= OLDEST):

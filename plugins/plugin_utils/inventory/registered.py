@@ -31,7 +31,13 @@ def registered(
 
 
 def answer(name: str, host: str, raw: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return one host's result under a name; None for none."""
+    """Return one host's result under a name; None for none.
+
+    Args:
+        name: the registered name.
+        host: the host.
+        raw: the host's unevaluated variables.
+    """
     mine, everybody = raw.get(name), raw.get(name + ALL)
     answered = (everybody.get("answers") or {}).get(host) if isinstance(everybody, dict) else None
     # A host's own task comes after the task for all hosts, and is skipped if that one answered.

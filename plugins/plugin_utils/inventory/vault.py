@@ -20,6 +20,9 @@ def undecryptable(hosts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
 
     Ansible reports this only when a variable is used, and without its name. Decryption takes milliseconds, so
     if one value can be decrypted, others with the same vault ID are assumed to be readable.
+
+    Args:
+        hosts: host -> its unevaluated variables.
     """
     readable: set[str] = set()
     known: dict[str, str] = {}

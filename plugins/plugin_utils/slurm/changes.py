@@ -18,7 +18,11 @@ LOSES_JOBS = ("SelectType", "ProctrackType", "TaskPlugin")
 
 
 def unseen(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the hosts that run job steps while the queue cannot be read."""
+    """Return the hosts that run job steps while the queue cannot be read.
+
+    Args:
+        hosts: what rdm.provision.slurm_facts found, by host.
+    """
     ours = {name: facts for name, facts in hosts.items() if facts["owner"]}
     if all(facts["jobs"] is not None for facts in ours.values()):
         return []
@@ -58,7 +62,13 @@ def endangered(
 
 
 def check_controller(cluster: str, controller: str, hosts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
-    """Refuse to move the controller: the new one would not know the jobs, and slurmd would end them."""
+    """Refuse to move the controller: the new one would not know the jobs, and slurmd would end them.
+
+    Args:
+        cluster: the cluster's name.
+        controller: the new controller.
+        hosts: what rdm.provision.slurm_facts found, by host.
+    """
     reason = f"is the controller of {cluster}, whose jobs would end if {controller} took its place"
     hint = "take the cluster away with slurm down first, or put this host into the group slurm_controller"
     hidden = unseen(hosts)

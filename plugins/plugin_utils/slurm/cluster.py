@@ -323,7 +323,11 @@ def _check_node(host: Host) -> list[Problem]:
 
 
 def gpu_devices(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the device files of the GPUs with a compute driver, in the order of their PCI addresses."""
+    """Return the device files of the GPUs with a compute driver, in the order of their PCI addresses.
+
+    Args:
+        gpus: as rdm.provision.node_facts returns them.
+    """
     amd = [gpu["render_node"] for gpu in gpus if gpu["driver"] == "amdgpu" and gpu["render_node"]]
     nvidia = [gpu for gpu in gpus if gpu["driver"] == "nvidia"]
     return amd if len(amd) > len(nvidia) else [f"/dev/nvidia{number}" for number, _ in enumerate(nvidia)]
@@ -341,7 +345,11 @@ def cgroups_work(facts: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def without_cgroups(facts: Mapping[str, Any]) -> str:
-    """Return why slurmd cannot use control groups on a node; empty if it can."""
+    """Return why slurmd cannot use control groups on a node; empty if it can.
+
+    Args:
+        facts: what rdm.provision.slurm_facts found.
+    """
     found = facts.get("cgroup") or {}
     version, controllers = found.get("version") or 0, set(found.get("controllers") or [])
     slurm = release(facts.get("version") or facts.get("candidate") or "")
@@ -359,7 +367,11 @@ def without_cgroups(facts: Mapping[str, Any]) -> str:
 
 
 def cgroup_plugin(facts: Iterable[Mapping[str, Any]]) -> str:
-    """Return the value of CgroupPlugin; where nodes differ, slurmd detects it."""
+    """Return the value of CgroupPlugin; where nodes differ, slurmd detects it.
+
+    Args:
+        facts: what rdm.provision.slurm_facts found on each node.
+    """
     there = list(facts)
     versions = {(one.get("cgroup") or {}).get("version") for one in there}
     if any(

@@ -48,6 +48,10 @@ class Imported:
 def job_of(settings: Mapping[str, str], source: str) -> Imported:
     """Return the job that settings describe.
 
+    Args:
+        settings: The variables of ``_00_conf.sh``.
+        source: The file's name, for messages.
+
     Raises:
         ConfigError: A variable is missing or invalid, or the job could not start: the layout does not match
             the world, the batch is not divisible, or the partition does not match the layers.

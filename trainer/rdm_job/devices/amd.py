@@ -21,7 +21,12 @@ _ERRORS = re.compile(r"^(ue|ce): (\d+)", re.MULTILINE)
 
 
 def count(lists: Lists = (), root: Path = Path("/")) -> int:
-    """Return how many GPUs may be used here."""
+    """Return how many GPUs may be used here.
+
+    Args:
+        lists: The visible ones; see ``visible.lists_of``.
+        root: Where ``sys`` and ``dev`` are.
+    """
     if not (root / "dev/kfd").exists():
         return 0
     folders = list(_folders(root))

@@ -31,7 +31,11 @@ _REASONS = {
 
 
 def count(lists: Lists = ()) -> int:
-    """Return how many GPUs may be used here."""
+    """Return how many GPUs may be used here.
+
+    Args:
+        lists: The visible ones; see ``visible.lists_of``.
+    """
     return _count(_output(["nvidia-smi", "-L"]), lists)
 
 
@@ -71,7 +75,11 @@ class Reader:
         self._listen()
 
     def devices(self, lists: Lists = ()) -> tuple[Device, ...]:
-        """Return the GPUs as they are now; of a partitioned GPU (MIG), the partitions that are named."""
+        """Return the GPUs as they are now; of a GPU that is partitioned (MIG), the partitions that are named.
+
+        Args:
+            lists: The visible ones; see ``visible.lists_of``.
+        """
         if self._nvml is None:
             query = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
             return _printed(_output(query), lists)

@@ -184,7 +184,11 @@ def _of_jobs(known: Accounting, mine: Association, chosen: Sequence[Qos]) -> Ite
 
 
 def _too_many(jobs: Counter[_OfJobs]) -> Iterator[str]:
-    """Yield why a job may never run or be submitted: Slurm counts each of its components as a job."""
+    """Yield why a job may never run or be submitted: Slurm counts each of its components as a job.
+
+    Args:
+        jobs: How many components count towards each limit.
+    """
     for limit, count in jobs.items():
         if count <= limit.most:
             continue

@@ -40,6 +40,12 @@ def submission(script: str, directory: str, environment: Mapping[str, str], api:
 
     slurmrestd ignores ``#SBATCH`` lines, so this function reads them as sbatch does.
 
+    Args:
+        script: The text of a script from :mod:`rdm_job.slurm.script`.
+        directory: Its working directory.
+        environment: Its environment.
+        api: One of ``APIS``.
+
     Raises:
         ValueError: This API does not support an option; one sentence.
     """

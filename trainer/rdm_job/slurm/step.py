@@ -209,6 +209,10 @@ def _slots(config: configuration.JobConfig) -> list[int]:
 def _address(name: str, interface: str | None) -> str:
     """Return the address at which the others reach this node.
 
+    Args:
+        name: The node's.
+        interface: ``launcher.slurm.interface``.
+
     Raises:
         TrainerError: There is none.
     """

@@ -60,6 +60,10 @@ _Moment = dict[int, _Reading]
 def history(path: Path, columns: int = COLUMNS) -> dict[str, Any]:
     """Return the history of a node's GPUs as plain data; empty if the file has none.
 
+    Args:
+        path: The file, of either kind.
+        columns: The most columns.
+
     Returns:
         ``name`` of the GPUs; ``columns``; ``times`` of the first and the last record, or None; ``sampled``,
         true if not all records were read; and ``gpus``: by GPU number and known measure of ``MEASURES``, a

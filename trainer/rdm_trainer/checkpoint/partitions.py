@@ -108,7 +108,13 @@ def described_files(manifest: Manifest) -> list[str]:
 
 
 def describe(directory: Path, name: str, manifest: Manifest) -> list[Piece]:
-    """Return the pieces that a file describes."""
+    """Return the pieces that a file describes.
+
+    Args:
+        directory: The step's directory.
+        name: The file's name, from :func:`described_files`.
+        manifest: The step's manifest.
+    """
     content = load_mapped(directory / name)
     stage = int(manifest.layout["zero_stage"])
     if stage == 0:

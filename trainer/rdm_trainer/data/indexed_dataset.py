@@ -64,6 +64,9 @@ def best_dtype(vocab_size: int | None) -> np.dtype[np.generic]:
 def paths(prefix: Path) -> tuple[Path, Path]:
     """Return the ``.bin`` and the ``.idx`` of a data set.
 
+    Args:
+        prefix: The path without a suffix.
+
     Raises:
         TrainerError: It does not end with a name.
     """
@@ -88,6 +91,9 @@ class IndexedDataset:
 
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
         """Map the data set's ``.bin`` and ``.idx``.
+
+        Args:
+            prefix: The path without a suffix.
 
         Raises:
             TrainerError: A file is missing, or is not what its index says; names the file and the offset.

@@ -115,7 +115,14 @@ def _mock(config: Config, order: Order, spans: SpanCorruption | None) -> _Sample
 
 
 class _DataSets:
-    """The data sets of a configuration, each opened once."""
+    """The data sets of a configuration, each opened once.
+
+    Args:
+        config: The job.
+        maps: Makes the index maps that are missing.
+        order: The order of the samples.
+        spans: A T5's masking; None for a GPT.
+    """
 
     def __init__(self, config: Config, maps: MapMaker, order: Order, spans: SpanCorruption | None) -> None:
         self._config = config

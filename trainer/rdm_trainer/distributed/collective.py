@@ -25,7 +25,11 @@ _LITTLE = 1024 * 1024
 
 
 class Collective:
-    """All ranks, over Gloo. Every rank creates one, and calls its methods in the same order."""
+    """All ranks, over Gloo. Every rank creates one, and calls its methods in the same order.
+
+    Args:
+        timeout: Timeout of one operation.
+    """
 
     def __init__(self, timeout: datetime.timedelta) -> None:
         self.rank = dist.get_rank()
@@ -110,7 +114,13 @@ class Collective:
         dist.send(torch.frombuffer(data, dtype=torch.uint8), to, group=self.group)
 
     def receive(self, size: int, source: int, take: Callable[[memoryview], None]) -> None:
-        """Receive messages of ``CHUNK`` bytes."""
+        """Receive messages of ``CHUNK`` bytes.
+
+        Args:
+            size: Total bytes.
+            source: The sending rank.
+            take: Receives each message.
+        """
         buffer = torch.empty(min(size, CHUNK), dtype=torch.uint8)
         for begin in range(0, size, CHUNK):
             part = buffer[: min(CHUNK, size - begin)]
@@ -123,6 +133,10 @@ class Flags:
 
     The all-reduce starts before a step and is read after it, on the CPU. It costs the step nothing, and all
     ranks read the same result.
+
+    Args:
+        collective: All ranks.
+        count: Number of flags.
     """
 
     def __init__(self, collective: Collective, count: int) -> None:

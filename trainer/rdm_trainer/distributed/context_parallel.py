@@ -21,7 +21,13 @@ from rdm_trainer.distributed.topology import Topology
 
 @dataclass(frozen=True)
 class SequencePart:
-    """A rank's part of each sequence: two chunks, equally far from its beginning and its end."""
+    """A rank's part of each sequence: two chunks, equally far from its beginning and its end.
+
+    Args:
+        rank: Rank on the context axis.
+        ranks: Number of ranks of that axis.
+        group: Their process group.
+    """
 
     rank: int
     ranks: int

@@ -52,7 +52,13 @@ def rows(count: int) -> Iterator[dict[str, str]]:
 
 
 def write(directory: Path, *, shape: Mapping[str, Any] = SHAPE, seed: int = 1234) -> None:
-    """Write a model with random weights and files for it."""
+    """Write a model with random weights and files for it.
+
+    Args:
+        directory: Where they go; it is created.
+        shape: Keys of a Qwen3 configuration.
+        seed: Seed of the weights.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     some = list(rows(100))
     tokenizer = _tokenizer([text for row in some for text in row.values()])

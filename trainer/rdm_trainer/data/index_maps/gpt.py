@@ -178,7 +178,16 @@ def _walks(lengths: npt.NDArray[np.int32], sample_idx: npt.NDArray[np.generic], 
 def map_paths(
     prefix: Path, split: str, samples: int, seq_length: int, seed: int, directory: Path | None = None
 ) -> tuple[Path, Path, Path]:
-    """Return the paths of the three maps; ``directory`` None: next to the data."""
+    """Return the paths of the three maps.
+
+    Args:
+        prefix: Prefix of the data set.
+        split: ``train``, ``valid`` or ``test``.
+        samples: As given to :func:`build`.
+        seq_length: As given to :func:`build`.
+        seed: As given to :func:`build`.
+        directory: Their directory; None: next to the data.
+    """
     stem = f"{prefix.name}_{split}_indexmap_{samples}ns_{seq_length}sl_{seed}s"
     folder = prefix.parent if directory is None else directory
     doc, sample, shuffle = (folder / f"{stem}_{name}.npy" for name in _NAMES)

@@ -86,6 +86,10 @@ class GraphedPasses:
     def train(self, batches: Iterator[Batch], micro_batches: int) -> torch.Tensor:
         """Add the weights' gradients for the mean loss of a step's micro-batches to sums that are zero.
 
+        Args:
+            batches: Micro-batches on the device.
+            micro_batches: Micro-batches of the step.
+
         Returns:
             float32 scalar: the mean loss.
         """

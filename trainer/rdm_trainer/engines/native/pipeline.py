@@ -189,6 +189,10 @@ class _Channel:
 
     It has its own process group. On a GPU, an operation that waits in a group's stream blocks all later ones:
     a send waits for its receiver, which may first wait for a message in the other direction.
+
+    Args:
+        group: The process group of the two ranks.
+        peer: The other rank.
     """
 
     def __init__(self, group: Any, peer: int) -> None:
