@@ -203,7 +203,7 @@ def test_token_within_a_text_counts_although_padding_has_its_id() -> None:
     decoder, target = torch.randint(1, T5.vocab_size, (1, 6)), labels(T5, 1)
 
     def loss(encoder: torch.Tensor) -> float:
-        return float(model((encoder, decoder), target))
+        return float(model((encoder, decoder), target).detach())
 
     within, filled = loss(text), loss(functional.pad(text, (0, 3)))
     for module in model.modules():
