@@ -109,7 +109,7 @@ def test_bad_input_is_refused_before_anything_is_changed(slurm: SlurmLab) -> Non
     missing = slurm.json("slurm", "up", "-e", '{"slurm_gpu_devices": ["/dev/nvidia9"]}', expect=2)
     assert "has a device that is not there: /dev/nvidia9" in problems(missing)
     wrong = slurm.json("slurm", "up", "-e", '{"slurm_cpus": "many"}', expect=2)
-    assert "slurm_cpus has a wrong value 'many': give a whole number" in problems(wrong)
+    assert "slurm_cpus has a wrong value 'many' give a whole number" in problems(wrong)
     slurm.json("slurm", "up", "-e", options(slurm, SlurmdTimeoutt=30), expect=1)
     assert slurm.nodes()  # Slurm's commands read a configuration that is still the former one
     slurm.on("n3", "mv", "/etc/slurm/rdm/cluster", "/etc/slurm/kept")
